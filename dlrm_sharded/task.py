@@ -1,0 +1,162 @@
+"""The input of a sharder: tables, the ranks they go to, and the batch they serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.tables import Table
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The ranks of a job. Ranks r * local_world_size ... are on host r.
+
+    Args:
+        memory_bytes: what one rank may spend on tables: weights and optimizer state.
+        local_world_size: ranks per host; all ranks on one host where it is not given.
+        bytes_per_element: memory of one weight with its element-wise optimizer state:
+            4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
+        optimizer_bytes_per_row: optimizer state per row of a shard: 4 for row-wise Adagrad.
+        compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
+        intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth of one rank to a rank of the
+            same and of another host; None where not known.
+    """
+
+    world_size: int
+    memory_bytes: int
+    local_world_size: int | None = None
+    bytes_per_element: int = 4
+    optimizer_bytes_per_row: int = 0
+    compute_device: str = "cuda"
+    intra_host_bytes_per_s: float | None = None
+    inter_host_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("world_size", "memory_bytes", "bytes_per_element"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"topology.{key} is {getattr(self, key):,}, must be >= 1")
+        if self.optimizer_bytes_per_row < 0:
+            raise ConfigError(
+                f"topology.optimizer_bytes_per_row is {self.optimizer_bytes_per_row}, must be >= 0"
+            )
+        if self.compute_device not in ("cpu", "cuda"):
+            raise ConfigError(
+                f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
+            )
+        if self.local_world_size is not None and (
+            self.local_world_size < 1 or self.world_size % self.local_world_size
+        ):
+            raise ConfigError(
+                f"topology.local_world_size is {self.local_world_size}, "
+                f"must divide topology.world_size = {self.world_size}"
+            )
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.local_world_size or self.world_size
+
+    def shard_bytes(self, num_rows: int, num_cols: int) -> int:
+        """Memory of `num_rows` x `num_cols` weights and their optimizer state."""
+        return num_rows * (num_cols * self.bytes_per_element + self.optimizer_bytes_per_row)
+
+    def table_bytes(self, table: Table) -> int:
+        """Memory of a whole table as one shard."""
+        return self.shard_bytes(table.num_embeddings, table.embedding_dim)
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "world_size": self.world_size,
+            "memory_bytes": self.memory_bytes,
+            "local_world_size": self.ranks_per_host,
+            "bytes_per_element": self.bytes_per_element,
+            "optimizer_bytes_per_row": self.optimizer_bytes_per_row,
+            "compute_device": self.compute_device,
+        }
+        for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
+            if getattr(self, key) is not None:
+                fields[key] = getattr(self, key)
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingTask:
+    """Where should `tables` go on `topology`, to train with a global batch of `batch_size`?"""
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ConfigError("the task has no tables; data.tables must name at least one")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size:,}, must be >= 1")
+        names = [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"{names.count(twice)} tables are named {twice!r}; names must be unique"
+            )
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of all tables, each as one shard."""
+        return sum(self.topology.table_bytes(table) for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tables": [table.to_json() for table in self.tables],
+            "topology": self.topology.to_json(),
+            "batch_size": self.batch_size,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ShardingTask:
+        """Read the form of task.json.
+
+        Raises:
+            ConfigError: a key is missing, unknown, or has a value of the wrong kind.
+        """
+        try:
+            return cls(
+                tables=tuple(Table.from_json(table) for table in fields["tables"]),
+                topology=Topology(**fields["topology"]),
+                batch_size=int(fields["batch_size"]),
+            )
+        except KeyError as error:
+            raise ConfigError(f"the task lacks the key {error}") from error
+        except (TypeError, AttributeError) as error:
+            raise ConfigError(f"the task has not the form of a task.json: {error}") from error
+
+
+def read_task(path: str | Path) -> ShardingTask:
+    """Read a task.json.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON, or does not describe a task.
+    """
+    return ShardingTask.from_json(read_json_object(path, what="task"))
+
+
+def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        ConfigError: the file is missing or holds something else; `what` names it.
+    """
+    try:
+        fields = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the {what} file {path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"the {what} file {path} holds a {type(fields).__name__}, not an object")
+    return fields
