@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import defaultdict
@@ -127,9 +128,7 @@ class ShardingPlan:
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidPlanError(
-                f"the plan has not the form of a plan.json: {error}"
-            ) from error
+            raise InvalidPlanError(f"the plan has not the form of a plan.json: {error}") from error
 
 
 def read_plan(path: str | Path) -> ShardingPlan:
@@ -148,7 +147,7 @@ def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         partial.write_text(json.dumps(fields, indent=1) + "\n")
-        os.replace(partial, target)
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -226,7 +225,7 @@ def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
     """Shards do not overlap and their areas sum to the table's: together, an exact tiling."""
     # Sweep over the row bands between all row boundaries; in each, columns must chain up.
     bounds = sorted({0, table.num_embeddings} | {row for s in shards for row in s.rows})
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         edge = 0
         band = [s for s in shards if s.rows[0] <= start and s.rows[1] >= stop]
         for shard in sorted(band, key=lambda s: s.cols):

@@ -1,0 +1,33 @@
+"""Decide where the embedding tables of a recommendation model go, and train with the decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+if TYPE_CHECKING:
+    from dlrm_sharded.torchrec_adapter import ShardedPlanner
+
+__all__ = [
+    "Shard",
+    "ShardedPlanner",
+    "Sharder",
+    "ShardingPlan",
+    "ShardingTask",
+    "Table",
+    "Topology",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the planner when it is asked for: it needs TorchRec, the values above do not."""
+    if name == "ShardedPlanner":
+        from dlrm_sharded.torchrec_adapter import ShardedPlanner
+
+        return ShardedPlanner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

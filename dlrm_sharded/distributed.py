@@ -1,0 +1,240 @@
+"""Ranks, devices, and how ranks agree: the only module that starts or ends a process group."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.task import GIB, Topology
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which process this is, and where it computes."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def is_zero(self) -> bool:
+        return self.rank == 0
+
+
+def rank_from_environment() -> Rank:
+    """What torchrun says of this process; a single process where torchrun did not start it."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    return Rank(
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+        device=device,
+    )
+
+
+@contextmanager
+def process_group(timeout_s: float = 600) -> Iterator[Rank]:
+    """This process as one rank of the job: NCCL on CUDA, gloo elsewhere.
+
+    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
+    """
+    rank = rank_from_environment()
+    if rank.device.type == "cuda":
+        torch.cuda.set_device(rank.device)
+    alone = "MASTER_ADDR" not in os.environ
+    if not alone:
+        _die_with_parent()
+    dist.init_process_group(
+        backend="nccl" if rank.device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=timeout_s),
+        device_id=rank.device if rank.device.type == "cuda" else None,
+        **({"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}),
+    )
+    try:
+        yield rank
+    finally:
+        # After an error other ranks may wait in a collective that this one never joins, and NCCL
+        # would wait with them: the process ends instead, and torchrun ends the others.
+        if rank.device.type == "cpu" or sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+        # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
+        # interpreter aborts the process when it next wants the GIL.
+        gc.collect()
+
+
+def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
+    """Run `fn` on rank 0 only; every rank returns its result or raises its exception."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    sent: list[Any] = [None, None]
+    if dist.get_rank() == source:
+        try:
+            result = fn()
+        except Exception as error:
+            dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
+            raise
+        dist.broadcast_object_list([result, None], src=source, group=group)
+        return result
+    dist.broadcast_object_list(sent, src=source, group=group)
+    if sent[1] is not None:
+        raise _from_other_rank(sent[1])
+    return cast(T, sent[0])
+
+
+@contextmanager
+def all_or_none() -> Iterator[None]:
+    """Leave the block on all ranks, or raise on all ranks what one of them raised.
+
+    For work that every rank does on its own, such as opening files: no collectives inside, or the
+    ranks that succeed would wait in them for those that failed.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    errors: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, None if error is None else _sendable(error))
+    failed = [rank for rank, other in enumerate(errors) if other is not None]
+    if not failed:
+        return
+    if error is not None and failed[0] == dist.get_rank():
+        raise error
+    raise _from_other_rank(errors[failed[0]])
+
+
+def detect_topology(
+    *,
+    memory_gib: float | None = None,
+    memory_fraction: float = 0.7,
+    intra_host_gb_per_s: float | None = None,
+    inter_host_gb_per_s: float | None = None,
+) -> Topology:
+    """The ranks of this job, on the memory that this rank's device has free now.
+
+    Args:
+        memory_gib: what a rank may spend on tables; None for `memory_fraction` of what is free.
+        memory_fraction: the rest is left to activations, communication buffers and the dense part.
+        intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
+    """
+    if not 0 < memory_fraction <= 1:
+        raise ConfigError(f"topology.memory_fraction is {memory_fraction}, must be in (0, 1]")
+    if memory_gib is not None and not memory_gib > 0:
+        raise ConfigError(f"topology.memory_gib is {memory_gib}, must be > 0")
+    rank = rank_from_environment()
+    memory_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    return Topology(
+        world_size=rank.world_size,
+        local_world_size=rank.local_world_size,
+        memory_bytes=int(memory_bytes),
+        compute_device=rank.device.type,
+        intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
+        inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
+    )
+
+
+def least_of_ranks(value: int, rank: Rank) -> int:
+    """The least value that any rank has; all ranks call it together."""
+    tensor = torch.tensor(value, device=rank.device)
+    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    return int(tensor)
+
+
+def _free_bytes(rank: Rank) -> int:
+    if rank.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(rank.device)[0])
+    return available_host_bytes() // rank.local_world_size
+
+
+def available_host_bytes() -> int:
+    """Memory that this host can give without swapping, within the container's limit."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
+        available = min(available, int(text) - int(used.read_text()))
+    return available
+
+
+class Stopwatch:
+    """Times work on a device: events on CUDA, the monotonic clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Note the moment at which the work issued so far is done."""
+        if self._on_cuda:
+            if not self._marks:
+                torch.cuda.synchronize()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def intervals_ms(self) -> list[float]:
+        """Time between successive marks, in ms; waits for the device."""
+        if self._on_cuda:
+            torch.cuda.synchronize()
+            return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+
+
+def is_from_other_rank(error: BaseException) -> bool:
+    """Whether another rank raised the error too, and reports it."""
+    return bool(getattr(error, "_from_other_rank", False))
+
+
+def every_rank_has(error: E) -> E:
+    """An error that all ranks raise alike, for rank 0 to report."""
+    return error if rank_from_environment().rank == 0 else _from_other_rank(error)
+
+
+def _from_other_rank(error: E) -> E:
+    error._from_other_rank = True  # type: ignore[attr-defined]
+    return error
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or where it cannot be pickled, one that can."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,23 @@
+"""A plan that was made before: by `scripts/plan.py`, by an earlier run, or by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.plan import ShardingPlan, read_plan, validate
+from dlrm_sharded.task import ShardingTask
+
+
+class PlanFileSharder:
+    """Gives the plan of a plan.json, if it is one for the task."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        if path is None:
+            raise ConfigError("sharder.path is not set; give the plan.json to use")
+        self._path = path
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        plan = read_plan(self._path)
+        validate(plan, task)
+        return plan

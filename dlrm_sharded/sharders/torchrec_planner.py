@@ -1,0 +1,204 @@
+"""TorchRec's own planner as a sharder: told everything, or called as most people call it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+from torchrec.distributed.planner.storage_reservations import (
+    FixedPercentageStorageReservation,
+    HeuristicalStorageReservation,
+)
+from torchrec.distributed.planner.types import (
+    PlannerError,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+)
+from torchrec.distributed.types import ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.torchrec_adapter import from_torchrec
+
+SHARDING_TYPES = [
+    ShardingType.TABLE_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+    ShardingType.TABLE_COLUMN_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+]
+"""What a plan can say. Left out: data-parallel (replicas) and grid (rows and columns at once)."""
+
+
+class TorchRecSharder:
+    """`EmbeddingShardingPlanner`, told everything or nothing.
+
+    Args:
+        told: with True, the planner knows the pooling factors, the memory of a rank (counted as
+            `validate` counts it), the bandwidths where known, and may split columns down to
+            `min_partition`. With False it is called as `dlrm_main.py` of the DLRM reference calls
+            it: world size, device kind and batch size, defaults for all else.
+        min_partition: least width of a column shard; without it TorchRec does not split tables
+            of 128 columns or less.
+        timeout_s: the planner stops looking for better plans after this time.
+    """
+
+    def __init__(self, *, told: bool = True, min_partition: int = 32, timeout_s: int = 300) -> None:
+        if min_partition < COLUMN_MULTIPLE or min_partition % COLUMN_MULTIPLE:
+            raise ConfigError(
+                f"sharder.min_partition is {min_partition}, must be a positive multiple of "
+                f"{COLUMN_MULTIPLE}"
+            )
+        self._told = told
+        self._min_partition = min_partition
+        self._timeout_s = timeout_s
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        started = time.perf_counter()
+        collection = EmbeddingBagCollection(
+            tables=[_bag_config(table) for table in task.tables], device=torch.device("meta")
+        )
+        make_planner = self._informed_planner if self._told else self._blind_planner
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about TorchRec's own defaults
+                torchrec_plan = make_planner(task).plan(
+                    collection, [EmbeddingBagCollectionSharder()]
+                )
+        except PlannerError as error:
+            raise InfeasibleTaskError(_why_none(task, error)) from error
+        module_plan: Any = torchrec_plan.plan[""]
+        plan = ShardingPlan(
+            sharder="torchrec" if self._told else "torchrec_blind",
+            world_size=task.topology.world_size,
+            shards=from_torchrec(module_plan),
+            solve_s=time.perf_counter() - started,
+        )
+        try:
+            validate(plan, task)
+        except InvalidPlanError as error:
+            raise InfeasibleTaskError(
+                f"TorchRec's planner made a plan that does not fit: {error}"
+            ) from error
+        return plan
+
+    def _informed_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
+        topology = _torchrec_topology(task.topology)
+        constraints = {
+            table.name: ParameterConstraints(
+                sharding_types=SHARDING_TYPES,
+                compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+                pooling_factors=[table.pooling_factor],
+                min_partition=self._min_partition
+                if table.embedding_dim > self._min_partition
+                else None,
+            )
+            for table in task.tables
+        }
+        local_batch_size = max(1, task.batch_size // task.topology.world_size)
+        return EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=local_batch_size,
+            constraints=constraints,
+            enumerator=EmbeddingEnumerator(
+                topology=topology,
+                batch_size=local_batch_size,
+                constraints=constraints,
+                estimator=[
+                    EmbeddingPerfEstimator(topology=topology, constraints=constraints),
+                    _TableStorage(task.topology),
+                ],
+            ),
+            storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
+            debug=False,
+            timeout_seconds=self._timeout_s,
+        )
+
+    def _blind_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
+        return EmbeddingShardingPlanner(
+            topology=TorchRecTopology(
+                world_size=task.topology.world_size,
+                local_world_size=task.topology.ranks_per_host,
+                compute_device=task.topology.compute_device,
+            ),
+            batch_size=max(1, task.batch_size // task.topology.world_size),
+            storage_reservation=HeuristicalStorageReservation(percentage=0.05),
+            constraints={
+                table.name: ParameterConstraints(
+                    sharding_types=SHARDING_TYPES,
+                    compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+                )
+                for table in task.tables
+            },
+            debug=False,
+            timeout_seconds=self._timeout_s,
+        )
+
+
+class _TableStorage(ShardEstimator):
+    """Counts the memory of shards as the task does, so that legal means the same to all sharders.
+
+    TorchRec's own estimate adds input and output buffers, which a task's memory leaves out.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        on_cpu = self._topology.compute_device == "cpu"
+        for option in sharding_options:
+            for shard in option.shards:
+                num_rows, num_cols = shard.size
+                size = self._topology.shard_bytes(num_rows, num_cols)
+                shard.storage = Storage(hbm=0 if on_cpu else size, ddr=size if on_cpu else 0)
+
+
+def _bag_config(table: Table) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=table.name,
+        num_embeddings=table.num_embeddings,
+        embedding_dim=table.embedding_dim,
+        feature_names=[table.name],
+    )
+
+
+def _torchrec_topology(topology: Topology) -> TorchRecTopology:
+    """Known figures only; TorchRec's bandwidths are in bytes per ms."""
+    known: dict[str, Any] = {}
+    if topology.intra_host_bytes_per_s is not None:
+        known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
+    if topology.inter_host_bytes_per_s is not None:
+        known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
+    memory = "ddr_cap" if topology.compute_device == "cpu" else "hbm_cap"
+    known[memory] = topology.memory_bytes
+    return TorchRecTopology(
+        world_size=topology.world_size,
+        local_world_size=topology.ranks_per_host,
+        compute_device=topology.compute_device,
+        **known,
+    )
+
+
+def _why_none(task: ShardingTask, error: PlannerError) -> str:
+    topology = task.topology
+    largest = max(task.tables, key=topology.table_bytes)
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+    return (
+        f"TorchRec's planner found no plan ({reason}). Largest table: {largest.name!r} with "
+        f"{topology.table_bytes(largest):,} B; all tables: {task.table_bytes / GIB:.2f} GiB on "
+        f"{topology.world_size} ranks of {topology.memory_bytes / GIB:.2f} GiB, each all free; "
+        "add ranks or raise topology.memory_gib"
+    )

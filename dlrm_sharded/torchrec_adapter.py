@@ -1,0 +1,218 @@
+"""Between a plan and TorchRec: the only module that knows both.
+
+Every table without row splits is declared column-wise, a whole table as one column shard: TorchRec
+fuses lookups per sharding type, so all lookups of a rank run in one FBGEMM module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import get_default_sharders, placement
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingType,
+)
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
+
+from dlrm_sharded.distributed import detect_topology, on_rank_zero
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, row_blocks, validate
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+DEFAULT_LOCAL_BATCH_SIZE = 512
+"""Samples per rank that TorchRec's planner assumes where nobody says."""
+
+
+def to_torchrec(
+    plan: ShardingPlan, tables: Sequence[Table], topology: Topology
+) -> EmbeddingModuleShardingPlan:
+    """The plan of one embedding module, by table name. The plan must be valid for the tables."""
+    shards = plan.shards_by_table()
+    return EmbeddingModuleShardingPlan(
+        {
+            table.name: _to_parameter_sharding(shards[table.name], table, topology)
+            for table in tables
+        }
+    )
+
+
+def from_torchrec(module_plan: Mapping[str, ParameterSharding]) -> tuple[Shard, ...]:
+    """The shards of one embedding module's TorchRec plan.
+
+    Raises:
+        InvalidPlanError: a table is data-parallel, which no set of rectangles can say.
+    """
+    shards = []
+    for name, parameter in module_plan.items():
+        if parameter.sharding_spec is None:
+            raise InvalidPlanError(
+                f"table {name!r} is {parameter.sharding_type}; a plan can say table-, column- and "
+                "row-wise only"
+            )
+        for metadata in parameter.sharding_spec.shards:
+            (row, col), (num_rows, num_cols) = metadata.shard_offsets, metadata.shard_sizes
+            if num_rows and num_cols:
+                rank = metadata.placement.rank()
+                shards.append(Shard(name, rank, (row, row + num_rows), (col, col + num_cols)))
+    return tuple(shards)
+
+
+class ShardedPlanner(TorchRecPlanner):
+    """Drop-in for TorchRec's `EmbeddingShardingPlanner` that plans with any of our sharders.
+
+    It plans all tables of the model together, in whatever modules they are.
+
+    Args:
+        topology: where the model runs; this job's ranks and memory where it is not given.
+        batch_size: global; 512 samples a rank where it is not given.
+        pooling_factors: mean ids per sample of each table, by its name; 1 for tables not in it.
+    """
+
+    def __init__(
+        self,
+        sharder: Sharder,
+        *,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        pooling_factors: Mapping[str, float] | None = None,
+    ) -> None:
+        self._sharder = sharder
+        self._topology = topology
+        self._batch_size = batch_size
+        self._pooling_factors = pooling_factors or {}
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> TorchRecPlan:
+        """Plan the modules that `sharders` can shard.
+
+        Raises:
+            ConfigError: there is no such module.
+            ShardingError: there is no plan.
+        """
+        topology = self._topology or detect_topology()
+        tables_of_module = self._find_tables(module, sharders)
+        task = ShardingTask(
+            tables=tuple(t for tables in tables_of_module.values() for t in tables.values()),
+            topology=topology,
+            batch_size=self._batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
+        )
+        plan = self._sharder.shard(task)
+        validate(plan, task)
+        shards = plan.shards_by_table()
+        return TorchRecPlan(
+            {
+                path: EmbeddingModuleShardingPlan(
+                    {
+                        parameter: _to_parameter_sharding(shards[table.name], table, topology)
+                        for parameter, table in tables.items()
+                    }
+                )
+                for path, tables in tables_of_module.items()
+            }
+        )
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> TorchRecPlan:
+        """Plan on the group's rank 0; every rank gets the plan, or the exception."""
+        chosen = get_default_sharders() if sharders is None else sharders
+        return on_rank_zero(lambda: self.plan(module, chosen), group=pg)
+
+    def _find_tables(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]]
+    ) -> dict[str, dict[str, Table]]:
+        """Tables by parameter name, by path of their module; outer modules before inner ones."""
+        sharder_of_type = {sharder.module_type: sharder for sharder in sharders}
+        found: dict[str, dict[str, Table]] = {}
+        for path, child in module.named_modules():
+            inside_another = any(path.startswith(f"{outer}.") or not outer for outer in found)
+            if type(child) not in sharder_of_type or inside_another:
+                continue
+            parameters = sharder_of_type[type(child)].shardable_parameters(child)
+            found[path] = {
+                name: Table(
+                    name=name,
+                    num_embeddings=weight.shape[0],
+                    embedding_dim=weight.shape[1],
+                    pooling_factor=self._pooling_factors.get(name, 1.0),
+                )
+                for name, weight in parameters.items()
+            }
+        if not found:
+            raise ConfigError("the model has no embedding module that the given sharders can shard")
+        return _with_unique_names(found)
+
+
+def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str, Table]]:
+    """Names that several modules use are preceded by the module's path."""
+    names = [name for tables in found.values() for name in tables]
+    return {
+        path: {
+            name: dataclasses.replace(table, name=f"{path}.{name}")
+            if names.count(name) > 1
+            else table
+            for name, table in tables.items()
+        }
+        for path, tables in found.items()
+    }
+
+
+def _to_parameter_sharding(
+    shards: Sequence[Shard], table: Table, topology: Topology
+) -> ParameterSharding:
+    sharding_type = ShardingType.COLUMN_WISE
+    if is_row_wise(shards, table):
+        first = min(shard.rank for shard in shards)
+        num_blocks = topology.world_size
+        sharding_type = ShardingType.ROW_WISE
+        if not _blocks_over(topology.world_size, shards, table):
+            num_blocks = topology.ranks_per_host
+            sharding_type = ShardingType.TABLE_ROW_WISE
+        shards = _with_empty_blocks(shards, table, range(first, first + num_blocks))
+    return ParameterSharding(
+        sharding_type=sharding_type.value,
+        compute_kernel=EmbeddingComputeKernel.FUSED.value,
+        ranks=[shard.rank for shard in shards],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(
+                    shard_offsets=[shard.rows[0], shard.cols[0]],
+                    shard_sizes=[shard.num_rows, shard.num_cols],
+                    placement=placement(
+                        topology.compute_device, shard.rank, topology.ranks_per_host
+                    ),
+                )
+                for shard in shards
+            ]
+        ),
+    )
+
+
+def _blocks_over(num_ranks: int, shards: Sequence[Shard], table: Table) -> bool:
+    """Whether a table's row blocks are those of `num_ranks` ranks, beginning at rank 0."""
+    blocks = row_blocks(table.num_embeddings, num_ranks)
+    return [(s.rank, s.rows) for s in shards] == list(enumerate(blocks))
+
+
+def _with_empty_blocks(shards: Sequence[Shard], table: Table, ranks: range) -> list[Shard]:
+    """TorchRec wants a block from every rank: those past the last row are empty."""
+    end = table.num_embeddings
+    empty = [
+        Shard(table.name, rank, (end, end), (0, table.embedding_dim))
+        for rank in ranks[len(shards) :]
+    ]
+    return [*shards, *empty]

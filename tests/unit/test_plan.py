@@ -1,0 +1,212 @@
+"""Values and their checks."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.cost.types import PlanCost, StageCost
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, read_plan, row_blocks, validate, write_json
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology, read_task
+
+TABLE = Table("t", 100, 16, 2.0)
+
+
+def task(world_size: int = 2, memory: int = 10**6, **topology: int) -> ShardingTask:
+    return ShardingTask((TABLE,), Topology(world_size, memory, **topology), 64)
+
+
+def plan(*shards: Shard, world_size: int = 2) -> ShardingPlan:
+    return ShardingPlan("test", world_size, shards)
+
+
+def shard(rank: int, rows: tuple[int, int] = (0, 100), cols: tuple[int, int] = (0, 16)) -> Shard:
+    return Shard("t", rank, rows, cols)
+
+
+VALID = {
+    "whole": plan(shard(1)),
+    "columns": plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 16))),
+    "columns-same_rank": plan(
+        shard(0, cols=(0, 4)), shard(1, cols=(4, 12)), shard(0, cols=(12, 16))
+    ),
+    "rows": plan(shard(0, rows=(0, 50)), shard(1, rows=(50, 100))),
+    "rows-any_order": plan(shard(1, rows=(50, 100)), shard(0, rows=(0, 50))),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_valid(name: str) -> None:
+    validate(VALID[name], task())
+
+
+INVALID = {
+    "world_size": (plan(shard(0), world_size=3), "for 3 ranks, the job has 2"),
+    "missing_table": (plan(), "'t' is in no shard"),
+    "unknown_table": (plan(shard(0), Shard("u", 0, (0, 1), (0, 4))), "'u' that the task"),
+    "rank": (plan(shard(2)), "ranks are 0 to 1"),
+    "negative_rank": (plan(shard(-1)), "ranks are 0 to 1"),
+    "rows_out": (plan(shard(0, rows=(0, 101))), r"part of \[0, 100\)"),
+    "cols_out": (plan(shard(0, cols=(0, 20))), r"part of \[0, 16\)"),
+    "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
+    "multiple_of_4": (plan(shard(0, cols=(0, 6)), shard(1, cols=(6, 16))), "multiples of 4"),
+    "overlap": (
+        plan(shard(0, cols=(0, 12)), shard(1, cols=(8, 16))),
+        r"cols \[8, 12\) are in two shards",
+    ),
+    "twice": (plan(shard(0), shard(1)), r"cols \[0, 16\) are in two shards"),
+    "gap": (
+        plan(shard(0, cols=(0, 4)), shard(1, cols=(8, 16))),
+        r"cols \[4, 8\) are in no shard",
+    ),
+    "end_gap": (plan(shard(0, cols=(0, 4))), r"cols \[4, 16\) are in no shard"),
+    "row_gap": (plan(shard(0, rows=(0, 50))), r"rows \[50, 100\), cols \[0, 16\) are in no"),
+    "uneven_rows": (
+        plan(shard(0, rows=(0, 60)), shard(1, rows=(60, 100))),
+        "even blocks of 50 rows over all 2 ranks",
+    ),
+    "rows_on_one_rank": (
+        plan(shard(0, rows=(0, 50)), shard(0, rows=(50, 100))),
+        "even blocks of 50",
+    ),
+    "rows_swapped": (plan(shard(1, rows=(0, 50)), shard(0, rows=(50, 100))), "in rank order"),
+    "grid": (
+        plan(
+            shard(0, (0, 50), (0, 8)),
+            shard(1, (50, 100), (0, 8)),
+            shard(0, (0, 50), (8, 16)),
+            shard(1, (50, 100), (8, 16)),
+        ),
+        "split by rows and by columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid(name: str) -> None:
+    bad, message = INVALID[name]
+    with pytest.raises(InvalidPlanError, match=message):
+        validate(bad, task())
+
+
+def test_memory_counts_optimizer_state() -> None:
+    exactly = 100 * 16 * 4
+    validate(plan(shard(0)), task(memory=exactly))
+    with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,800 B.*it has 6,400 B"):
+        validate(plan(shard(0)), task(memory=exactly, optimizer_bytes_per_row=4))
+    with pytest.raises(InvalidPlanError, match="19,200 B"):
+        validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
+
+
+def test_rows_over_one_host() -> None:
+    two_hosts = task(4, local_world_size=2)
+    validate(plan(shard(2, rows=(0, 50)), shard(3, rows=(50, 100)), world_size=4), two_hosts)
+    with pytest.raises(InvalidPlanError, match="ranks of one host"):
+        validate(plan(shard(1, rows=(0, 50)), shard(2, rows=(50, 100)), world_size=4), two_hosts)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64))
+@settings(max_examples=300)
+def test_row_blocks_tile(rows: int, blocks: int) -> None:
+    found = row_blocks(rows, blocks)
+    assert found[0][0] == 0
+    assert found[-1][1] == rows
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    assert len(found) <= blocks
+    assert all(stop - start == found[0][1] for start, stop in found[:-1])
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    cost = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(0.5, 0.5, 0.5, 0.5)))
+    full = ShardingPlan("test", 2, VALID["columns"].shards, 0.1, 9.0, 0.11, cost)
+    write_json(tmp_path / "plan.json", full.to_json())
+    assert read_plan(tmp_path / "plan.json") == full
+    fields = json.loads((tmp_path / "plan.json").read_text())
+    assert fields["predicted"]["max_ms"] == 10.0
+    assert fields["shards"][0] == {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]}
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": 3}', "null", '{"sharder": 1,'])
+def test_bad_plan_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises((ConfigError, InvalidPlanError), match="plan"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the plan file"):
+        read_plan(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="cannot read the task file"):
+        read_task(tmp_path / "none.json")
+
+
+def test_task_json_defaults(tmp_path: Path) -> None:
+    """The least that a task.json may say, with the documented defaults."""
+    table = {"name": "t", "num_embeddings": 10, "embedding_dim": 8, "pooling_factor": 1.5}
+    write_json(
+        tmp_path / "task.json",
+        {
+            "tables": [table, table | {"name": "u", "reuse_histogram": [1.0] + [0.0] * 16}],
+            "topology": {"world_size": 2, "memory_bytes": 1000},
+            "batch_size": 4,
+        },
+    )
+    found = read_task(tmp_path / "task.json")
+    assert found.topology.ranks_per_host == 2
+    assert found.topology.bytes_per_element == 4
+    assert found.topology.optimizer_bytes_per_row == 0
+    assert found.tables[1].reuse_histogram == (1.0,) + (0.0,) * 16
+    assert ShardingTask.from_json(found.to_json()).tables == found.tables
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tables": []}, "no tables"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"topology": {"world_size": 2}}, "memory_bytes"),
+        ({"topology": {"world_size": 0, "memory_bytes": 1}}, "topology.world_size is 0"),
+        ({"topology": {"world_size": 2, "memory_bytes": 1, "gpus": 2}}, "gpus"),
+        ({"topology": {"world_size": 3, "memory_bytes": 1, "local_world_size": 2}}, "divide"),
+        ({"tables": 3}, "form of a task.json"),
+    ],
+)
+def test_bad_task(change: dict[str, object], message: str) -> None:
+    fields = task().to_json() | change
+    with pytest.raises(ConfigError, match=message):
+        ShardingTask.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("", 1, 4, 1.0), "empty name"),
+        (("t", 0, 4, 1.0), "num_embeddings is 0"),
+        (("t", 1, 6, 1.0), "embedding_dim is 6"),
+        (("t", 1, 4, -1.0), "pooling_factor is -1"),
+        (("t", 1, 4, float("nan")), "pooling_factor is nan"),
+        (("t", 1, 4, 1.0, (1.0,)), "1 bins"),
+    ],
+)
+def test_bad_table(fields: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Table(*fields)  # type: ignore[arg-type]
+
+
+def test_same_name_twice() -> None:
+    with pytest.raises(ConfigError, match="2 tables are named 't'"):
+        ShardingTask((TABLE, TABLE), Topology(1, 1), 1)
+
+
+def test_costs() -> None:
+    cost = PlanCost((StageCost(1, 2, 3, 4), StageCost(4, 1, 1, 1)))
+    assert cost.cost_ms == 10
+    assert cost.critical_path_ms == 4 + 2 + 3 + 4
+    assert cost.imbalance == pytest.approx(10 / 8.5)
+    assert PlanCost.from_json(cost.to_json()) == cost
