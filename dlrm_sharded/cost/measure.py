@@ -1,0 +1,136 @@
+"""What the embeddings cost on this hardware: the stages timed apart on the live sharded module."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.cost.types import STAGES, PlanCost, StageCost
+from dlrm_sharded.distributed import Stopwatch
+
+log = logging.getLogger(__name__)
+
+PARTS = ("input_dist", *STAGES)
+MIN_ITERATIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Median times of all ranks, in rank order, and how far to trust them.
+
+    Args:
+        input_dist_ms: redistribution of the ids, outside the embedding cost.
+        spread: interquartile range of each part over its median, by part; mean over ranks.
+        iterations: timed iterations, after the warm-up.
+    """
+
+    cost: PlanCost
+    input_dist_ms: tuple[float, ...]
+    spread: dict[str, float]
+    iterations: int
+
+
+def measure(
+    embeddings: ShardedEmbeddingBagCollection,
+    batches: Sequence[KeyedJaggedTensor],
+    *,
+    iterations: int = 20,
+    warmup: int = 3,
+    time_budget_s: float = 15.0,
+) -> MeasuredCost:
+    """Time the four stages and the redistribution of ids, each started from a barrier.
+
+    All ranks call it together. Gradients are zeros and the optimizers' step counts are put back,
+    so weights and optimizer state are afterwards what they were.
+
+    Args:
+        batches: this rank's ids, on the module's device; used in turn.
+        time_budget_s: fewer iterations are made where they would take longer; at least 3.
+    """
+    device = batches[0].device()
+    with _optimizer_steps_kept(embeddings):
+        started = time.perf_counter()
+        for i in range(warmup):
+            _time_once(embeddings, batches[i % len(batches)], device)
+        iteration_s = _max_over_ranks((time.perf_counter() - started) / warmup, device)
+        affordable = int(time_budget_s / iteration_s) - warmup
+        iterations = max(MIN_ITERATIONS, min(iterations, affordable))
+        samples = [
+            _time_once(embeddings, batches[i % len(batches)], device) for i in range(iterations)
+        ]
+    return _over_ranks(np.array(samples))
+
+
+def _time_once(
+    embeddings: ShardedEmbeddingBagCollection, ids: KeyedJaggedTensor, device: torch.device
+) -> list[float]:
+    """Times of `PARTS` in ms, on this rank."""
+    times_ms: list[float] = []
+
+    def timed(work: Callable[[], Any]) -> Any:
+        dist.barrier()
+        watch = Stopwatch(device)
+        watch.mark()
+        result = work()
+        watch.mark()
+        times_ms.extend(watch.intervals_ms())
+        return result
+
+    context = embeddings.create_context()
+    received = timed(lambda: embeddings.input_dist(context, ids).wait().wait())
+    looked_up = timed(lambda: embeddings.compute(context, received))
+    leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
+    output = timed(lambda: embeddings.output_dist(context, leaves).values())
+    timed(lambda: output.backward(torch.zeros_like(output)))
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    timed(lambda: torch.autograd.backward(looked_up, gradients))
+    return times_ms
+
+
+@contextmanager
+def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator[None]:
+    """Put back FBGEMM's step counts, from which Adam corrects its bias."""
+    fused = [
+        m for m in embeddings.modules() if isinstance(m, SplitTableBatchedEmbeddingBagsCodegen)
+    ]
+    steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
+    try:
+        yield
+    finally:
+        for module, (step, step_cpu) in zip(fused, steps, strict=True):
+            module.iter.copy_(step)
+            module.iter_cpu.copy_(step_cpu)
+
+
+def _max_over_ranks(value: float, device: torch.device) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def _over_ranks(samples: np.ndarray) -> MeasuredCost:
+    """Gather [iterations, parts] of every rank."""
+    quartiles = np.percentile(samples, [25, 50, 75], axis=0)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, quartiles.tolist())
+    low, median, high = np.moveaxis(np.array(gathered), 1, 0)
+    spread = ((high - low) / np.maximum(median, 1e-9)).mean(axis=0)
+    return MeasuredCost(
+        cost=PlanCost(tuple(StageCost(*rank[1:]) for rank in median.tolist())),
+        input_dist_ms=tuple(median[:, 0].tolist()),
+        spread=dict(zip(PARTS, spread.tolist(), strict=True)),
+        iterations=len(samples),
+    )

@@ -1,0 +1,239 @@
+"""One training run: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
+
+The only module of the package that knows Hydra.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.cost.measure import MeasuredCost, measure
+from dlrm_sharded.data.base import BatchStream, Dataset
+from dlrm_sharded.distributed import (
+    Rank,
+    all_or_none,
+    every_rank_has,
+    least_of_ranks,
+    on_rank_zero,
+    process_group,
+    rank_from_environment,
+)
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
+from dlrm_sharded.plan import ShardingPlan, validate, write_json
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
+from dlrm_sharded.training.result import result_json, summary
+from dlrm_sharded.training.tensorboard import RunWriter
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+
+log = logging.getLogger("dlrm_sharded.train")  # as `-m`, the module is named __main__
+
+CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
+QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
+"""Overrides of ranks above 0: rank 0 alone writes files and logs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the config says, as objects."""
+
+    dataset: Dataset
+    topology: Topology
+    sharder: Any
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    batch_size: int
+    seed: int
+
+
+def train(cfg: DictConfig) -> float:
+    """One run; returns its throughput in samples/s. All ranks call it together."""
+    with process_group(timeout_s=cfg.timeout_s) as rank:
+        return _train(cfg, rank)
+
+
+def _train(cfg: DictConfig, rank: Rank) -> float:
+    run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+    with all_or_none():
+        job = _build(cfg, rank)
+    topology = dataclasses.replace(
+        job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
+    )
+    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
+    plan = on_rank_zero(lambda: _plan(job, task, run_dir))
+    with all_or_none():
+        streams = {
+            split: BatchStream(
+                job.dataset,
+                split,
+                rank=rank.rank,
+                world_size=rank.world_size,
+                shuffle_seed=job.seed if split == "train" else None,
+            )
+            for split in ("train", "val")
+        }
+        torch.manual_seed(job.seed)
+        model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
+        job.optimizer.fuse_into(model, rank.device)
+    sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
+    optimizer = job.optimizer.of(sharded)
+    with RunWriter(run_dir, enabled=rank.is_zero) as writer:
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, rank))
+        measured = _measure(cfg, job.dataset, sharded, rank)
+        writer.plan(plan, task, measured)
+        trainer = Trainer(
+            sharded,
+            optimizer,
+            ScheduledRate(optimizer, job.optimizer.schedule),
+            streams["train"],
+            streams["val"],
+            job.trainer,
+            batch_size=job.batch_size,
+            rank=rank,
+            log_scalar=writer.scalar,
+        )
+        result = trainer.run()
+        writer.scalar("memory/peak_gib/max", result.peak_gib, result.num_steps)
+    if rank.is_zero:
+        fields = result_json(plan, measured, result, device=rank.device, seed=job.seed)
+        write_json(run_dir / "result.json", fields)
+        log.info("%s", summary(plan, measured, result, run_dir))
+    return result.samples_per_s
+
+
+def _build(cfg: DictConfig, rank: Rank) -> Job:
+    if cfg.batch_size < 1 or cfg.batch_size % rank.world_size:
+        raise ConfigError(
+            f"batch_size is {int(cfg.batch_size):,}; it is global and must be a positive multiple of "
+            f"the {rank.world_size} ranks"
+        )
+    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    topology: Topology = instantiate(cfg.topology)
+    return Job(
+        dataset=instantiate(cfg.data),
+        topology=dataclasses.replace(
+            topology,
+            bytes_per_element=optimizer.bytes_per_element,
+            optimizer_bytes_per_row=optimizer.bytes_per_row,
+        ),
+        sharder=instantiate(own_keys(cfg.sharder, HydraConfig.get().overrides.task)),
+        optimizer=optimizer,
+        trainer=instantiate(cfg.trainer),
+        batch_size=cfg.batch_size,
+        seed=cfg.seed,
+    )
+
+
+def own_keys(sharder: DictConfig, overrides: list[str]) -> DictConfig:
+    """The sharder's node without the keys of a class that the command line replaced.
+
+    `sharder._target_=my.module.MySharder` names another class, to which the arguments in the
+    chosen yaml do not belong; those given on the command line do.
+    """
+    given = {o.lstrip("+").split("=", 1)[0] for o in overrides}
+    if "sharder._target_" not in given:
+        return sharder
+    return OmegaConf.create({k: v for k, v in sharder.items() if f"sharder.{k}" in given})
+
+
+def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
+    topology = task.topology
+    log.info(
+        "%d tables, %.2f GiB, on %d ranks of %.2f GiB; global batch %d",
+        len(task.tables),
+        task.table_bytes / GIB,
+        topology.world_size,
+        topology.memory_bytes / GIB,
+        task.batch_size,
+    )
+    plan: ShardingPlan = job.sharder.shard(task)
+    validate(plan, task)
+    write_json(run_dir / "plan.json", plan.to_json())
+    write_json(run_dir / "task.json", task.to_json())
+    log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)
+    return plan
+
+
+def _measure(cfg: DictConfig, dataset: Dataset, model: Any, rank: Rank) -> MeasuredCost:
+    """The embedding cost on the first batches of the training split."""
+    num_batches = min(cfg.measure.num_batches, dataset.num_batches("train"))
+    if num_batches < 1:
+        raise ConfigError(
+            "there is no batch to measure with; measure.num_batches must be >= 1 and the training "
+            f"split hold a batch of {cfg.batch_size:,} samples"
+        )
+    batches = [
+        dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
+        for i in range(num_batches)
+    ]
+    measured = measure(
+        sharded_embeddings(model),
+        [batch.sparse_features for batch in batches],
+        iterations=cfg.measure.iterations,
+        warmup=cfg.measure.warmup,
+        time_budget_s=cfg.measure.time_budget_s,
+    )
+    if rank.is_zero:
+        log.info(
+            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
+            "(median of %d; interquartile range of forward computation %.0f %%)",
+            measured.cost.cost_ms,
+            measured.cost.critical_path_ms,
+            measured.cost.imbalance,
+            measured.iterations,
+            100 * measured.spread["fwd_compute"],
+        )
+    return measured
+
+
+def _hparams(cfg: DictConfig, rank: Rank) -> dict[str, str]:
+    """The fixed keys that runs are compared by, as strings."""
+    choices = HydraConfig.get().runtime.choices
+    return {
+        "sharder": str(choices.get("sharder")),
+        "data": str(choices.get("data")),
+        "model": str(choices.get("model")),
+        "world_size": str(rank.world_size),
+        "batch_size": str(cfg.batch_size),
+        "seed": str(cfg.seed),
+    }
+
+
+@hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="train")
+def hydra_main(cfg: DictConfig) -> float:
+    with exit_codes():
+        return train(cfg)
+
+
+@record
+def main() -> None:
+    """Exit codes: 0; 2 for what the user can mend, with one message; 1 for anything else."""
+    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    rank = rank_from_environment()
+    if rank.rank > 0:
+        sys.argv += QUIET_RANK
+    with exit_codes():
+        if rank.world_size > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
+            raise every_rank_has(
+                ConfigError("under torchrun every rank would sweep; start -m without torchrun")
+            )
+    run_hydra(hydra_main)
+
+
+if __name__ == "__main__":
+    main()

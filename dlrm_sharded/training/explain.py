@@ -1,0 +1,185 @@
+"""A plan in words and pictures: what each rank holds, and which tables make it slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dlrm_sharded.cost.types import STAGES, PlanCost
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask
+
+FIGURE_SIZE = {"figsize": (4.6, 2.9), "dpi": 150, "layout": "constrained"}
+"""Reads well as a thumbnail in TensorBoard, which is about 330 pixels wide."""
+
+MAX_TABLES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ShardShare:
+    """One shard's part in the work of its rank.
+
+    Args:
+        cost_ms: the rank's cost, divided among its shards: computation in proportion to columns
+            read (columns x ids per sample), communication in proportion to columns; None where
+            the rank's cost is not known.
+        work: columns read per sample.
+    """
+
+    shard: Shard
+    table: Table
+    size_bytes: int
+    work: float
+    cost_ms: float | None
+
+
+def shares_of_rank(
+    plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
+) -> list[ShardShare]:
+    """The shards of a rank, those with most work first."""
+    tables = {table.name: table for table in task.tables}
+    on_rank = [shard for shard in plan.shards if shard.rank == rank]
+    work = [_columns_read(shard, tables[shard.table]) for shard in on_rank]
+    sum_work = sum(work) or 1.0
+    sum_cols = sum(shard.num_cols for shard in on_rank) or 1
+    shares = []
+    for shard, shard_work in zip(on_rank, work, strict=True):
+        cost_ms = None
+        if cost is not None:
+            stages = cost.per_rank[rank]
+            compute_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
+            comm_ms = stages.fwd_comm_ms + stages.bwd_comm_ms
+            cost_ms = compute_ms * shard_work / sum_work + comm_ms * shard.num_cols / sum_cols
+        shares.append(
+            ShardShare(
+                shard=shard,
+                table=tables[shard.table],
+                size_bytes=shard.bytes_on(task.topology),
+                work=shard_work,
+                cost_ms=cost_ms,
+            )
+        )
+    return sorted(shares, key=lambda share: share.work, reverse=True)
+
+
+def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> str:
+    """The plan as Markdown: ranks, then the shards of every rank, the slowest rank first."""
+    ranks = range(plan.world_size)
+    slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
+    shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
+    lines = [
+        f"**{plan.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
+        f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
+    ]
+    if cost is not None:
+        slowest = slowest_first[0]
+        top = shares[slowest][:3]
+        if top:
+            blame = ", ".join(f"{s.shard.table} ({_ms(s.cost_ms)} ms)" for s in top)
+            lines.append(
+                f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
+                f"({cost.imbalance:.2f} x the mean), most of it from {blame}."
+            )
+    lines += [
+        "",
+        "| rank | shards | GiB | columns | columns read per sample | cost ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rank in ranks:
+        held = shares[rank]
+        lines.append(
+            f"| {rank} | {len(held)} | {sum(s.size_bytes for s in held) / GIB:.3f} | "
+            f"{sum(s.shard.num_cols for s in held)} | {sum(s.work for s in held):,.0f} | "
+            f"{_ms(None if cost is None else cost.per_rank[rank].total_ms)} |"
+        )
+    lines += [
+        "",
+        "A shard's cost is its share of its rank's: of computation by columns read, "
+        "of communication by columns.",
+        "",
+        "| rank | table | rows | columns | ids per sample | MiB | cost ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rank in slowest_first:
+        for share in shares[rank]:
+            lines.append(
+                f"| {rank} | {share.table.name} | {_part(share.shard.rows)} | "
+                f"{_part(share.shard.cols)} | {share.table.pooling_factor:.1f} | "
+                f"{share.size_bytes / 2**20:.1f} | {_ms(share.cost_ms)} |"
+            )
+    return "\n".join(lines)
+
+
+def plot_cost_by_rank(cost: PlanCost, *, max_ms: float | None = None) -> Figure:
+    """Stacked bars: the four stages of every rank.
+
+    Args:
+        max_ms: upper end of the axis, to compare figures of several runs.
+    """
+    figure = Figure(**FIGURE_SIZE)
+    axes = figure.subplots()
+    ranks = range(len(cost.per_rank))
+    left = [0.0] * len(ranks)
+    for stage in STAGES:
+        widths = [rank.stage_ms(stage) for rank in cost.per_rank]
+        axes.barh(ranks, widths, left=left, label=stage.replace("_", " "))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    _finish_bars(figure, axes, len(ranks), "ms per step", max_ms, columns=4)
+    return figure
+
+
+def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
+    """Stacked bars: the memory of the largest tables, and of all others, on every rank."""
+    figure = Figure(**FIGURE_SIZE)
+    axes = figure.subplots()
+    bytes_of_table: dict[str, int] = {}
+    for shard in plan.shards:
+        size = shard.bytes_on(task.topology)
+        bytes_of_table[shard.table] = bytes_of_table.get(shard.table, 0) + size
+    by_size = sorted(bytes_of_table, key=lambda name: (-bytes_of_table[name], name))
+    groups = [{name} for name in by_size[:MAX_TABLES_SHOWN]]
+    labels = by_size[:MAX_TABLES_SHOWN]
+    if others := set(by_size[MAX_TABLES_SHOWN:]):
+        groups.append(others)
+        labels.append(f"{len(others)} others")
+    left = [0.0] * plan.world_size
+    for label, names in zip(labels, groups, strict=True):
+        widths = [0.0] * plan.world_size
+        for shard in plan.shards:
+            if shard.table in names:
+                widths[shard.rank] += shard.bytes_on(task.topology) / 2**20
+        axes.barh(range(plan.world_size), widths, left=left, label=label)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    _finish_bars(figure, axes, plan.world_size, "MiB of tables", None, columns=3)
+    return figure
+
+
+def _finish_bars(
+    figure: Figure, axes: Axes, num_ranks: int, label: str, end: float | None, *, columns: int
+) -> None:
+    axes.set_xlabel(label)
+    axes.set_ylabel("rank")
+    axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
+    axes.invert_yaxis()
+    axes.set_xlim(0, end)
+    figure.legend(loc="outside upper center", ncols=columns, fontsize=7, frameon=False)
+
+
+def _columns_read(shard: Shard, table: Table) -> float:
+    """Columns that the lookup of a shard reads per sample; row blocks share the ids evenly."""
+    return shard.num_cols * table.pooling_factor * shard.num_rows / table.num_embeddings
+
+
+def _rank_cost_ms(cost: PlanCost | None, rank: int) -> float:
+    return 0.0 if cost is None else cost.per_rank[rank].total_ms
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _part(interval: tuple[int, int]) -> str:
+    return f"{interval[0]:,} to {interval[1]:,}"

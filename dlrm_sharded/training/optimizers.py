@@ -1,0 +1,155 @@
+"""Optimizers: fused into the backward pass for the tables, ordinary ones for the dense part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.model import Dlrm, embedding_parameters
+
+EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+}
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
+"""Optimizer state in bytes per weight and per row of a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate over steps: linear warm-up, constant, then quadratic decay to zero.
+
+    As the DLRM reference schedules it. Without `decay_steps` the rate stays constant.
+    """
+
+    warmup_steps: int = 0
+    decay_start_step: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.warmup_steps, self.decay_start_step, self.decay_steps) < 0:
+            raise ConfigError(f"optimizer.schedule has a negative number of steps: {self}")
+        if self.decay_steps and self.decay_start_step < self.warmup_steps:
+            raise ConfigError(
+                f"optimizer.schedule.decay_start_step is {self.decay_start_step}, before the "
+                f"{self.warmup_steps} warm-up steps end"
+            )
+
+    def factor(self, step: int) -> float:
+        """What the learning rate is multiplied with at a step, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if not self.decay_steps or step < self.decay_start_step:
+            return 1.0
+        left = 1 - (step - self.decay_start_step) / self.decay_steps
+        return max(left, 0.0) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimizers train the two parts of the model.
+
+    Args:
+        embedding: one of `EMBEDDING_OPTIMIZERS`, fused into the lookup's backward pass.
+        dense: one of `DENSE_OPTIMIZERS`.
+        clip_norm: gradients of the dense part are scaled down to this norm; None to leave them.
+            Fused optimizers never hold a table's gradient, so tables are not clipped.
+    """
+
+    embedding: str
+    embedding_learning_rate: float
+    dense: str
+    dense_learning_rate: float
+    clip_norm: float | None = None
+    schedule: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for key, known in (("embedding", EMBEDDING_OPTIMIZERS), ("dense", DENSE_OPTIMIZERS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(
+                    f"optimizer.{key} is {getattr(self, key)!r}; known: {', '.join(known)}"
+                )
+            rate = getattr(self, f"{key}_learning_rate")
+            if not (rate >= 0 and math.isfinite(rate)):
+                raise ConfigError(f"optimizer.{key}_learning_rate is {rate}, must be >= 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"optimizer.clip_norm is {self.clip_norm}, must be > 0 or null")
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Memory of one fp32 weight of a table and its element-wise optimizer state."""
+        return 4 + STATE_BYTES[self.embedding][0]
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Optimizer state per row of a shard."""
+        return STATE_BYTES[self.embedding][1]
+
+    def fuse_into(self, model: Dlrm, device: torch.device) -> None:
+        """Register the embedding optimizer; before the model is sharded.
+
+        Raises:
+            ConfigError: FBGEMM has no fused Adam on a CPU.
+        """
+        if self.embedding == "adam" and device.type == "cpu":
+            raise ConfigError(
+                "optimizer.embedding is 'adam', which FBGEMM fuses on CUDA only; "
+                "use sgd or rowwise_adagrad on a CPU"
+            )
+        apply_optimizer_in_backward(
+            EMBEDDING_OPTIMIZERS[self.embedding],
+            embedding_parameters(model),
+            {"lr": self.embedding_learning_rate},
+        )
+
+    def of(self, model: DistributedModelParallel) -> CombinedOptimizer:
+        """Both optimizers of the sharded model as one."""
+
+        def make(params: list[nn.Parameter]) -> Optimizer:
+            kwargs: dict[str, Any] = {"lr": self.dense_learning_rate}
+            return DENSE_OPTIMIZERS[self.dense](params, **kwargs)
+
+        dense = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(model.named_parameters())), make
+        )
+        if self.clip_norm is not None:
+            dense = GradientClippingOptimizer(
+                dense, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
+            )
+        return CombinedOptimizer([("embedding", model.fused_optimizer), ("dense", dense)])
+
+
+class ScheduledRate:
+    """Applies a schedule to all learning rates of an optimizer."""
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._groups = list(optimizer.param_groups)
+        self._base_rates = [group["lr"] for group in self._groups]
+
+    def set_for(self, step: int) -> None:
+        factor = self._schedule.factor(step)
+        for group, rate in zip(self._groups, self._base_rates, strict=True):
+            group["lr"] = rate * factor
+
+    def rates(self) -> Iterator[float]:
+        return (group["lr"] for group in self._groups)

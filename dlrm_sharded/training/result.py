@@ -1,0 +1,120 @@
+"""What a run came to: result.json for programs, a closing summary for people."""
+
+from __future__ import annotations
+
+import math
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm_sharded.cost.measure import MeasuredCost
+from dlrm_sharded.cost.types import STAGES
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.training.trainer import TrainingResult
+
+PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+
+
+def result_json(
+    plan: ShardingPlan,
+    measured: MeasuredCost,
+    result: TrainingResult,
+    *,
+    device: torch.device,
+    seed: int,
+) -> dict[str, Any]:
+    """The form of result.json; what is not known is None."""
+    predicted = plan.predicted
+    return {
+        "sharder": plan.sharder,
+        "world_size": plan.world_size,
+        "device": device_name(device),
+        "embedding_cost_ms": measured.cost.cost_ms,
+        "critical_path_ms": measured.cost.critical_path_ms,
+        "stages_ms": {stage: measured.cost.stage_max_ms(stage) for stage in STAGES},
+        "input_dist_ms": max(measured.input_dist_ms),
+        "imbalance": measured.cost.imbalance,
+        "spread": measured.spread,
+        "predicted_ms": None if predicted is None else predicted.cost_ms,
+        "plan_solve_s": plan.solve_s,
+        "samples_per_s": _known(result.samples_per_s),
+        "samples_per_s_p10": _known(result.samples_per_s_p10),
+        "step_ms": _known(result.step_ms),
+        "loss": _known(result.loss),
+        "auroc": result.evaluation.auroc,
+        "normalized_entropy": result.evaluation.normalized_entropy,
+        "peak_gib": result.peak_gib,
+        "steps": result.num_steps,
+        "versions": versions(),
+        "commit": commit(),
+        "seed": seed,
+    }
+
+
+def summary(
+    plan: ShardingPlan, measured: MeasuredCost, result: TrainingResult, run_dir: Path
+) -> str:
+    """A few lines for the terminal."""
+    cost = measured.cost
+    stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
+    evaluation = result.evaluation
+    quality = "no validation"
+    if evaluation.auroc is not None and evaluation.normalized_entropy is not None:
+        quality = (
+            f"AUROC {evaluation.auroc:.4f}, normalized entropy "
+            f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
+        )
+    return "\n".join(
+        [
+            f"done: sharder {plan.sharder}, {plan.world_size} ranks, {result.num_steps} steps",
+            f"  embedding cost   {cost.cost_ms:.2f} ms (imbalance {cost.imbalance:.2f})",
+            f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
+            f"  ids redistributed in {max(measured.input_dist_ms):.2f} ms",
+            f"  throughput       {result.samples_per_s:,.0f} samples/s "
+            f"({result.step_ms:.1f} ms a step; slowest tenth "
+            f"{result.samples_per_s_p10:,.0f} samples/s)",
+            f"  loss {result.loss:.4f}, {quality}",
+            f"  results in       {run_dir}",
+            f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
+        ]
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The hardware's own name, for figures that are compared later."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return f"cpu: {line.split(':', 1)[1].strip()}"
+    return f"cpu: {platform.processor() or platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what a figure depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
