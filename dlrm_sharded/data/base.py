@@ -84,9 +84,7 @@ class BatchStream(Iterator[Batch]):
             raise StopIteration
         index = int(self._order[self._position])
         self._position += 1
-        return self._dataset.batch(
-            self._split, index, rank=self._rank, world_size=self._world_size
-        )
+        return self._dataset.batch(self._split, index, rank=self._rank, world_size=self._world_size)
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self._epoch, "position": self._position}

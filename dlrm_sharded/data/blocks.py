@@ -1,0 +1,252 @@
+"""Samples on disk as plain .npy files in blocks, mapped into memory; made for serving batches.
+
+A folder holds, for B = `block_rows` samples per block, F features and N blocks:
+    ids.npy     [N, F, B] int32, feature-major inside a block: one block is the values of one KJT
+    dense.npy   [N, B, num_dense] fp32
+    labels.npy  [N, B] uint8
+    manifest.json, written last: the sizes of all files, where training ends, where it came from
+The last block is padded with zeros. Rows are numbered through: the first `num_train_rows` are for
+training, the rest for validation. A folder without a manifest is not taken for a dataset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_sharded.errors import DataError
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+MAKE_IT_AGAIN = "remove the folder and convert again"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is in a folder of blocks.
+
+    Args:
+        num_rows: samples without the padding; the first `num_train_rows` are for training.
+        file_bytes: the size of each file of the folder.
+        source: how it was made, in words of its maker.
+    """
+
+    num_rows: int
+    num_train_rows: int
+    block_rows: int
+    num_dense: int
+    feature_names: tuple[str, ...]
+    num_embeddings: tuple[int, ...]
+    file_bytes: Mapping[str, int]
+    source: Mapping[str, Any]
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
+        partial = folder / (MANIFEST + ".partial")
+        partial.write_text(text + "\n")
+        partial.replace(folder / MANIFEST)
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        path = folder / MANIFEST
+        try:
+            fields = json.loads(path.read_text())
+            version = fields.pop("format_version")
+            if version != FORMAT_VERSION:
+                raise DataError(
+                    f"{folder} has block format {version}, this release reads format "
+                    f"{FORMAT_VERSION}; {MAKE_IT_AGAIN}"
+                )
+            fields["feature_names"] = tuple(fields["feature_names"])
+            fields["num_embeddings"] = tuple(fields["num_embeddings"])
+            return cls(**fields)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DataError(
+                f"{folder} is not a folder of blocks: it has no {MANIFEST}; a conversion that "
+                "was stopped leaves none: convert again, or correct the path"
+            ) from None
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as e:
+            raise DataError(f"{path} is damaged ({e!r}); {MAKE_IT_AGAIN}") from e
+
+
+class BlockWriter:
+    """Writes a folder of blocks. Samples and ids come separately, each in row order.
+
+    A context manager, which closes the files; the folder is complete after `finish` only.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_dense: int, feature_names: tuple[str, ...], block_rows: int
+    ) -> None:
+        self._folder = folder
+        self._num_dense = num_dense
+        self._feature_names = feature_names
+        self._block_rows = block_rows
+        ids_shape = (len(feature_names), block_rows)
+        self._ids = _NpyFile(folder / "ids.npy", np.int32, ids_shape)
+        self._dense = _NpyFile(folder / "dense.npy", np.float32, (block_rows, num_dense))
+        self._labels = _NpyFile(folder / "labels.npy", np.uint8, (block_rows,))
+        self._open_block = np.zeros(ids_shape, np.int32)
+        self._num_id_rows = 0
+        self._num_rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in (self._ids, self._dense, self._labels):
+            file.close()
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def append_samples(self, *, dense: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+        """Append dense [n, num_dense] and labels [n]."""
+        assert dense.shape == (len(labels), self._num_dense)
+        self._dense.append(dense)
+        self._labels.append(labels)
+        self._num_rows += len(labels)
+
+    def append_ids(self, ids: npt.NDArray[Any]) -> None:
+        """Append the ids [F, n] of the next n samples."""
+        start, num_new = 0, ids.shape[1]
+        while start < num_new:
+            filled = self._num_id_rows % self._block_rows
+            taken = min(self._block_rows - filled, num_new - start)
+            self._open_block[:, filled : filled + taken] = ids[:, start : start + taken]
+            self._num_id_rows += taken
+            start += taken
+            if filled + taken == self._block_rows:
+                self._ids.append(self._open_block)
+                self._open_block[:] = 0
+
+    def finish(
+        self, *, num_train_rows: int, num_embeddings: tuple[int, ...], source: Mapping[str, Any]
+    ) -> Manifest:
+        """Pad the last block, complete the files and write the manifest."""
+        assert self._num_id_rows == self._num_rows >= num_train_rows
+        padding = -self._num_rows % self._block_rows
+        if padding:
+            self._ids.append(self._open_block)
+            self._dense.append(np.zeros((padding, self._num_dense)))
+            self._labels.append(np.zeros(padding))
+        num_blocks = (self._num_rows + padding) // self._block_rows
+        files = (self._ids, self._dense, self._labels)
+        manifest = Manifest(
+            num_rows=self._num_rows,
+            num_train_rows=num_train_rows,
+            block_rows=self._block_rows,
+            num_dense=self._num_dense,
+            feature_names=self._feature_names,
+            num_embeddings=num_embeddings,
+            file_bytes={file.path.name: file.finish(num_blocks) for file in files},
+            source=source,
+        )
+        manifest.save(self._folder)
+        return manifest
+
+
+class _NpyFile:
+    """One .npy file that grows; numpy leaves room in the header for the final block count."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, block_shape: tuple[int, ...]) -> None:
+        self.path = path
+        self._dtype = np.dtype(dtype)
+        self._block_shape = block_shape
+        self._file = path.open("wb")
+        self._write_header(0)
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+
+    def finish(self, num_blocks: int) -> int:
+        """Set the block count and close; returns the size of the file."""
+        size_bytes = self._file.tell()
+        self._file.seek(0)
+        self._write_header(num_blocks)
+        assert size_bytes - self._file.tell() == (
+            num_blocks * int(np.prod(self._block_shape)) * self._dtype.itemsize
+        )
+        self.close()
+        return size_bytes
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_header(self, num_blocks: int) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file,
+            {
+                "descr": np.lib.format.dtype_to_descr(self._dtype),
+                "fortran_order": False,
+                "shape": (num_blocks, *self._block_shape),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Copies of n rows: dense [n, num_dense] fp32, ids [F, n] int32, labels [n] fp32."""
+
+    dense: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.float32]
+
+
+class Blocks:
+    """A folder of blocks, open for reading; only the pages of the rows asked for are read.
+
+    Raises:
+        DataError: the folder is not complete, or a file has not the size it was written with.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = Manifest.load(folder)
+        for name, expected in self.manifest.file_bytes.items():
+            _check_size(folder / name, expected)
+        self._ids = _mapped(folder / "ids.npy")
+        self._dense = _mapped(folder / "dense.npy").reshape(-1, self.manifest.num_dense)
+        self._labels = _mapped(folder / "labels.npy").reshape(-1)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows start ... stop - 1, wherever the blocks begin."""
+        if not 0 <= start < stop <= self.manifest.num_rows:
+            raise IndexError(f"rows [{start}, {stop}) of {self.manifest.num_rows:,} rows")
+        return Rows(
+            dense=np.array(self._dense[start:stop]),
+            ids=self._ids_of(start, stop),
+            labels=self._labels[start:stop].astype(np.float32),
+        )
+
+    def _ids_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        block, offset = divmod(start, self.manifest.block_rows)
+        if offset + stop - start <= self.manifest.block_rows:
+            return np.array(self._ids[block, :, offset : offset + stop - start])
+        ids = np.empty((len(self.manifest.feature_names), stop - start), np.int32)
+        filled = 0
+        while filled < stop - start:
+            part = self._ids[block, :, offset : offset + stop - start - filled]
+            ids[:, filled : filled + part.shape[1]] = part
+            filled += part.shape[1]
+            block, offset = block + 1, 0
+        return ids
+
+
+def _check_size(path: Path, expected: int) -> None:
+    found = path.stat().st_size if path.is_file() else 0
+    if found != expected:
+        raise DataError(
+            f"{path} should have {expected:,} B, found {found:,} B: it was truncated or replaced "
+            f"after the conversion; {MAKE_IT_AGAIN}"
+        )
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    return np.asarray(np.load(path, mmap_mode="r"))

@@ -1,0 +1,127 @@
+"""Which Criteo files are to be converted, and how."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torchrec.datasets.criteo import DEFAULT_CAT_NAMES
+
+from dlrm_sharded.errors import ConfigError, DataError
+
+_MAX_ROWS = 2**31 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class CriteoSource:
+    """Which TSVs to convert, and how.
+
+    Args:
+        files: paths or globs, plain or gzip; the matches of one glob come in natural order.
+        val_files: files for validation; those that `files` matches too are taken out of training.
+        val_share: the last share of all rows for validation, where there are no `val_files`.
+        id_mapping: "vocabulary" gives each id a row; "hash" takes it modulo `max_ind_range`.
+        min_count: ids rarer than this in training share a row (vocabulary only).
+        max_ind_range: ids are taken modulo this; one number, or one per categorical column. With a
+            vocabulary a table has at most one row more.
+        block_rows: samples per block; serving is fastest for batches of this size.
+        max_malformed_share: stop when more than this share of a file's lines is malformed.
+    """
+
+    files: str | Sequence[str]
+    val_files: str | Sequence[str] = ()
+    val_share: float = 1 / 7
+    id_mapping: Literal["vocabulary", "hash"] = "vocabulary"
+    min_count: int = 3
+    max_ind_range: int | Sequence[int] | None = None
+    block_rows: int = 2048
+    max_malformed_share: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.val_share < 1:
+            raise ConfigError(f"val_share is {self.val_share}, must be in [0, 1)")
+        if not 0 <= self.max_malformed_share <= 1:
+            raise ConfigError(
+                f"max_malformed_share is {self.max_malformed_share}, must be in [0, 1]"
+            )
+        if self.id_mapping not in ("vocabulary", "hash"):
+            raise ConfigError(f"id_mapping is {self.id_mapping!r}, must be vocabulary or hash")
+        if self.min_count < 1 or self.block_rows < 1:
+            raise ConfigError(
+                f"min_count is {self.min_count} and block_rows {self.block_rows}, must be >= 1"
+            )
+        if self.id_mapping == "hash" and self.max_ind_range is None:
+            raise ConfigError("id_mapping=hash needs max_ind_range, the rows of each table")
+        caps = self.caps or (1,)
+        if len(caps) not in (1, len(DEFAULT_CAT_NAMES)) or not all(
+            1 <= c <= _MAX_ROWS for c in caps
+        ):
+            raise ConfigError(
+                f"max_ind_range is {self.max_ind_range}, must be one number or "
+                f"{len(DEFAULT_CAT_NAMES)}, each in [1, {_MAX_ROWS:,}]"
+            )
+
+    @property
+    def caps(self) -> tuple[int, ...] | None:
+        """`max_ind_range` of the 26 columns; None without any."""
+        if self.max_ind_range is None:
+            return None
+        if isinstance(self.max_ind_range, int):
+            return (self.max_ind_range,) * len(DEFAULT_CAT_NAMES)
+        return tuple(self.max_ind_range)
+
+    def paths(self) -> tuple[list[Path], list[Path]]:
+        """The files for training and those for validation.
+
+        Raises:
+            DataError: a path or glob matches nothing, or a file is there twice.
+        """
+        val = _matches(self.val_files)
+        train = [path for path in _matches(self.files) if path not in val]
+        plain = [str(path).removesuffix(".gz") for path in (*train, *val)]
+        twice = sorted({name for name in plain if plain.count(name) > 1})
+        if twice:
+            raise DataError(
+                f"{twice[0]} is named twice (maybe plain and as .gz) by files and val_files; "
+                "name each file once"
+            )
+        if not train:
+            raise ConfigError("files has no file for training that is not in val_files too")
+        return train, val
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the converted data, apart from the files' content."""
+        caps = self.caps
+        return {
+            "val_share": None if self.val_files else self.val_share,
+            "id_mapping": self.id_mapping,
+            "min_count": self.min_count if self.id_mapping == "vocabulary" else None,
+            "max_ind_range": None if caps is None else list(caps),
+            "block_rows": self.block_rows,
+        }
+
+
+def described(paths: Sequence[Path]) -> list[list[Any]]:
+    """Name and size of each file, to tell whether a folder was converted from the same ones."""
+    return [[path.name, path.stat().st_size] for path in paths]
+
+
+def _matches(patterns: str | Sequence[str]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        paths = sorted(map(Path, glob.glob(pattern)), key=_natural)  # noqa: PTH207 (absolute too)
+        if not paths:
+            where = Path(pattern).absolute()
+            raise DataError(f"{where} does not exist or matches no file; correct files, val_files")
+        found.update(dict.fromkeys(paths))
+    return list(found)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A sorting key that puts day_2 before day_10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

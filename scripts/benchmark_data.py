@@ -1,0 +1,91 @@
+"""Measures rows/s of converting Criteo TSVs and of serving batches, on a made-up TSV.
+
+python scripts/benchmark_data.py --rows 400000 --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlrm_sharded.data.base import Dataset
+
+SERVE_S = 2.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=1, help="for parsing [%(default)s]")
+    options = parser.parse_args()
+    os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # read when polars is imported
+    import torch
+
+    from dlrm_sharded.data.criteo import CriteoDataset, CriteoSource, convert
+    from dlrm_sharded.data.criteo_sample import write_criteo_sample
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_criteo_sample(folder / "small.tsv", num_rows=20_000)
+        write_criteo_sample(folder / "large.tsv", num_rows=options.rows)
+        convert(CriteoSource(str(folder / "small.tsv")), folder / "warm_up")
+        for id_mapping in ("vocabulary", "hash"):
+            source = CriteoSource(
+                str(folder / "large.tsv"),
+                id_mapping=id_mapping,
+                max_ind_range=None if id_mapping == "vocabulary" else 1_000_000,
+                block_rows=options.batch_size,
+            )
+            wall_s, cpu_s = _timed(functools.partial(convert, source, folder / id_mapping))
+            print(
+                f"convert {id_mapping:10}  {options.rows / wall_s:12,.0f} rows/s wall  "
+                f"{options.rows / cpu_s:12,.0f} rows/s per core (CPU time), "
+                f"{options.threads} polars threads"
+            )
+        for what, batch_size, world_size in (
+            ("batch = block", options.batch_size, 1),
+            ("batch = 4 blocks, 1 of 4 ranks", options.batch_size * 4, 4),
+            ("batch = 1.5 blocks", options.batch_size * 3 // 2, 1),
+            ("batch = 1/4 block", options.batch_size // 4, 1),
+        ):
+            dataset = CriteoDataset(folder / "vocabulary", batch_size=batch_size, embedding_dim=16)
+            print(f"serve   {what:32}  {_served_rows_per_s(dataset, world_size):12,.0f} rows/s")
+
+
+def _served_rows_per_s(dataset: Dataset, world_size: int) -> float:
+    """Median over single batches, of one rank."""
+    step_s = []
+    local_batch_size = dataset.batch_size // world_size
+    stop = time.perf_counter() + SERVE_S
+    for index in itertools.cycle(range(dataset.num_batches("train"))):
+        start = time.perf_counter()
+        dataset.batch("train", index, rank=0, world_size=world_size)
+        end = time.perf_counter()
+        step_s.append(end - start)
+        if end > stop:
+            return local_batch_size / statistics.median(step_s)
+    return 0.0
+
+
+def _timed(work: Callable[[], None]) -> tuple[float, float]:
+    """Wall time and CPU time in s."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+if __name__ == "__main__":
+    main()
