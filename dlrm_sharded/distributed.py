@@ -75,7 +75,9 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         backend="nccl" if rank.device.type == "cuda" else "gloo",
         timeout=timedelta(seconds=timeout_s),
         device_id=rank.device if rank.device.type == "cuda" else None,
-        **({"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}),
+        store=dist.HashStore() if alone else None,
+        rank=rank.rank if alone else -1,
+        world_size=rank.world_size if alone else -1,
     )
     try:
         yield rank

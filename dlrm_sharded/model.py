@@ -25,7 +25,7 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.models.dlrm import DenseArch, InteractionArch, InteractionDCNArch, OverArch, choose
 from torchrec.modules.crossnet import LowRankCrossNet
@@ -119,12 +119,13 @@ class Dlrm(nn.Module):
         self.inter_arch = interaction.to(device)
         self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
         self.loss_fn = nn.BCEWithLogitsLoss()
-        self._autocast = {"device_type": device.type, "dtype": torch.bfloat16, "enabled": bf16}
+        self._device_type = device.type
+        self._bf16 = bf16
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Mean loss [], and (loss [], logits [B], labels [B]) cut off from the graph."""
         pooled = self.sparse_arch.lookup(batch.sparse_features)
-        with torch.autocast(**self._autocast):
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             embedded = self.dense_arch(batch.dense_features)
             crossed = self.inter_arch(embedded, self.sparse_arch.project(pooled).to(embedded.dtype))
             logits = self.over_arch(crossed).squeeze(-1)
@@ -202,9 +203,7 @@ def shard_model(
         plan=TorchRecPlan(
             {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
         ),
-        sharders=[
-            s for s in get_default_sharders() if isinstance(s, EmbeddingBagCollectionSharder)
-        ],
+        sharders=[EmbeddingBagCollectionSharder()],
     )
     initialize_tables(wrapped, seed)
     return wrapped
@@ -216,22 +215,22 @@ def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
-    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default.
-
-    Every block of 65,536 rows x 4 columns has its own seed, so a weight depends on its place in
-    its table alone and no rank fills what it does not hold.
-    """
+    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
     for name, weight in sharded_embeddings(model).state_dict().items():
         table = name.split(".")[-2]
         if isinstance(weight, ShardedTensor):
             for shard in weight.local_shards():
-                _fill(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+                fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
 
 
-def _fill(
+def fill_table(
     shard: Tensor, offsets: Sequence[int], num_embeddings: int, table: str, seed: int
 ) -> None:
-    """Fill the rectangle of a table that begins at `offsets` = (row, column)."""
+    """Fill the rectangle of a table that begins at `offsets` = (row, column).
+
+    Every block of 65,536 rows x 4 columns has its own seed, so a weight depends on its place in
+    its table alone, and no rank draws for more than what it holds.
+    """
     bound = num_embeddings**-0.5
     generator = torch.Generator(device=shard.device)
     first_row, first_col = offsets

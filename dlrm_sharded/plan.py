@@ -157,8 +157,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
 
     Raises:
         InvalidPlanError: a wrong world size, table or rank; shards that overlap, leave a gap or
-            reach out of their table; columns that are no multiples of 4; rows split other than
-            TorchRec trains; more memory than a rank has. The message has the numbers.
+            reach out of their table; columns that are no multiples of 4; splits that TorchRec does
+            not train; more memory than a rank has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -180,15 +180,18 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         for shard in shards:
             _check_rectangle(shard, table, plan.world_size)
         _check_tiling(shards, table)
-        if any(shard.num_rows < table.num_embeddings for shard in shards):
+        if is_row_wise(shards, table):
             _check_row_blocks(shards, table, topology)
+        else:
+            _check_widths(shards, table)
     _check_memory(plan, task)
 
 
 def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
-    """The even blocks of rows that TorchRec trains: ceil(rows / blocks) each, the last ones less.
+    """The even blocks of rows that TorchRec trains: ceil(rows / blocks) each, the last one less.
 
-    Blocks beyond the last row are empty and not in the list.
+    Fewer than `num_blocks` where the rows do not reach the last ones; FBGEMM does not train an
+    empty block, so such a table cannot be split over that many ranks.
     """
     height = -(-num_embeddings // num_blocks)
     return [
@@ -255,23 +258,35 @@ def _check_row_blocks(shards: Sequence[Shard], table: Table, topology: Topology)
             f"table {table.name!r} is split by rows and by columns; TorchRec trains row blocks "
             "only at the full width"
         )
-    placed = {shard.rank: shard.rows for shard in shards}
-    hosts = range(topology.world_size // topology.ranks_per_host)
-    groups = [range(topology.world_size)] + [
-        range(host * topology.ranks_per_host, (host + 1) * topology.ranks_per_host)
-        for host in hosts
-    ]
+    placed = sorted((shard.rank, shard.rows) for shard in shards)
+    hosts = range(0, topology.world_size, topology.ranks_per_host)
+    groups = [range(topology.world_size)]
+    groups += [range(first, first + topology.ranks_per_host) for first in hosts]
     for ranks in groups:
         blocks = row_blocks(table.num_embeddings, len(ranks))
-        if len(placed) == len(shards) and placed == dict(zip(ranks, blocks, strict=False)):
+        if len(blocks) == len(ranks) and placed == list(zip(ranks, blocks, strict=True)):
             return
-    found = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in shards)
-    wanted = row_blocks(table.num_embeddings, topology.world_size)
+    found = ", ".join(f"rank {rank}: [{start}, {stop})" for rank, (start, stop) in placed)
+    height = row_blocks(table.num_embeddings, topology.world_size)[0][1]
     raise InvalidPlanError(
         f"table {table.name!r} is split by rows as {found}; TorchRec trains only even blocks of "
-        f"{wanted[0][1]:,} rows over all {topology.world_size} ranks in rank order, or even "
-        f"blocks over the {topology.ranks_per_host} ranks of one host"
+        f"{height:,} rows over all {topology.world_size} ranks in rank order, or even blocks over "
+        f"the {topology.ranks_per_host} ranks of one host, none of them empty"
     )
+
+
+def _check_widths(shards: Sequence[Shard], table: Table) -> None:
+    """TorchRec takes the column shards of a table on one rank for one block of equal widths."""
+    widths: dict[int, set[int]] = defaultdict(set)
+    for shard in shards:
+        widths[shard.rank].add(shard.num_cols)
+    for rank, found in widths.items():
+        if len(found) > 1:
+            raise InvalidPlanError(
+                f"table {table.name!r} has column shards of the widths {sorted(found)} on rank "
+                f"{rank}; TorchRec trains several shards of a table on one rank only at equal "
+                "width; merge them into one shard"
+            )
 
 
 def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:

@@ -26,7 +26,7 @@ from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.distributed import detect_topology, on_rank_zero
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, row_blocks, validate
+from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -176,13 +176,8 @@ def _to_parameter_sharding(
 ) -> ParameterSharding:
     sharding_type = ShardingType.COLUMN_WISE
     if is_row_wise(shards, table):
-        first = min(shard.rank for shard in shards)
-        num_blocks = topology.world_size
-        sharding_type = ShardingType.ROW_WISE
-        if not _blocks_over(topology.world_size, shards, table):
-            num_blocks = topology.ranks_per_host
-            sharding_type = ShardingType.TABLE_ROW_WISE
-        shards = _with_empty_blocks(shards, table, range(first, first + num_blocks))
+        over_all_ranks = len(shards) == topology.world_size
+        sharding_type = ShardingType.ROW_WISE if over_all_ranks else ShardingType.TABLE_ROW_WISE
     return ParameterSharding(
         sharding_type=sharding_type.value,
         compute_kernel=EmbeddingComputeKernel.FUSED.value,
@@ -200,19 +195,3 @@ def _to_parameter_sharding(
             ]
         ),
     )
-
-
-def _blocks_over(num_ranks: int, shards: Sequence[Shard], table: Table) -> bool:
-    """Whether a table's row blocks are those of `num_ranks` ranks, beginning at rank 0."""
-    blocks = row_blocks(table.num_embeddings, num_ranks)
-    return [(s.rank, s.rows) for s in shards] == list(enumerate(blocks))
-
-
-def _with_empty_blocks(shards: Sequence[Shard], table: Table, ranks: range) -> list[Shard]:
-    """TorchRec wants a block from every rank: those past the last row are empty."""
-    end = table.num_embeddings
-    empty = [
-        Shard(table.name, rank, (end, end), (0, table.embedding_dim))
-        for rank in ranks[len(shards) :]
-    ]
-    return [*shards, *empty]

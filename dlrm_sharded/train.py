@@ -116,9 +116,10 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
 
 
 def _build(cfg: DictConfig, rank: Rank) -> Job:
-    if cfg.batch_size < 1 or cfg.batch_size % rank.world_size:
+    batch_size = cfg.batch_size
+    if not isinstance(batch_size, int) or batch_size < 1 or batch_size % rank.world_size:
         raise ConfigError(
-            f"batch_size is {int(cfg.batch_size):,}; it is global and must be a positive multiple of "
+            f"batch_size is {cfg.batch_size}; it is global and must be a positive multiple of "
             f"the {rank.world_size} ranks"
         )
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
@@ -133,7 +134,7 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
         sharder=instantiate(own_keys(cfg.sharder, HydraConfig.get().overrides.task)),
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
-        batch_size=cfg.batch_size,
+        batch_size=batch_size,
         seed=cfg.seed,
     )
 
@@ -147,7 +148,9 @@ def own_keys(sharder: DictConfig, overrides: list[str]) -> DictConfig:
     given = {o.lstrip("+").split("=", 1)[0] for o in overrides}
     if "sharder._target_" not in given:
         return sharder
-    return OmegaConf.create({k: v for k, v in sharder.items() if f"sharder.{k}" in given})
+    return OmegaConf.masked_copy(
+        sharder, [key for key in map(str, sharder) if f"sharder.{key}" in given]
+    )
 
 
 def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
@@ -174,7 +177,7 @@ def _measure(cfg: DictConfig, dataset: Dataset, model: Any, rank: Rank) -> Measu
     if num_batches < 1:
         raise ConfigError(
             "there is no batch to measure with; measure.num_batches must be >= 1 and the training "
-            f"split hold a batch of {cfg.batch_size:,} samples"
+            "split hold at least one global batch"
         )
     batches = [
         dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)

@@ -104,7 +104,10 @@ def _time_once(
 def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator[None]:
     """Put back FBGEMM's step counts, from which Adam corrects its bias."""
     fused = [
-        m for m in embeddings.modules() if isinstance(m, SplitTableBatchedEmbeddingBagsCodegen)
+        module
+        for lookup in embeddings._lookups  # a plain list: `embeddings.modules()` misses them
+        for module in lookup.modules()
+        if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
     ]
     steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
     try:

@@ -28,18 +28,17 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.plan import ShardingPlan, row_blocks, validate
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import from_torchrec
 
-SHARDING_TYPES = [
+COLUMN_TYPES = [
     ShardingType.TABLE_WISE.value,
     ShardingType.COLUMN_WISE.value,
     ShardingType.TABLE_COLUMN_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
 ]
+ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
 """What a plan can say. Left out: data-parallel (replicas) and grid (rows and columns at once)."""
 
 
@@ -99,7 +98,7 @@ class TorchRecSharder:
         topology = _torchrec_topology(task.topology)
         constraints = {
             table.name: ParameterConstraints(
-                sharding_types=SHARDING_TYPES,
+                sharding_types=_sharding_types(table, task.topology),
                 compute_kernels=[EmbeddingComputeKernel.FUSED.value],
                 pooling_factors=[table.pooling_factor],
                 min_partition=self._min_partition
@@ -138,7 +137,7 @@ class TorchRecSharder:
             storage_reservation=HeuristicalStorageReservation(percentage=0.05),
             constraints={
                 table.name: ParameterConstraints(
-                    sharding_types=SHARDING_TYPES,
+                    sharding_types=_sharding_types(table, task.topology),
                     compute_kernels=[EmbeddingComputeKernel.FUSED.value],
                 )
                 for table in task.tables
@@ -164,6 +163,12 @@ class _TableStorage(ShardEstimator):
                 num_rows, num_cols = shard.size
                 size = self._topology.shard_bytes(num_rows, num_cols)
                 shard.storage = Storage(hbm=0 if on_cpu else size, ddr=size if on_cpu else 0)
+
+
+def _sharding_types(table: Table, topology: Topology) -> list[str]:
+    """What FBGEMM can train: row-wise only where every rank gets a row."""
+    splits_rows = len(row_blocks(table.num_embeddings, topology.world_size)) == topology.world_size
+    return COLUMN_TYPES + ROW_TYPES if splits_rows else COLUMN_TYPES
 
 
 def _bag_config(table: Table) -> EmbeddingBagConfig:

@@ -12,9 +12,6 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
-FIGURE_SIZE = {"figsize": (4.6, 2.9), "dpi": 150, "layout": "constrained"}
-"""Reads well as a thumbnail in TensorBoard, which is about 330 pixels wide."""
-
 MAX_TABLES_SHOWN = 8
 
 
@@ -119,8 +116,7 @@ def plot_cost_by_rank(cost: PlanCost, *, max_ms: float | None = None) -> Figure:
     Args:
         max_ms: upper end of the axis, to compare figures of several runs.
     """
-    figure = Figure(**FIGURE_SIZE)
-    axes = figure.subplots()
+    figure, axes = _thumbnail()
     ranks = range(len(cost.per_rank))
     left = [0.0] * len(ranks)
     for stage in STAGES:
@@ -133,8 +129,7 @@ def plot_cost_by_rank(cost: PlanCost, *, max_ms: float | None = None) -> Figure:
 
 def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
     """Stacked bars: the memory of the largest tables, and of all others, on every rank."""
-    figure = Figure(**FIGURE_SIZE)
-    axes = figure.subplots()
+    figure, axes = _thumbnail()
     bytes_of_table: dict[str, int] = {}
     for shard in plan.shards:
         size = shard.bytes_on(task.topology)
@@ -155,6 +150,12 @@ def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     _finish_bars(figure, axes, plan.world_size, "MiB of tables", None, columns=3)
     return figure
+
+
+def _thumbnail() -> tuple[Figure, Axes]:
+    """A figure that reads well where TensorBoard shows it, about 330 pixels wide."""
+    figure = Figure(figsize=(4.6, 2.9), dpi=150, layout="constrained")
+    return figure, figure.subplots()
 
 
 def _finish_bars(

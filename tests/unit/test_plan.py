@@ -75,6 +75,10 @@ INVALID = {
         "even blocks of 50",
     ),
     "rows_swapped": (plan(shard(1, rows=(0, 50)), shard(0, rows=(50, 100))), "in rank order"),
+    "widths": (
+        plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 8)), shard(0, cols=(8, 16))),
+        r"the widths \[4, 8\] on rank 0",
+    ),
     "grid": (
         plan(
             shard(0, (0, 50), (0, 8)),
@@ -101,6 +105,14 @@ def test_memory_counts_optimizer_state() -> None:
         validate(plan(shard(0)), task(memory=exactly, optimizer_bytes_per_row=4))
     with pytest.raises(InvalidPlanError, match="19,200 B"):
         validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
+
+
+def test_empty_row_block() -> None:
+    """4 rows make blocks of 2: the third rank has none."""
+    tiny = ShardingTask((Table("t", 4, 16, 1.0),), Topology(3, 10**6), 64)
+    rows = plan(shard(0, rows=(0, 2)), shard(1, rows=(2, 4)), world_size=3)
+    with pytest.raises(InvalidPlanError, match="none of them empty"):
+        validate(rows, tiny)
 
 
 def test_rows_over_one_host() -> None:

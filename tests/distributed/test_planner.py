@@ -1,0 +1,194 @@
+"""`ShardedPlanner` in the place of TorchRec's planner, on models that are not ours."""
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.test_utils.test_model import ModelInput
+from torchrec.distributed.test_utils.test_model import TestSparseNN as SparseNN
+from torchrec.models.dlrm import DLRM
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.torchrec_adapter import from_torchrec, to_torchrec
+from tests.distributed.ranks import gathered, run_ranks
+
+META = torch.device("meta")
+
+
+def bags(prefix: str, count: int) -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(
+            name=f"{prefix}{i}",
+            num_embeddings=20 + 10 * i,
+            embedding_dim=8 * (1 + i % 2),
+            feature_names=[f"feature_{prefix}{i}"],
+        )
+        for i in range(count)
+    ]
+
+
+def train_foreign_model(rank: Rank) -> dict[str, Any]:
+    """One step of TorchRec's own test model, whose tables are in two collections."""
+    tables, weighted = bags("t", 4), bags("w", 2)
+    model = SparseNN(
+        tables=tables, weighted_tables=weighted, dense_device=rank.device, sparse_device=META
+    )
+    plan = ShardedPlanner(GreedySharder("size")).collective_plan(
+        model, get_default_sharders(), torch.distributed.GroupMember.WORLD
+    )
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    _, local_inputs = ModelInput.generate(
+        batch_size=4,
+        world_size=rank.world_size,
+        num_float_features=10,
+        tables=tables,
+        weighted_tables=weighted,
+    )
+    loss, _ = sharded(local_inputs[rank.rank])
+    loss.backward()
+    ranks = {
+        f"{path}/{name}": parameter.ranks
+        for path, module_plan in plan.plan.items()
+        for name, parameter in module_plan.items()
+    }
+    everywhere = gathered(rank, ranks)
+    return {"loss": float(loss), "ranks": ranks, "agree": all(r == ranks for r in everywhere)}
+
+
+def test_trains_torchrec_test_model() -> None:
+    result = run_ranks(train_foreign_model, 2)
+    assert result["agree"]
+    assert len(result["ranks"]) == 6
+    assert {rank for ranks in result["ranks"].values() for rank in ranks} == {0, 1}
+    assert result["loss"] == result["loss"]
+
+
+def fail_on_rank_zero(rank: Rank) -> list[str]:
+    """Every rank gets the planner's exception, none waits for a timeout."""
+    planner = ShardedPlanner(
+        RandomSharder(), topology=Topology(rank.world_size, 10, compute_device="cpu")
+    )
+    model = SparseNN(tables=bags("t", 2), dense_device=rank.device, sparse_device=META)
+    try:
+        planner.collective_plan(model)
+    except InfeasibleTaskError as error:
+        return gathered(rank, str(error))
+    return ["no error"]
+
+
+def test_failure_reaches_every_rank() -> None:
+    messages = run_ranks(fail_on_rank_zero, 2)
+    assert len(messages) == 2
+    assert messages[0] == messages[1]
+    assert "more than the 10 B" in messages[0]
+
+
+def small_dlrm() -> DLRM:
+    return DLRM(
+        embedding_bag_collection=EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=f"t{i}", num_embeddings=50, embedding_dim=16, feature_names=[f"f{i}"]
+                )
+                for i in range(5)
+            ],
+            device=META,
+        ),
+        dense_in_features=3,
+        dense_arch_layer_sizes=[8, 16],
+        over_arch_layer_sizes=[8, 1],
+    )
+
+
+TOPOLOGY = Topology(4, 10**6, local_world_size=2, compute_device="cpu")
+
+
+def test_pooling_factors_reach_the_sharder() -> None:
+    """`lookup` separates the two busy tables only if it is told that they are busy."""
+    planner = ShardedPlanner(
+        GreedySharder("lookup"),
+        topology=Topology(2, 10**6, compute_device="cpu"),
+        pooling_factors={"t0": 100.0, "t1": 90.0},
+    )
+    plan = planner.plan(small_dlrm(), get_default_sharders())
+    module = plan.plan["sparse_arch.embedding_bag_collection"]
+    assert module["t0"].ranks != module["t1"].ranks
+
+
+@pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
+def test_same_form_as_torchrec() -> None:
+    """Paths, tables and shards are where TorchRec's planner puts them."""
+    ours = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(
+        small_dlrm(), get_default_sharders()
+    )
+    theirs = EmbeddingShardingPlanner(debug=False, topology=_torchrec_topology()).plan(
+        small_dlrm(), get_default_sharders()
+    )
+    assert ours.plan.keys() == theirs.plan.keys()
+    for path, module in ours.plan.items():
+        assert module.keys() == theirs.plan[path].keys()
+
+
+def _torchrec_topology() -> Any:
+    from torchrec.distributed.planner import Topology as TorchRecTopology
+
+    return TorchRecTopology(world_size=4, compute_device="cpu", local_world_size=2)
+
+
+def test_tables_of_one_name_in_two_modules() -> None:
+    model = torch.nn.ModuleDict({"left": small_dlrm(), "right": small_dlrm()})
+    plan = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY).plan(
+        model, get_default_sharders()
+    )
+    assert len(plan.plan) == 2
+    assert all(set(module) == {f"t{i}" for i in range(5)} for module in plan.plan.values())
+
+
+def test_model_without_tables() -> None:
+    with pytest.raises(ConfigError, match="no embedding module"):
+        ShardedPlanner(RandomSharder(), topology=TOPOLOGY).plan(torch.nn.Linear(2, 2), [])
+
+
+TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        (Shard("a", 0, (0, 40), (0, 16)), Shard("b", 3, (0, 30), (0, 8))),
+        (
+            Shard("a", 0, (0, 40), (0, 4)),
+            Shard("a", 2, (0, 40), (4, 16)),
+            Shard("b", 3, (0, 30), (0, 8)),
+        ),
+        (
+            *(Shard("a", r, (10 * r, 10 * r + 10), (0, 16)) for r in range(4)),
+            *(Shard("b", 2 + r, (15 * r, 15 * r + 15), (0, 8)) for r in range(2)),
+        ),
+    ],
+    ids=["whole", "columns", "rows"],
+)
+def test_there_and_back(shards: tuple[Shard, ...]) -> None:
+    plan = ShardingPlan("test", 4, shards)
+    module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
+    assert sorted(from_torchrec(module_plan)) == sorted(shards)
+
+
+def test_data_parallel_is_refused() -> None:
+    module_plan = to_torchrec(
+        ShardingPlan("test", 4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY
+    )
+    module_plan["a"].sharding_spec = None
+    module_plan["a"].sharding_type = "data_parallel"
+    with pytest.raises(InvalidPlanError, match="'a' is data_parallel"):
+        from_torchrec(module_plan)

@@ -1,0 +1,297 @@
+"""A sharded model trains like the same model on one device, under every kind of plan."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.model import Dlrm, dlrm, fill_table, shard_model, sharded_embeddings
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.training.optimizers import OptimizerConfig
+from tests.distributed.ranks import gathered, run_ranks
+
+TABLES = (Table("a", 40, 16, 3.0), Table("b", 30, 8, 2.0), Table("c", 5, 8, 1.0))
+LOCAL_BATCH_SIZE = 6
+NUM_STEPS = 3
+LEARNING_RATE = 0.3
+ADAGRAD_EPSILON = 1e-8
+"""FBGEMM's default."""
+
+CPU = torch.device("cpu")
+PLANS = (
+    "table_wise",
+    "columns_uneven",
+    "columns_on_one_rank",
+    "empty_rank",
+    "row_wise",
+    "rows_and_columns",
+)
+
+
+def make_plan(kind: str, world_size: int) -> ShardingPlan:
+    last = world_size - 1
+    a, b, c = TABLES
+
+    def columns(table: Table, *parts: tuple[int, int, int]) -> list[Shard]:
+        rows = (0, table.num_embeddings)
+        return [Shard(table.name, rank, rows, (start, stop)) for start, stop, rank in parts]
+
+    def rows(table: Table) -> list[Shard]:
+        blocks = row_blocks(table.num_embeddings, world_size)
+        return [
+            Shard(table.name, r, block, (0, table.embedding_dim)) for r, block in enumerate(blocks)
+        ]
+
+    whole = [Shard.whole(b, 0), Shard.whole(c, last)]
+    uneven = [(0, 12, 0), (12, 16, last)]
+    on_one_rank = [(0, 4, 0), (4, 12, last), (12, 16, 0)]
+    if world_size == 1:  # all on one rank, where widths must be equal
+        uneven, on_one_rank = [(0, 16, 0)], [(0, 8, 0), (8, 16, 0)]
+    shards = {
+        "table_wise": [Shard.whole(a, last), *whole],
+        "columns_uneven": [*columns(a, *uneven), *whole],
+        "columns_on_one_rank": [*columns(a, *on_one_rank), *whole],
+        "empty_rank": [Shard.whole(table, 0) for table in TABLES],
+        "row_wise": [*rows(a), *rows(b), *rows(c)],
+        "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
+    }[kind]
+    return ShardingPlan("test", world_size, tuple(shards))
+
+
+def global_batches(world_size: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    size = LOCAL_BATCH_SIZE * world_size
+    batches = []
+    for _ in range(NUM_STEPS):
+        lengths = torch.randint(0, 5, (len(TABLES), size), generator=generator)
+        ids = [
+            torch.randint(0, t.num_embeddings, (int(n.sum()),), generator=generator)
+            for t, n in zip(TABLES, lengths, strict=True)
+        ]
+        batches.append(
+            Batch(
+                torch.rand(size, 3, generator=generator),
+                KeyedJaggedTensor(
+                    keys=[t.name for t in TABLES],
+                    values=torch.cat(ids),
+                    lengths=lengths.flatten().int(),
+                ),
+                torch.randint(0, 2, (size,), generator=generator).float(),
+            )
+        )
+    return batches
+
+
+def share(batch: Batch, rank: int) -> Batch:
+    """Samples of one rank."""
+    start = rank * LOCAL_BATCH_SIZE
+    stop = start + LOCAL_BATCH_SIZE
+    jagged = batch.sparse_features.to_dict()
+    values, lengths = [], []
+    for table in TABLES:
+        offsets = jagged[table.name].offsets()
+        values.append(jagged[table.name].values()[offsets[start] : offsets[stop]])
+        lengths.append(jagged[table.name].lengths()[start:stop])
+    return Batch(
+        batch.dense_features[start:stop],
+        KeyedJaggedTensor(
+            keys=[t.name for t in TABLES], values=torch.cat(values), lengths=torch.cat(lengths)
+        ),
+        batch.labels[start:stop],
+    )
+
+
+def make_model() -> Dlrm:
+    torch.manual_seed(0)
+    return dlrm(TABLES, 3, dense_layers=[8, 8], over_layers=[8, 1], device=CPU)
+
+
+def optimizers(embedding: str) -> OptimizerConfig:
+    return OptimizerConfig(
+        embedding=embedding,
+        embedding_learning_rate=LEARNING_RATE,
+        dense="sgd",
+        dense_learning_rate=0.1,
+    )
+
+
+def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
+    """Train under each (plan, embedding optimizer); what came out, of all ranks."""
+    results: dict[str, Any] = {}
+    for kind, embedding in cases:
+        topology = Topology(
+            rank.world_size,
+            10**9,
+            local_world_size=rank.local_world_size,
+            compute_device="cpu",
+        )
+        plan = make_plan(kind, rank.world_size)
+        validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
+        config = optimizers(embedding)
+        model = make_model()
+        config.fuse_into(model, CPU)
+        sharded = shard_model(model, plan, TABLES, topology, seed=7)
+        optimizer = config.of(sharded)
+        logits = []
+        for batch in global_batches(rank.world_size):
+            optimizer.zero_grad()
+            loss, (_, step_logits, _) = sharded(share(batch, rank.rank))
+            loss.backward()
+            optimizer.step()
+            logits.append(step_logits)
+        results[f"{kind}-{embedding}"] = {
+            "logits": torch.cat(gathered(rank, torch.stack(logits)), dim=1),
+            "shards": [
+                shard for shards in gathered(rank, local_shards(sharded)) for shard in shards
+            ],
+            "dense": [p.detach() for p in model.dense_arch.parameters()],
+            "fused_modules": [
+                len(lookup._emb_modules)
+                for lookup in sharded_embeddings(sharded)._lookups
+                if isinstance(lookup, GroupedPooledEmbeddingsLookup)
+            ],
+        }
+    return results
+
+
+def local_shards(sharded: torch.nn.Module) -> list[tuple[str, list[int], Tensor]]:
+    """(table, offsets, weights) of this rank."""
+    return [
+        (name.split(".")[-2], list(shard.metadata.shard_offsets), shard.tensor.clone())
+        for name, weight in sharded_embeddings(sharded).state_dict().items()
+        for shard in weight.local_shards()
+    ]
+
+
+def initial_tables() -> dict[str, Tensor]:
+    """The weights that seed 7 gives, whole."""
+    tables = {t.name: torch.empty(t.num_embeddings, t.embedding_dim) for t in TABLES}
+    for name, weight in tables.items():
+        fill_table(weight, [0, 0], len(weight), name, seed=7)
+    return tables
+
+
+def train_unsharded(kind: str, embedding: str, world_size: int) -> dict[str, Any]:
+    """The same training on one device, the tables updated shard by shard in plain torch."""
+    model = make_model()
+    collection = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name,
+                num_embeddings=t.num_embeddings,
+                embedding_dim=t.embedding_dim,
+                feature_names=[t.name],
+            )
+            for t in TABLES
+        ],
+        device=CPU,
+    )
+    weights = {name: bag.weight for name, bag in collection.embedding_bags.items()}
+    for name, values in initial_tables().items():
+        weights[name].data.copy_(values)
+    model.sparse_arch.embedding_bag_collection = collection
+    dense = [p for n, p in model.named_parameters() if "embedding_bag" not in n]
+    optimizer = torch.optim.SGD(dense, lr=0.1)
+    shards = make_plan(kind, world_size).shards
+    row_states = {shard: torch.zeros(shard.num_rows) for shard in shards}
+    logits = []
+    for batch in global_batches(world_size):
+        model.zero_grad()
+        loss, (_, step_logits, _) = model(batch)
+        loss.backward()
+        optimizer.step()
+        for shard, state in row_states.items():
+            place = (slice(*shard.rows), slice(*shard.cols))
+            gradient = weights[shard.table].grad[place]
+            if embedding == "rowwise_adagrad":
+                # One number per row of a shard: the mean over the shard's columns only.
+                state += gradient.square().mean(dim=1)
+                gradient = gradient / (state.sqrt() + ADAGRAD_EPSILON)[:, None]
+            weights[shard.table].data[place] -= LEARNING_RATE * gradient
+        logits.append(step_logits)
+    return {
+        "logits": torch.stack(logits),
+        "tables": {name: weight.detach() for name, weight in weights.items()},
+        "dense": [p.detach() for p in model.dense_arch.parameters()],
+    }
+
+
+@functools.cache
+def sharded_results(world_size: int) -> dict[str, Any]:
+    """All cases of one world size in one start of its processes."""
+    cases = [(kind, embedding) for kind in PLANS for embedding in ("sgd", "rowwise_adagrad")]
+    return run_ranks(train_sharded, world_size, cases)
+
+
+@pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_trains_alike(world_size: int, kind: str, embedding: str) -> None:
+    sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
+    unsharded = train_unsharded(kind, embedding, world_size)
+
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    close(sharded["logits"], unsharded["logits"])
+    for ours, theirs in zip(sharded["dense"], unsharded["dense"], strict=True):
+        close(ours, theirs)
+    covered = 0
+    for name, (row, col), weight in sharded["shards"]:
+        height, width = weight.shape
+        close(weight, unsharded["tables"][name][row : row + height, col : col + width])
+        covered += weight.numel()
+    assert covered == sum(t.num_embeddings * t.embedding_dim for t in TABLES)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_one_fused_module_per_rank(world_size: int) -> None:
+    """Whole tables and column shards fuse; row blocks are a second module."""
+    results = sharded_results(world_size)
+    for kind in ("table_wise", "columns_uneven", "columns_on_one_rank", "empty_rank"):
+        assert results[f"{kind}-sgd"]["fused_modules"] == [1], kind
+    assert results["row_wise-sgd"]["fused_modules"] == [1]
+    # With one rank its only row block is the whole table.
+    assert results["rows_and_columns-sgd"]["fused_modules"] == ([1, 1] if world_size > 1 else [1])
+
+
+def test_column_split_changes_rowwise_adagrad() -> None:
+    """Its state is one number per row and shard, so split tables train a little differently."""
+    whole = train_unsharded("table_wise", "rowwise_adagrad", 2)["tables"]
+    split = train_unsharded("columns_uneven", "rowwise_adagrad", 2)["tables"]
+    difference = (whole["a"] - split["a"]).abs().max()
+    assert 1e-3 < difference < LEARNING_RATE * NUM_STEPS
+    torch.testing.assert_close(
+        train_unsharded("table_wise", "sgd", 2)["tables"]["a"],
+        train_unsharded("columns_uneven", "sgd", 2)["tables"]["a"],
+    )
+
+
+def train_host_rows(rank: Rank) -> dict[str, Any]:
+    """Row blocks over the ranks of the second of two hosts, beside whole tables."""
+    topology = Topology(4, 10**9, local_world_size=2, compute_device="cpu")
+    a, b, c = TABLES
+    blocks = row_blocks(a.num_embeddings, 2)
+    shards = [Shard(a.name, 2 + i, rows, (0, a.embedding_dim)) for i, rows in enumerate(blocks)]
+    plan = ShardingPlan("test", 4, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
+    validate(plan, ShardingTask(TABLES, topology, 4))
+    config = optimizers("sgd")
+    model = make_model()
+    config.fuse_into(model, CPU)
+    sharded = shard_model(model, plan, TABLES, topology, seed=7)
+    logits = sharded(share(global_batches(4)[0], rank.rank))[1][1]
+    return {"logits": torch.cat(gathered(rank, logits))}
+
+
+def test_rows_over_one_host() -> None:
+    sharded = run_ranks(train_host_rows, 4, local_world_size=2)
+    unsharded = train_unsharded("table_wise", "sgd", 4)
+    torch.testing.assert_close(sharded["logits"], unsharded["logits"][0], rtol=1e-4, atol=1e-5)
