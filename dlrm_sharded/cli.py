@@ -1,8 +1,9 @@
-"""How the commands end: what the user can mend is one readable message and exit code 2."""
+"""What the commands share: how they read the sharder, and how they end."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -10,21 +11,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.distributed import is_from_other_rank, process_group, rank_from_environment
 from dlrm_sharded.errors import UserError
+
+log = logging.getLogger(__name__)
 
 EXIT_USER_ERROR = 2
 MEETING_TIMEOUT_S = 30
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
+def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     """Leave the block, or end the process: with 2 and one message for what the user can mend.
 
     Other errors pass, and end the process with 1 and their traceback.
+
+    Args:
+        all_ranks_alike: an error in the block is one that every rank has, before they know of each
+            other, such as a bad override; rank 0 alone reports it.
     """
     try:
         yield
@@ -36,8 +45,11 @@ def exit_codes() -> Iterator[None]:
         message = readable_message(error)
         if message is None:
             raise
-        if not is_from_other_rank(error):
-            _report(message, everywhere=not isinstance(error, UserError))
+        rank = rank_from_environment()
+        if rank.rank == 0 or not (all_ranks_alike or is_from_other_rank(error)):
+            _report(message, rank.rank)
+        if all_ranks_alike and rank.world_size > 1:
+            _meet()
     else:
         return
     sys.exit(EXIT_USER_ERROR)
@@ -46,35 +58,53 @@ def exit_codes() -> Iterator[None]:
 def run_hydra(hydra_main: Callable[[], object]) -> None:
     """Call a function that `hydra.main` decorates, with our exit codes for config errors too."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    with exit_codes():
+    with exit_codes(all_ranks_alike=True):
         hydra_main()
+
+
+def own_keys(sharder: DictConfig) -> DictConfig:
+    """The sharder's node without the keys of a class that the command line replaced.
+
+    `sharder._target_=my.module.MySharder` names another class, to which the arguments in the
+    chosen yaml do not belong; those given on the command line do.
+    """
+    overrides = HydraConfig.get().overrides.task
+    given = [override.lstrip("+").split("=", 1)[0].split(".") for override in overrides]
+    if ["sharder", "_target_"] not in given:
+        return sharder
+    own = sharder.copy()  # keeps its parent, for values such as ${seed}
+    with open_dict(own):
+        for key in set(sharder) - {path[1] for path in given if path[0] == "sharder" and path[1:]}:
+            del own[key]
+    return own
 
 
 def readable_message(error: BaseException) -> str | None:
     """What to tell the user, or None for an error that only a programmer can mend."""
+    cause = error.__cause__
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, InstantiationException):
-        cause = error.__cause__
         if isinstance(cause, UserError):
             return str(cause)
-        if cause is None or isinstance(cause, TypeError | ImportError | ValueError):
-            return str(error)
-        return None
+        if not isinstance(cause, TypeError | ImportError | ValueError | None):
+            return None
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return str(error)
+        details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
+        return f"{error}{details}"
     return None
 
 
-def _report(message: str, *, everywhere: bool) -> None:
-    """Print the message; where all ranks have it alike, on rank 0 only.
+def _report(message: str, rank: int) -> None:
+    """To the terminal, and through the log once Hydra has set it up."""
+    line = f"error on rank {rank}: {message}" if rank else f"error: {message}"
+    if HydraConfig.initialized():
+        log.error(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
-    torchrun ends all ranks when the first one ends, so they wait until rank 0 has printed.
-    """
-    rank = rank_from_environment()
-    if rank.rank == 0 or not everywhere:
-        where = f" (rank {rank.rank})" if rank.rank else ""
-        print(f"error{where}: {message}", file=sys.stderr, flush=True)
-    if everywhere and rank.world_size > 1 and not dist.is_initialized():
-        with process_group(timeout_s=MEETING_TIMEOUT_S):
-            dist.barrier()
+
+def _meet() -> None:
+    """Wait for the other ranks: torchrun ends them all when the first one ends."""
+    with process_group(timeout_s=MEETING_TIMEOUT_S):
+        dist.barrier()

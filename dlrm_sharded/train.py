@@ -19,13 +19,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
 from dlrm_sharded.cost.measure import MeasuredCost, measure
-from dlrm_sharded.data.base import BatchStream, Dataset
+from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
-    every_rank_has,
     least_of_ranks,
     on_rank_zero,
     process_group,
@@ -74,7 +73,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
     )
     task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
-    plan = on_rank_zero(lambda: _plan(job, task, run_dir))
     with all_or_none():
         streams = {
             split: BatchStream(
@@ -84,11 +82,12 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 world_size=rank.world_size,
                 shuffle_seed=job.seed if split == "train" else None,
             )
-            for split in ("train", "val")
+            for split in SPLITS
         }
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
-        job.optimizer.fuse_into(model, rank.device)
+        job.optimizer.fuse_into(model)
+    plan = on_rank_zero(lambda: _plan(job, task, run_dir))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
@@ -123,7 +122,10 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
             f"the {rank.world_size} ranks"
         )
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    optimizer.check_device(rank.device)
     topology: Topology = instantiate(cfg.topology)
+    if cfg.measure.num_batches < 1 or cfg.measure.warmup < 1:
+        raise ConfigError("measure.num_batches and measure.warmup must be >= 1")
     return Job(
         dataset=instantiate(cfg.data),
         topology=dataclasses.replace(
@@ -131,25 +133,11 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
             bytes_per_element=optimizer.bytes_per_element,
             optimizer_bytes_per_row=optimizer.bytes_per_row,
         ),
-        sharder=instantiate(own_keys(cfg.sharder, HydraConfig.get().overrides.task)),
+        sharder=instantiate(own_keys(cfg.sharder)),
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
         batch_size=batch_size,
         seed=cfg.seed,
-    )
-
-
-def own_keys(sharder: DictConfig, overrides: list[str]) -> DictConfig:
-    """The sharder's node without the keys of a class that the command line replaced.
-
-    `sharder._target_=my.module.MySharder` names another class, to which the arguments in the
-    chosen yaml do not belong; those given on the command line do.
-    """
-    given = {o.lstrip("+").split("=", 1)[0] for o in overrides}
-    if "sharder._target_" not in given:
-        return sharder
-    return OmegaConf.masked_copy(
-        sharder, [key for key in map(str, sharder) if f"sharder.{key}" in given]
     )
 
 
@@ -174,11 +162,6 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
 def _measure(cfg: DictConfig, dataset: Dataset, model: Any, rank: Rank) -> MeasuredCost:
     """The embedding cost on the first batches of the training split."""
     num_batches = min(cfg.measure.num_batches, dataset.num_batches("train"))
-    if num_batches < 1:
-        raise ConfigError(
-            "there is no batch to measure with; measure.num_batches must be >= 1 and the training "
-            "split hold at least one global batch"
-        )
     batches = [
         dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
         for i in range(num_batches)
@@ -230,11 +213,9 @@ def main() -> None:
     rank = rank_from_environment()
     if rank.rank > 0:
         sys.argv += QUIET_RANK
-    with exit_codes():
+    with exit_codes(all_ranks_alike=True):
         if rank.world_size > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
-            raise every_rank_has(
-                ConfigError("under torchrun every rank would sweep; start -m without torchrun")
-            )
+            raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
     run_hydra(hydra_main)
 
 

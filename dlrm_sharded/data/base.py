@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 class Dataset(Protocol):
@@ -69,6 +70,11 @@ class BatchStream(Iterator[Batch]):
         self._world_size = world_size
         self._shuffle_seed = shuffle_seed
         self._num_batches = dataset.num_batches(split)
+        if split == "train" and self._num_batches == 0:
+            raise DataError(
+                f"the training split has less than one batch of {dataset.batch_size:,} samples; "
+                "lower batch_size or give more data"
+            )
         self._epoch = 0
         self._position = 0
         self._order = self._order_of_epoch()

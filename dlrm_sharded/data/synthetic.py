@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,8 @@ class SyntheticDataset:
         max_rows: larger tables are cut to this, so that a published task fits a small machine.
         cache_batches: the first generated batches are kept for the later epochs, up to this
             number and to `cache_gib` per rank: an epoch that fits is generated once.
+        pregenerate: a rank that asks for its first training batch waits until all that fit the
+            cache are there, and the training loop does not wait for any of them.
     """
 
     def __init__(
@@ -60,9 +63,13 @@ class SyntheticDataset:
         seed: int = 0,
         cache_batches: int = 64,
         cache_gib: float = 1.0,
+        pregenerate: bool = False,
     ) -> None:
         if not tables or len({table.name for table in tables}) < len(tables):
-            raise ConfigError("tables: at least one is needed, and every name only once")
+            raise ConfigError(
+                "data.tables has no tables, or two of one name; "
+                "give one table or more, each its name"
+            )
         if alpha < 0 or not 0 <= pooling_spread <= 1:
             raise ConfigError(
                 f"alpha is {alpha}, must be >= 0; pooling_spread is {pooling_spread}, "
@@ -79,6 +86,7 @@ class SyntheticDataset:
         self._labels = PlantedLabels(self._specs, num_dense=num_dense, seed=seed)
         self._lengths: dict[int, Tensor] = {}
         self._cache = _BatchCache(cache_batches, int(cache_gib * 2**30))
+        self._to_pregenerate = num_train_batches if pregenerate else 0
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -100,7 +108,7 @@ class SyntheticDataset:
         profiled = []
         for spec, feature in zip(self._specs, self._features, strict=True):
             lengths = feature.lengths("train", 0, self.batch_size)
-            ids = np.empty(lengths.sum(), dtype=np.int64)
+            ids = np.empty(lengths.sum(), dtype=np.int32)
             feature.write_ids(ids, "train", 0, lengths)
             profiled.append(
                 profiled_table(
@@ -119,16 +127,36 @@ class SyntheticDataset:
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
         if not 0 <= index < self._num_batches[split]:
             raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
+        if split == "train" and self._to_pregenerate:
+            self._pregenerate(rank, world_size)
         place = (split, index, rank, world_size)
-        batch = self._cache.get(place)
-        if batch is None:
-            num_samples = self.batch_size // world_size
-            first = index * self.batch_size + rank * num_samples
-            batch = self._generate(split, first, num_samples)
-            self._cache.keep(place, batch)
-        return batch
+        return self._cache.get(place) or self._generate(place)[0]
 
-    def _generate(self, split: Split, first: int, num_samples: int) -> Batch:
+    def _pregenerate(self, rank: int, world_size: int) -> None:
+        """Generate training batches until the cache is full."""
+        started = time.perf_counter()
+        num_batches, self._to_pregenerate = self._to_pregenerate, 0
+        for index in range(num_batches):
+            _, is_kept = self._generate(("train", index, rank, world_size))
+            if not is_kept:
+                num_batches = index
+                break
+        log.info(
+            "%d of %d training batches generated ahead in %.1f s",
+            num_batches,
+            self._num_batches["train"],
+            time.perf_counter() - started,
+        )
+
+    def _generate(self, place: _Place) -> tuple[Batch, bool]:
+        """A rank's share of a batch, and whether the cache keeps it."""
+        split, index, rank, world_size = place
+        num_samples = self.batch_size // world_size
+        first = index * self.batch_size + rank * num_samples
+        batch = self._samples(split, first, num_samples)
+        return batch, self._cache.keep(place, batch)
+
+    def _samples(self, split: Split, first: int, num_samples: int) -> Batch:
         """Samples number `first`, `first` + 1, ... of the split."""
         lengths = self._constant_lengths(num_samples)
         if not all(feature.is_constant for feature in self._features):
@@ -139,7 +167,7 @@ class SyntheticDataset:
                 row[:] = feature.lengths(split, first, num_samples)
         length_per_key = per_feature.sum(axis=1, dtype=np.int64)
         offset_per_key = np.concatenate([[0], np.cumsum(length_per_key)])
-        values = np.empty(offset_per_key[-1], dtype=np.int64)
+        values = np.empty(offset_per_key[-1], dtype=np.int32)
         for i, feature in enumerate(self._features):
             ids = values[offset_per_key[i] : offset_per_key[i + 1]]
             feature.write_ids(ids, split, first, per_feature[i])
@@ -192,7 +220,7 @@ class _Feature:
         return (mean + rounding).astype(np.int32)
 
     def write_ids(
-        self, out: NDArray[np.int64], split: Split, first: int, lengths: NDArray[np.int32]
+        self, out: NDArray[np.int32], split: Split, first: int, lengths: NDArray[np.int32]
     ) -> None:
         """Fill `out`, [sum of lengths], with the ids of the samples from number `first` on."""
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -229,13 +257,16 @@ class _BatchCache:
     def get(self, place: _Place) -> Batch | None:
         return self._batches.get(place)
 
-    def keep(self, place: _Place, batch: Batch) -> None:
+    def keep(self, place: _Place, batch: Batch) -> bool:
+        """Keep the batch if there is room; whether there was."""
         tensors = (batch.dense_features, batch.labels, batch.sparse_features.values())
         num_bytes = sum(t.nbytes for t in tensors) + batch.sparse_features.lengths().nbytes
-        if self._batches_left > 0 and num_bytes <= self._bytes_left:
+        has_room = self._batches_left > 0 and num_bytes <= self._bytes_left
+        if has_room:
             self._batches_left -= 1
             self._bytes_left -= num_bytes
             self._batches[place] = batch
+        return has_room
 
 
 def _cap_rows(tables: Sequence[Table], max_rows: int | None) -> tuple[Table, ...]:

@@ -35,7 +35,9 @@ class Evaluator:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add predictions of this rank: logits [B], labels [B] of 0 and 1."""
-        self._auroc.update(logits.sigmoid(), labels.int())
+        # In fp32 the sigmoid of equal logits differs in the last bit between SIMD lanes and the
+        # remainder; rounded from fp64, ties stay ties.
+        self._auroc.update(logits.double().sigmoid().float(), labels.int())
         log_loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         self._sums += torch.stack(
             [log_loss.double(), labels.double().sum(), labels.new_tensor(len(labels)).double()]

@@ -104,17 +104,16 @@ class OptimizerConfig:
         """Optimizer state per row of a shard."""
         return STATE_BYTES[self.embedding][1]
 
-    def fuse_into(self, model: Dlrm, device: torch.device) -> None:
-        """Register the embedding optimizer; before the model is sharded.
-
-        Raises:
-            ConfigError: FBGEMM has no fused Adam on a CPU.
-        """
+    def check_device(self, device: torch.device) -> None:
+        """Raise ConfigError where FBGEMM does not fuse the optimizer: Adam on a CPU."""
         if self.embedding == "adam" and device.type == "cpu":
             raise ConfigError(
                 "optimizer.embedding is 'adam', which FBGEMM fuses on CUDA only; "
                 "use sgd or rowwise_adagrad on a CPU"
             )
+
+    def fuse_into(self, model: Dlrm) -> None:
+        """Register the embedding optimizer; before the model is sharded."""
         apply_optimizer_in_backward(
             EMBEDDING_OPTIMIZERS[self.embedding],
             embedding_parameters(model),

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from dlrm_sharded.data.base import BatchStream
 from dlrm_sharded.distributed import Rank, Stopwatch, every_rank_has
-from dlrm_sharded.errors import ConfigError, DataError, DivergenceError
+from dlrm_sharded.errors import ConfigError, DivergenceError
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from dlrm_sharded.training.optimizers import ScheduledRate
@@ -101,8 +101,6 @@ class Trainer:
         rank: Rank,
         log_scalar: LogScalar,
     ) -> None:
-        if len(train_stream) == 0:
-            raise DataError(f"the training split has less than one batch of {batch_size:,} samples")
         self._model = model
         self._rates = rates
         self._eval_stream = eval_stream

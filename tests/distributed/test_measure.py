@@ -34,7 +34,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
         dense_learning_rate=0.1,
     )
     model = dlrm(TABLES, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
-    config.fuse_into(model, rank.device)
+    config.fuse_into(model)
     sharded = shard_model(model, plan, TABLES, topology, seed=0)
     # A step first, so that there is optimizer state to change.
     optimizer = config.of(sharded)
@@ -95,7 +95,7 @@ def measure_big(rank: Rank) -> list[float]:
     model = dlrm(tables, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
     OptimizerConfig(
         embedding="sgd", embedding_learning_rate=0.1, dense="sgd", dense_learning_rate=0.1
-    ).fuse_into(model, rank.device)
+    ).fuse_into(model)
     sharded = shard_model(model, plan, tables, topology, seed=0)
     size = 512
     ids = KeyedJaggedTensor(

@@ -139,7 +139,7 @@ def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
         validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
         config = optimizers(embedding)
         model = make_model()
-        config.fuse_into(model, CPU)
+        config.fuse_into(model)
         sharded = shard_model(model, plan, TABLES, topology, seed=7)
         optimizer = config.of(sharded)
         logits = []
@@ -285,7 +285,7 @@ def train_host_rows(rank: Rank) -> dict[str, Any]:
     validate(plan, ShardingTask(TABLES, topology, 4))
     config = optimizers("sgd")
     model = make_model()
-    config.fuse_into(model, CPU)
+    config.fuse_into(model)
     sharded = shard_model(model, plan, TABLES, topology, seed=7)
     logits = sharded(share(global_batches(4)[0], rank.rank))[1][1]
     return {"logits": torch.cat(gathered(rank, logits))}

@@ -1,0 +1,50 @@
+# `make run` and `make test` from a fresh clone. DEVICE=cpu on a machine with GPUs to leave them out.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+
+NUM_GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+DEVICE ?= $(if $(filter-out 0,$(NUM_GPUS)),cuda,cpu)
+PYTHON ?= python3
+VENV := .venv-$(DEVICE)
+BIN := $(VENV)/bin
+
+ifeq ($(DEVICE),cuda)
+NPROC ?= $(NUM_GPUS)
+else
+NPROC ?= 2
+export CUDA_VISIBLE_DEVICES :=
+endif
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# More threads than cores cost far more than fewer.
+export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
+
+.PHONY: run test check lint unit tensorboard benchmark clean
+run: $(VENV)/installed  ## one training run; ARGS="sharder=dim batch_size=8192"
+	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(ARGS)
+
+test: $(VENV)/installed  ## all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+check: lint unit  ## what CI asks of every commit
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/contract
+
+tensorboard: $(VENV)/installed  ## all runs in runs/
+	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
+
+benchmark: $(VENV)/installed  ## the README's figures; ARGS="data" for a part
+	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+$(VENV)/installed: requirements/$(DEVICE).txt requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/$(DEVICE).txt
+	touch $@
+
+clean:
+	rm -rf .venv-cpu .venv-cuda

@@ -1,0 +1,48 @@
+"""A plan only, without training or a GPU.
+
+python scripts/plan.py task=task.json sharder=torchrec out=plan.json
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import hydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.plan import validate, write_json
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.task import GIB, read_task
+from dlrm_sharded.train import own_keys
+
+log = logging.getLogger("dlrm_sharded.plan")
+CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
+
+
+@hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="plan")
+def main(cfg: DictConfig) -> None:
+    with exit_codes():
+        task = read_task(cfg.task)
+        sharder: Sharder = instantiate(own_keys(cfg.sharder))
+        plan = sharder.shard(task)
+        validate(plan, task)
+        write_json(cfg.out, plan.to_json())
+        used = plan.bytes_by_rank(task.topology)
+        log.info(
+            "%s: %d shards of %d tables in %.3f s; %.2f to %.2f GiB a rank, of %.2f; wrote %s",
+            plan.sharder,
+            len(plan.shards),
+            len(task.tables),
+            plan.solve_s or 0.0,
+            min(used) / GIB,
+            max(used) / GIB,
+            task.topology.memory_bytes / GIB,
+            cfg.out,
+        )
+
+
+if __name__ == "__main__":
+    run_hydra(main)

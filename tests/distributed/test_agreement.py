@@ -1,0 +1,109 @@
+"""Ranks agree: what one of them raises, all of them raise."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.distributed import (
+    Rank,
+    all_or_none,
+    is_from_other_rank,
+    least_of_ranks,
+    on_rank_zero,
+)
+from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
+from tests.distributed.ranks import gathered, run_ranks
+
+WORLD_SIZE = 2
+
+
+class TwoPartsError(Exception):
+    """Pickles, but does not unpickle: it is built again from one argument."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def local_error(message: str) -> Exception:
+    class LocalError(Exception):
+        """Cannot be pickled at all."""
+
+    return LocalError(message)
+
+
+def raise_on_rank_zero(rank: Rank, error: Exception) -> None:
+    def fail() -> None:
+        assert rank.is_zero, "ran on another rank"
+        raise error
+
+    on_rank_zero(fail)
+
+
+def raise_alone(rank: Rank, errors: dict[int, Exception]) -> None:
+    with all_or_none():
+        if rank.rank in errors:
+            raise errors[rank.rank]
+
+
+CASES: dict[str, Callable[[Rank], None]] = {
+    "rank_zero-ours": lambda rank: raise_on_rank_zero(rank, InfeasibleTaskError("no room")),
+    "rank_zero-local": lambda rank: raise_on_rank_zero(rank, local_error("odd")),
+    "rank_zero-two_parts": lambda rank: raise_on_rank_zero(rank, TwoPartsError("file", "gone")),
+    "all-on_0": lambda rank: raise_alone(rank, {0: DataError("0 is cut")}),
+    "all-on_1": lambda rank: raise_alone(rank, {1: DataError("1 is cut")}),
+    "all-on_both": lambda rank: raise_alone(rank, {0: ConfigError("0"), 1: DataError("1")}),
+    "all-local_on_1": lambda rank: raise_alone(rank, {1: local_error("odd")}),
+    "all-on_none": lambda rank: raise_alone(rank, {}),
+}
+EXPECTED = {
+    # type, message, from another rank; of rank 0 and of rank 1
+    "rank_zero-ours": [
+        ("InfeasibleTaskError", "no room", False),
+        ("InfeasibleTaskError", "no room", True),
+    ],
+    "rank_zero-local": [("LocalError", "odd", False), ("RuntimeError", "LocalError: odd", True)],
+    "rank_zero-two_parts": [
+        ("TwoPartsError", "file: gone", False),
+        ("RuntimeError", "TwoPartsError: file: gone", True),
+    ],
+    "all-on_0": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
+    "all-on_1": [("DataError", "1 is cut", True), ("DataError", "1 is cut", False)],
+    "all-on_both": [("ConfigError", "0", False), ("ConfigError", "0", True)],
+    "all-local_on_1": [("RuntimeError", "LocalError: odd", True), ("LocalError", "odd", False)],
+    "all-on_none": [None, None],
+}
+
+
+def fail_in_every_way(rank: Rank) -> dict[str, Any]:
+    outcomes = {}
+    for name, case in CASES.items():
+        outcome = None
+        try:
+            case(rank)
+        except Exception as error:
+            outcome = (type(error).__name__, str(error), is_from_other_rank(error))
+        outcomes[name] = gathered(rank, outcome)
+    outcomes["result"] = gathered(rank, on_rank_zero(lambda: {"made_by": rank.rank}))
+    outcomes["least"] = gathered(rank, least_of_ranks(10**12 + 5 - rank.rank, rank))
+    return outcomes
+
+
+@functools.cache
+def outcomes() -> dict[str, Any]:
+    """All cases in one start of the processes."""
+    return run_ranks(fail_in_every_way, WORLD_SIZE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_errors_reach_every_rank(name: str) -> None:
+    assert outcomes()[name] == EXPECTED[name]
+
+
+def test_every_rank_gets_the_result_of_rank_zero() -> None:
+    assert outcomes()["result"] == [{"made_by": 0}] * WORLD_SIZE
+
+
+def test_least_of_ranks_is_exact() -> None:
+    assert outcomes()["least"] == [10**12 + 4] * WORLD_SIZE

@@ -1,0 +1,285 @@
+"""Runs as a user starts them: torchrun, two gloo ranks, and what they leave behind."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm_sharded.cost.types import STAGES
+from dlrm_sharded.data.criteo_sample import write_criteo_sample
+from dlrm_sharded.plan import read_plan, validate
+from dlrm_sharded.task import read_task
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+SMALL = ["batch_size=256", "trainer.num_steps=12", "trainer.log_every_steps=4", "data.max_rows=500"]
+SCALARS = {
+    "embedding/cost_ms",
+    "embedding/critical_path_ms",
+    "embedding/input_dist_ms",
+    "embedding/imbalance",
+    *(f"embedding/{stage}_ms/{kind}" for stage in STAGES for kind in ("max", "mean")),
+    "plan/solve_s",
+    "train/samples_per_s",
+    "train/step_ms",
+    "train/data_wait_ms",
+    "train/loss",
+    "eval/auroc",
+    "eval/normalized_entropy",
+    "memory/peak_gib/max",
+}
+RESULT_KEYS = set(
+    [
+        "sharder",
+        "world_size",
+        "device",
+        "embedding_cost_ms",
+        "critical_path_ms",
+        "stages_ms",
+        "predicted_ms",
+        "plan_solve_s",
+        "samples_per_s",
+        "samples_per_s_p10",
+        "step_ms",
+        "loss",
+        "auroc",
+        "steps",
+        "versions",
+        "commit",
+        "seed",
+    ]
+)
+
+
+def train(folder: Path, *overrides: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command(ranks), f"hydra.run.dir={folder}", *overrides],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+
+def command(ranks: int) -> list[str]:
+    return [*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "dlrm_sharded.train"]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def result_of(folder: Path) -> dict[str, object]:
+    fields: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return fields
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run that the tests below read."""
+    folder = tmp_path_factory.mktemp("runs") / "size_lookup"
+    done = train(folder, *SMALL, "seed=3")
+    assert done.returncode == 0, done.stderr
+    assert "embedding cost" in done.stderr
+    assert "samples/s" in done.stderr
+    return folder
+
+
+def test_result_json(run_dir: Path) -> None:
+    result = result_of(run_dir)
+    assert set(result) >= RESULT_KEYS
+    assert result["sharder"] == "size_lookup"
+    assert result["world_size"] == 2
+    assert result["steps"] == 12
+    assert result["seed"] == 3
+    assert result["predicted_ms"] is None
+    for key in ("embedding_cost_ms", "critical_path_ms", "samples_per_s", "step_ms", "loss"):
+        value = result[key]
+        assert isinstance(value, float)
+        assert math.isfinite(value)
+        assert value > 0
+    assert set(result["stages_ms"]) == set(STAGES)  # type: ignore[call-overload]
+
+
+def test_plan_json(run_dir: Path) -> None:
+    task = read_task(run_dir / "task.json")
+    validate(read_plan(run_dir / "plan.json"), task)
+    assert all(table.reuse_histogram is not None for table in task.tables)
+    assert task.topology.optimizer_bytes_per_row == 4
+
+
+def test_event_file(run_dir: Path) -> None:
+    (event_file,) = run_dir.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(event_file))
+    events.Reload()
+    tags = events.Tags()
+    assert set(tags["scalars"]) >= SCALARS
+    assert set(tags["images"]) == {"plan/cost_by_rank", "plan/memory_by_rank"}
+    assert {"plan/explained/text_summary", "config/text_summary"} <= set(tags["tensors"])
+    assert [event.step for event in events.Scalars("train/loss")] == [4, 8, 12]
+    result = result_of(run_dir)
+    cost_ms = events.Scalars("embedding/cost_ms")[0].value
+    assert cost_ms == pytest.approx(result["embedding_cost_ms"], rel=1e-5)
+    assert events.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
+
+
+def test_only_rank_zero_writes(run_dir: Path) -> None:
+    names = {path.name.split(".tfevents")[0] for path in run_dir.iterdir()}
+    assert names == {
+        ".hydra",
+        "events.out",
+        "plan.json",
+        "result.json",
+        "task.json",
+        "train.log",
+    }
+
+
+def test_seed_and_not_plan_decides_the_loss(run_dir: Path, tmp_path: Path) -> None:
+    """Other plans start from the same weights and see the same batches.
+
+    Equal up to the order of sums, as no table is split; at SGD's smooth steps, so that it stays so.
+    """
+    sgd = ["optimizer=sgd", "optimizer.embedding_learning_rate=0.01"]
+    losses = []
+    for sharder in ("dim", "random"):
+        done = train(tmp_path / sharder, *SMALL, *sgd, "seed=3", f"sharder={sharder}")
+        assert done.returncode == 0, done.stderr
+        losses.append(result_of(tmp_path / sharder)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert read_plan(tmp_path / "dim/plan.json") != read_plan(tmp_path / "random/plan.json")
+
+
+def test_trains_again_from_its_plan_file(run_dir: Path, tmp_path: Path) -> None:
+    plan = ["sharder=plan_file", f"sharder.path={run_dir / 'plan.json'}"]
+    done = train(tmp_path, *SMALL, *plan, "trainer.pipeline=sparse_dist")
+    assert done.returncode == 0, done.stderr
+    assert read_plan(tmp_path / "plan.json").shards == read_plan(run_dir / "plan.json").shards
+    wrong = train(tmp_path / "wrong", *SMALL, *plan, ranks=1)
+    assert "the plan is for 2 ranks, the job has 1" in wrong.stderr
+
+
+def test_pipelines_train_alike(tmp_path: Path) -> None:
+    losses = []
+    for pipeline in ("base", "sparse_dist"):
+        done = train(
+            tmp_path / pipeline,
+            *SMALL,
+            f"trainer.pipeline={pipeline}",
+            "trainer.eval_every_steps=5",
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append(result_of(tmp_path / pipeline)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_learns_from_criteo_files(tmp_path: Path) -> None:
+    """From a TSV to an AUROC that chance does not give."""
+    write_criteo_sample(tmp_path / "train.txt", num_rows=30_000, seed=1)
+    done = train(
+        tmp_path / "run",
+        "data=criteo_kaggle",
+        f"data.source.files=[{tmp_path / 'train.txt'}]",
+        f"data.blocks_dir={tmp_path / 'blocks'}",
+        "batch_size=512",
+        "data.embedding_dim=8",
+    )
+    assert done.returncode == 0, done.stderr
+    auroc = result_of(tmp_path / "run")["auroc"]
+    assert isinstance(auroc, float)
+    assert auroc > 0.6
+
+
+BAD_INPUT = {
+    "sharder": (["sharder=nope"], ["nope", "size_lookup", "torchrec"]),
+    "key": (["trainer.num_stepz=3"], ["num_stepz"]),
+    "huge_table": (["topology.memory_gib=0.0001"], ["'t", "needs", "freest"]),
+    "no_tables": (["data.tables._target_=builtins.tuple"], ["data.tables has no tables"]),
+    "batch_size": (["batch_size=255"], ["batch_size is 255", "2 ranks"]),
+    "plan_file": (["sharder=plan_file", "sharder.path=none.json"], ["plan file none.json"]),
+    "data_file": (
+        ["data=criteo_kaggle", "data.source.files=[none.txt]", "data.blocks_dir=none"],
+        ["none.txt"],
+    ),
+    "nan": (
+        ["optimizer.dense_learning_rate=1e30", "optimizer=sgd", "trainer.log_every_steps=4"],
+        ["the loss is", "at step"],
+    ),
+    "model": (["model.over_layers=[8]"], ["model.over_layers"]),
+    "adam_on_cpu": (["optimizer=adam"], ["CUDA only"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name: str, tmp_path: Path) -> None:
+    """One message, from one rank; the ranks end with 2; nothing that looks like a result."""
+    overrides, expected = BAD_INPUT[name]
+    small = [o for o in SMALL if name not in ("no_tables", "data_file") or "max_rows" not in o]
+    done = train(tmp_path, *small, *overrides)
+
+    assert done.returncode == 1  # torchrun's own; it names the ranks' below
+    ours = done.stderr.split("Traceback")[0]  # torchrun's own follows
+    assert ours.count("error: ") == 1, done.stderr
+    message = ours[ours.index("error: ") :]
+    for words in expected:
+        assert words in message
+    assert "exitcode  : 2" in done.stderr
+    assert "exitcode  : 1 " not in done.stderr
+    left = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    kept = {"config", "hydra", "overrides", "train"} | (
+        {"events", "plan", "task"} if name == "nan" else set()
+    )
+    assert left <= kept
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    """Without torchrun: one rank, and the exit code is ours."""
+    alone = [sys.executable, "-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}"]
+    options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
+    bad = subprocess.run([*alone, "batch_size=0"], check=False, **options)  # type: ignore[call-overload]
+    assert bad.returncode == 2
+    assert "batch_size is 0" in bad.stderr
+    good = subprocess.run([*alone, *SMALL], check=False, **options)  # type: ignore[call-overload]
+    assert good.returncode == 0, good.stderr
+    assert result_of(tmp_path)["world_size"] == 1
+
+
+def test_lost_rank_ends_the_job(tmp_path: Path) -> None:
+    """A rank that dies takes the others with it within seconds, not after a timeout."""
+    job = subprocess.Popen(
+        [*command(2), f"hydra.run.dir={tmp_path}", *SMALL, "trainer.num_steps=100000"],
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("plan.json")):
+            assert time.monotonic() < deadline, "the job did not start"
+            assert job.poll() is None, "the job ended early"
+            time.sleep(0.2)
+        workers = _children(job.pid)
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(c) for t in tasks for c in (t / "children").read_text().split()]
