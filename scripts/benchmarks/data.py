@@ -1,7 +1,4 @@
-"""Measures rows/s of converting Criteo TSVs and of serving batches, on a made-up TSV.
-
-python scripts/benchmark_data.py --rows 400000 --threads 1
-"""
+"""Rows/s of converting Criteo TSVs and of serving batches, on a made-up TSV."""
 
 from __future__ import annotations
 
@@ -22,14 +19,13 @@ if TYPE_CHECKING:
 SERVE_S = 2.0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1, help="for parsing [%(default)s]")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
     os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # read when polars is imported
     import torch
 
@@ -85,7 +81,3 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - cpu
-
-
-if __name__ == "__main__":
-    main()

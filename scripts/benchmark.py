@@ -1,0 +1,33 @@
+"""The README's figures, measured on this machine.
+
+python scripts/benchmark.py data        Criteo: rows/s converted and served
+python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
+python scripts/benchmark.py loop        the trainer's loop against a bare one
+python scripts/benchmark.py sharders    embedding cost and throughput under every sharder
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from benchmarks import data, loop, planning, sharders
+
+PARTS = {"data": data, "planning": planning, "loop": loop, "sharders": sharders}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    for name, part in PARTS.items():
+        part.add_arguments(parts.add_parser(name, help=part.__doc__))
+    options = parser.parse_args()
+    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
+    print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
+    PARTS[options.part].run(options)
+
+
+if __name__ == "__main__":
+    main()
