@@ -98,6 +98,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
     if dist.get_rank() == source:
         try:
             result = fn()
+            pickle.dumps(result)  # here, where a failure still reaches the other ranks
         except Exception as error:
             dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
             raise
@@ -180,10 +181,13 @@ def available_host_bytes() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        available = min(available, int(text) - int(used.read_text()))
+    group = Path("/sys/fs/cgroup")
+    limit = group / "memory.max"
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        # The page cache that the kernel gives back first counts as used, but is there to have.
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
+        available = min(available, int(text) - used)
     return available
 
 

@@ -191,8 +191,6 @@ def _hparams(cfg: DictConfig, rank: Rank) -> dict[str, str]:
     choices = HydraConfig.get().runtime.choices
     return {
         "sharder": str(choices.get("sharder")),
-        "data": str(choices.get("data")),
-        "model": str(choices.get("model")),
         "world_size": str(rank.world_size),
         "batch_size": str(cfg.batch_size),
         "seed": str(cfg.seed),

@@ -21,8 +21,8 @@ class ShardShare:
 
     Args:
         cost_ms: the rank's cost, divided among its shards: computation in proportion to columns
-            read (columns x ids per sample), communication in proportion to columns; None where
-            the rank's cost is not known.
+            read (columns x ids per sample), communication in proportion to columns, and so is
+            computation where nothing is read; None where the rank's cost is not known.
         work: columns read per sample.
     """
 
@@ -36,12 +36,12 @@ class ShardShare:
 def shares_of_rank(
     plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
 ) -> list[ShardShare]:
-    """The shards of a rank, those with most work first."""
+    """The shards of a rank, the costliest first, or those with most work without a cost."""
     tables = {table.name: table for table in task.tables}
     on_rank = [shard for shard in plan.shards if shard.rank == rank]
     work = [_columns_read(shard, tables[shard.table]) for shard in on_rank]
-    sum_work = sum(work) or 1.0
-    sum_cols = sum(shard.num_cols for shard in on_rank) or 1
+    sum_work = sum(work)
+    sum_cols = sum(shard.num_cols for shard in on_rank)
     shares = []
     for shard, shard_work in zip(on_rank, work, strict=True):
         cost_ms = None
@@ -49,7 +49,9 @@ def shares_of_rank(
             stages = cost.per_rank[rank]
             compute_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
             comm_ms = stages.fwd_comm_ms + stages.bwd_comm_ms
-            cost_ms = compute_ms * shard_work / sum_work + comm_ms * shard.num_cols / sum_cols
+            by_cols = shard.num_cols / sum_cols
+            by_work = shard_work / sum_work if sum_work else by_cols
+            cost_ms = compute_ms * by_work + comm_ms * by_cols
         shares.append(
             ShardShare(
                 shard=shard,
@@ -59,7 +61,7 @@ def shares_of_rank(
                 cost_ms=cost_ms,
             )
         )
-    return sorted(shares, key=lambda share: share.work, reverse=True)
+    return sorted(shares, key=lambda share: (share.cost_ms or 0.0, share.work), reverse=True)
 
 
 def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> str:
@@ -78,7 +80,7 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
             blame = ", ".join(f"{s.shard.table} ({_ms(s.cost_ms)} ms)" for s in top)
             lines.append(
                 f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
-                f"({cost.imbalance:.2f} x the mean), most of it from {blame}."
+                f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
             )
     lines += [
         "",
@@ -166,7 +168,7 @@ def _finish_bars(
     axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
     axes.invert_yaxis()
     axes.set_xlim(0, end)
-    figure.legend(loc="outside upper center", ncols=columns, fontsize=7, frameon=False)
+    figure.legend(loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
 
 
 def _columns_read(shard: Shard, table: Table) -> float:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.cost.measure import MeasuredCost
@@ -15,12 +15,22 @@ from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.explain import explain, plot_cost_by_rank, plot_memory_by_rank
 
+COMPARED_METRICS = (
+    "embedding/cost_ms",
+    "embedding/critical_path_ms",
+    "embedding/imbalance",
+    "train/samples_per_s",
+    "eval/auroc",
+)
+"""Few enough for one page of TensorBoard's HParams table."""
+
 
 class RunWriter:
     """One run's event file. On ranks above 0 there is none, and every method does nothing."""
 
     def __init__(self, run_dir: Path, *, enabled: bool) -> None:
         self._writer = SummaryWriter(str(run_dir), flush_secs=10) if enabled else None
+        self._trial = f"{run_dir.parent.name}/{run_dir.name}"
 
     def __enter__(self) -> RunWriter:
         return self
@@ -39,7 +49,7 @@ class RunWriter:
             self._writer.add_scalar(tag, value, step)
 
     def config(self, yaml: str, hparams: Mapping[str, str]) -> None:
-        """The run's config as text, and what a sweep varies as HParams in the same file.
+        """The run's config as text, and what runs are compared by as HParams in the same file.
 
         `add_hparams` of torch would open a run of its own, apart from the scalars.
         """
@@ -47,8 +57,14 @@ class RunWriter:
             return
         indented = "\n".join(f"    {line}" for line in yaml.splitlines())
         self._writer.add_text("config", indented)
-        trial = ",".join(f"{key}={value}" for key, value in hparams.items())
-        self._writer._get_file_writer().add_summary(hparams_pb(dict(hparams), trial_id=trial))
+        file_writer = self._writer._get_file_writer()
+        file_writer.add_summary(
+            hparams_config_pb(
+                hparams=[HParam(name) for name in hparams],
+                metrics=[Metric(tag) for tag in COMPARED_METRICS],
+            )
+        )
+        file_writer.add_summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
     def plan(self, plan: ShardingPlan, task: ShardingTask, measured: MeasuredCost) -> None:
         """The plan, what it costs, and why."""

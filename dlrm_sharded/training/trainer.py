@@ -31,6 +31,7 @@ from dlrm_sharded.training.optimizers import ScheduledRate
 
 log = logging.getLogger(__name__)
 
+CHANCE_MARGIN = 0.01
 PIPELINES = ("auto", "base", "sparse_dist")
 LogScalar = Callable[[str, float, int], None]
 """Takes a tag, a value and a step."""
@@ -182,6 +183,14 @@ class Trainer:
             value = getattr(self._evaluation, tag)
             if value is not None:
                 self._log_scalar(f"eval/{tag}", value, step)
+        auroc = self._evaluation.auroc
+        if self._rank.is_zero and auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
+            log.warning(
+                "AUROC is %.4f at step %d: the model ranks no better than chance; train longer, or "
+                "look at the learning rates and at how labels and features belong together",
+                auroc,
+                step,
+            )
 
     def _result(self) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).

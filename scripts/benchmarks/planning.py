@@ -7,6 +7,7 @@ import statistics
 
 from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.plan import validate
+from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 
@@ -20,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     tables = draw_tables(dlrm_datasets_pool(), num_tables=options.tables, seed=0)
     task = ShardingTask(tables, Topology(options.ranks, memory_bytes=80 * GIB), batch_size=65_536)
-    sharders = {"random": RandomSharder(), **{w: GreedySharder(w) for w in WEIGHTS}}
+    sharders: dict[str, Sharder] = {
+        "random": RandomSharder(),
+        **{w: GreedySharder(w) for w in WEIGHTS},
+    }
     print(f"{options.tables} tables, {options.ranks} ranks; median of {options.repeats}")
     for name, sharder in sharders.items():
         solve_s = []

@@ -1,0 +1,168 @@
+"""A job of one process, and what a rank knows of itself and its memory."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dlrm_sharded import distributed
+from dlrm_sharded.distributed import (
+    Rank,
+    all_or_none,
+    available_host_bytes,
+    detect_topology,
+    every_rank_has,
+    is_from_other_rank,
+    least_of_ranks,
+    on_rank_zero,
+    process_group,
+    rank_from_environment,
+)
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.task import GIB
+
+SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.fixture(autouse=True)
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in (*SECOND_HOST, "MASTER_ADDR"):
+        monkeypatch.delenv(key, raising=False)
+
+
+@pytest.fixture
+def alone() -> Iterator[Rank]:
+    with process_group() as rank:
+        yield rank
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def free_gib(monkeypatch: pytest.MonkeyPatch, cpu: None) -> int:
+    """Memory that the host is said to have."""
+    monkeypatch.setattr(distributed, "available_host_bytes", lambda: 100 * GIB)
+    return 100
+
+
+@pytest.mark.usefixtures("cpu")
+def test_rank_without_torchrun() -> None:
+    assert rank_from_environment() == Rank(0, 1, 0, 1, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_rank_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in SECOND_HOST.items():
+        monkeypatch.setenv(key, value)
+    rank = rank_from_environment()
+    assert rank == Rank(5, 8, 1, 4, torch.device("cpu"))
+    assert not rank.is_zero
+
+
+def test_group_ends_with_its_block() -> None:
+    for _ in range(2):
+        with process_group() as rank:
+            assert torch.distributed.is_initialized()
+            assert rank.is_zero
+        assert not torch.distributed.is_initialized()
+
+
+def test_group_ends_after_an_error(cpu: None) -> None:
+    with pytest.raises(KeyError), process_group():
+        raise KeyError
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+def test_on_rank_zero_gives_the_result() -> None:
+    assert on_rank_zero(lambda: (1, "a")) == (1, "a")
+    assert on_rank_zero(lambda: None) is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_errors_pass_unchanged() -> None:
+    error = InfeasibleTaskError("no room")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(InfeasibleTaskError) as from_rank_zero:
+        on_rank_zero(fail)
+    with pytest.raises(InfeasibleTaskError) as from_all, all_or_none():
+        fail()
+    assert from_rank_zero.value is from_all.value is error
+    assert not is_from_other_rank(error)
+
+
+@pytest.mark.usefixtures("alone")
+def test_all_or_none_lets_success_pass() -> None:
+    done = []
+    with all_or_none():
+        done.append(1)
+    assert done == [1]
+
+
+def test_least_of_one_rank(alone: Rank) -> None:
+    assert least_of_ranks(80 * GIB + 1, alone) == 80 * GIB + 1
+
+
+@pytest.mark.parametrize(("rank", "reported_elsewhere"), [("0", False), ("1", True)])
+def test_rank_0_reports_what_all_have(
+    rank: str, reported_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    error = ConfigError("bad")
+    assert every_rank_has(error) is error
+    assert is_from_other_rank(error) == reported_elsewhere
+
+
+def test_topology_of_one_process(free_gib: int) -> None:
+    topology = detect_topology(memory_fraction=0.25)
+    assert topology.world_size == topology.ranks_per_host == 1
+    assert topology.compute_device == "cpu"
+    assert topology.memory_bytes == free_gib * GIB // 4
+    assert topology.intra_host_bytes_per_s is None
+    assert topology.inter_host_bytes_per_s is None
+
+
+def test_topology_of_two_hosts(free_gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a host share its memory."""
+    for key, value in SECOND_HOST.items():
+        monkeypatch.setenv(key, value)
+    topology = detect_topology(memory_fraction=1, intra_host_gb_per_s=300, inter_host_gb_per_s=25)
+    assert (topology.world_size, topology.ranks_per_host) == (8, 4)
+    assert topology.memory_bytes == free_gib * GIB // 4
+    assert topology.intra_host_bytes_per_s == 300e9
+    assert topology.inter_host_bytes_per_s == 25e9
+
+
+@pytest.mark.usefixtures("free_gib")
+@pytest.mark.parametrize("memory_gib", [0.5, 56, 1000])
+def test_memory_that_is_given_is_not_detected(memory_gib: float) -> None:
+    assert detect_topology(memory_gib=memory_gib).memory_bytes == memory_gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("memory_gib", 0),
+        ("memory_gib", -1.5),
+        ("memory_gib", float("nan")),
+        ("memory_fraction", 0),
+        ("memory_fraction", 1.1),
+        ("memory_fraction", float("nan")),
+    ],
+    ids=str,
+)
+def test_bad_memory(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.{key} is {value}, must be"):
+        detect_topology(**{key: value})
+
+
+def test_host_memory() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < available_host_bytes() < total

@@ -1,0 +1,165 @@
+"""Imports point down only, and a library stays where it is needed."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = {
+    "dlrm_sharded.errors": 0,
+    "dlrm_sharded.tables": 0,
+    "dlrm_sharded.task": 0,
+    "dlrm_sharded.cost.types": 0,
+    "dlrm_sharded.plan": 0,
+    "dlrm_sharded.sharders.base": 1,
+    "dlrm_sharded.rl.base": 1,
+    "dlrm_sharded.data.base": 1,
+    "dlrm_sharded.sharders": 2,
+    "dlrm_sharded.rl": 2,
+    "dlrm_sharded.cost": 2,
+    "dlrm_sharded.data": 2,
+    "dlrm_sharded.model": 2,
+    "dlrm_sharded.torchrec_adapter": 2,
+    "dlrm_sharded.distributed": 2,
+    "dlrm_sharded.testing": 2,
+    "dlrm_sharded.training": 3,
+    "dlrm_sharded.cli": 4,
+    "dlrm_sharded.train": 4,
+    "dlrm_sharded": 5,  # what the package exports, to those outside
+    "scripts": 5,
+}
+LAYER_0 = [
+    "dlrm_sharded.errors",
+    "dlrm_sharded.tables",
+    "dlrm_sharded.task",
+    "dlrm_sharded.cost.types",
+    "dlrm_sharded.plan",
+]
+"""Each may import those before it."""
+
+PLANNING = ["dlrm_sharded.torchrec_adapter", "dlrm_sharded.sharders.torchrec_planner"]
+HOMES = {
+    "hydra": ["dlrm_sharded.train", "dlrm_sharded.cli", "scripts"],
+    "omegaconf": ["dlrm_sharded.train", "dlrm_sharded.cli", "scripts"],
+    "fbgemm_gpu": ["dlrm_sharded.cost.measure"],
+    "torchrec.distributed": [
+        *PLANNING,
+        "dlrm_sharded.model",
+        "dlrm_sharded.cost.measure",
+        "dlrm_sharded.training",
+    ],
+    **{
+        f"torchrec.distributed.{part}": PLANNING
+        for part in (
+            "planner",
+            "sharding_plan",
+            "embedding_types",
+            "types.ParameterSharding",
+            "types.ShardingType",
+        )
+    },
+}
+"""Library: the only modules that import it."""
+
+FORBIDDEN = [
+    ("dlrm_sharded.sharders", "dlrm_sharded.cost.measure"),
+    ("dlrm_sharded.sharders", "dlrm_sharded.training"),
+    ("dlrm_sharded.sharders", "dlrm_sharded.train"),
+    ("dlrm_sharded.training", "dlrm_sharded.train"),
+    ("dlrm_sharded.rl", "dlrm_sharded.sharders"),
+    ("dlrm_sharded.cost", "dlrm_sharded.sharders"),
+    ("dlrm_sharded.cost", "dlrm_sharded.rl"),
+    ("dlrm_sharded", "scripts"),
+    ("dlrm_sharded", "tests"),
+]
+"""Beyond the layers: the first never imports the second."""
+
+PROTOCOLS = [name for name, layer in LAYERS.items() if layer == 1]
+
+
+def within(name: str, package: str) -> bool:
+    """Whether a dotted name is a package or something in it."""
+    return name == package or name.startswith(f"{package}.")
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """(module, what it imports) of all our code: inside functions and for type checks too."""
+    for folder in ("dlrm_sharded", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            module = ".".join(parts).removesuffix(".__init__")
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    yield from ((module, alias.name) for alias in node.names)
+                elif isinstance(node, ast.ImportFrom):
+                    assert node.level == 0, f"{module} has a relative import"
+                    yield from ((module, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+IMPORTS = sorted(set(imports()))
+
+
+def layer(name: str) -> int:
+    return LAYERS[max((known for known in LAYERS if within(name, known)), key=len)]
+
+
+def test_finds_the_imports() -> None:
+    assert ("dlrm_sharded.task", "dlrm_sharded.tables.Table") in IMPORTS
+    assert ("dlrm_sharded", "dlrm_sharded.torchrec_adapter.ShardedPlanner") in IMPORTS
+    assert {module for module, _ in IMPORTS if within(module, "scripts")}
+
+
+def test_imports_point_down() -> None:
+    ours = [(a, b) for a, b in IMPORTS if within(b, "dlrm_sharded") or within(b, "scripts")]
+    assert [f"{a} -> {b}" for a, b in ours if layer(b) > layer(a)] == []
+
+
+@pytest.mark.parametrize("module", LAYER_0)
+def test_layer_0_needs_no_library(module: str) -> None:
+    below = LAYER_0[: LAYER_0.index(module)]
+    allowed = [*sys.stdlib_module_names, "numpy", *below]
+    found = [b for a, b in IMPORTS if a == module and not any(within(b, name) for name in allowed)]
+    assert found == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_protocols_know_values_only(protocol: str) -> None:
+    ours = [b for a, b in IMPORTS if a == protocol and within(b, "dlrm_sharded")]
+    assert [b for b in ours if layer(b) > 0] == []
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_libraries_stay_at_home(library: str) -> None:
+    users = {module for module, imported in IMPORTS if within(imported, library)}
+    assert users, f"nothing imports {library}: drop the rule"
+    strays = {user for user in users if not any(within(user, home) for home in HOMES[library])}
+    assert strays == set()
+
+
+@pytest.mark.parametrize(("package", "other"), FORBIDDEN, ids=lambda name: name.split(".")[-1])
+def test_never_imports(package: str, other: str) -> None:
+    found = [f"{a} -> {b}" for a, b in IMPORTS if within(a, package) and within(b, other)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
+        ("dlrm_sharded.sharders.heuristics", ["torch"]),
+        ("dlrm_sharded.sharders.plan_file", ["torch"]),
+    ],
+    ids=["package", "heuristics", "plan_file"],
+)
+def test_loads_light(module: str, heavy: list[str]) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    python = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = python.stdout.split()
+    assert module in loaded
+    assert not set(heavy) & set(loaded)

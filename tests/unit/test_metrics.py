@@ -1,0 +1,82 @@
+"""The evaluation against its definitions, in a job of one process."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.training.metrics import Evaluation, Evaluator
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(key, raising=False)
+    with process_group() as me:
+        yield me
+
+
+def evaluate(rank: Rank, logits: Tensor, labels: Tensor, num_batches: int = 1) -> Evaluation:
+    evaluator = Evaluator(rank.device)
+    for part in range(num_batches):
+        evaluator.update(
+            logits[part::num_batches].to(rank.device), labels[part::num_batches].to(rank.device)
+        )
+    return evaluator.compute()
+
+
+def auroc(logits: Tensor, labels: Tensor) -> float:
+    """Share of (positive, negative) pairs in the right order; ties count half."""
+    difference = logits[labels == 1][:, None] - logits[labels == 0][None, :]
+    return float(((difference > 0).double() + 0.5 * (difference == 0).double()).mean())
+
+
+def normalized_entropy(logits: Tensor, labels: Tensor) -> float:
+    logits, labels = logits.double(), labels.double()
+    predicted = torch.where(labels == 1, logits.sigmoid(), 1 - logits.sigmoid())
+    rate = float(labels.mean())
+    entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+    return float(-predicted.log().mean()) / entropy
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@pytest.mark.parametrize("levels", [10**6, 20, 2, 1], ids=lambda n: f"{n}_values")
+def test_equals_plain_computation(rank: Rank, levels: int, num_batches: int) -> None:
+    """The fewer different predictions, the more ties."""
+    generator = torch.Generator().manual_seed(levels)
+    labels = (torch.rand(500, generator=generator) < 0.3).float()
+    scores = torch.randn(500, generator=generator) + labels
+    logits = (scores.sigmoid() * levels).floor() / levels * 4 - 3
+    found = evaluate(rank, logits, labels, num_batches)
+    assert found.auroc == pytest.approx(auroc(logits, labels), abs=1e-5)
+    assert found.normalized_entropy == pytest.approx(normalized_entropy(logits, labels), rel=1e-5)
+    assert found.num_samples == 500
+
+
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [([2.0, 1.0, -1.0, -2.0], 1.0), ([-2.0, -1.0, 1.0, 2.0], 0.0), ([0.5] * 4, 0.5)],
+    ids=["right_order", "wrong_order", "all_tied"],
+)
+def test_known_auroc(rank: Rank, logits: list[float], expected: float) -> None:
+    labels = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    assert evaluate(rank, torch.tensor(logits), labels).auroc == pytest.approx(expected)
+
+
+def test_base_rate_has_normalized_entropy_1(rank: Rank) -> None:
+    labels = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    logits = torch.full((5,), math.log(0.2 / 0.8))
+    assert evaluate(rank, logits, labels).normalized_entropy == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0], ids=["negatives", "positives"])
+def test_one_class_has_no_metric(rank: Rank, label: float) -> None:
+    found = evaluate(rank, torch.linspace(-1, 1, 8), torch.full((8,), label))
+    assert found == Evaluation(auroc=None, normalized_entropy=None, num_samples=8)
+
+
+def test_nothing_to_evaluate(rank: Rank) -> None:
+    assert Evaluator(rank.device).compute() == Evaluation(None, None, 0)

@@ -1,0 +1,231 @@
+"""The model is TorchRec's where dims are equal; table weights depend on their place alone."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.datasets.utils import Batch
+from torchrec.models.dlrm import DLRM, DLRM_DCN
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded import model as model_module
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.model import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters, fill_table
+from dlrm_sharded.tables import Table
+
+CPU = torch.device("cpu")
+NUM_DENSE, BATCH_SIZE = 5, 12
+LAYERS = {"dense_layers": [16, 8], "over_layers": [16, 4, 1]}
+CROSS = {"num_cross_layers": 2, "cross_rank": 6}
+EQUAL = tuple(Table(f"t{i}", 20 + i, 8, 2.0) for i in range(3))
+MIXED = tuple(Table(f"t{i}", 20 + i, dim, 2.0) for i, dim in enumerate([4, 8, 16, 4]))
+
+
+def collection(tables: tuple[Table, ...]) -> EmbeddingBagCollection:
+    """On the CPU, where the model has one on the meta device, for the sharding to fill."""
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=t.name,
+                num_embeddings=t.num_embeddings,
+                embedding_dim=t.embedding_dim,
+                feature_names=[t.name],
+            )
+            for t in tables
+        ],
+        device=CPU,
+    )
+
+
+def make(interaction: str, tables: tuple[Table, ...], **changes: Any) -> Dlrm:
+    torch.manual_seed(0)
+    arguments = {**LAYERS, "device": CPU, **changes}
+    if interaction == "dot":
+        model = dlrm(tables, NUM_DENSE, **arguments)
+    else:
+        model = dlrm_dcnv2(tables, NUM_DENSE, **CROSS, **arguments)
+    model.sparse_arch.embedding_bag_collection = collection(tables)
+    return model
+
+
+def torchrec_model(interaction: str) -> nn.Module:
+    layers = {
+        "dense_arch_layer_sizes": LAYERS["dense_layers"],
+        "over_arch_layer_sizes": LAYERS["over_layers"],
+    }
+    if interaction == "dot":
+        return DLRM(collection(EQUAL), NUM_DENSE, **layers)
+    return DLRM_DCN(
+        collection(EQUAL),
+        NUM_DENSE,
+        dcn_num_layers=CROSS["num_cross_layers"],
+        dcn_low_rank_dim=CROSS["cross_rank"],
+        **layers,
+    )
+
+
+def batch(tables: tuple[Table, ...]) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(0, 4, (len(tables), BATCH_SIZE), generator=generator)
+    ids = torch.randint(0, 20, (int(lengths.sum()),), generator=generator)
+    return Batch(
+        torch.rand(BATCH_SIZE, NUM_DENSE, generator=generator),
+        KeyedJaggedTensor([t.name for t in tables], ids, lengths=lengths.flatten().int()),
+        torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
+    )
+
+
+@pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
+def test_equal_dims_are_torchrecs_model(interaction: str) -> None:
+    theirs = torchrec_model(interaction)
+    ours = make(interaction, EQUAL)
+    ours.load_state_dict(theirs.state_dict())  # strict: the same weights, and no others
+    example = batch(EQUAL)
+    loss, (detached_loss, logits, labels) = ours(example)
+    expected = theirs(example.dense_features, example.sparse_features).squeeze(-1)
+    torch.testing.assert_close(logits, expected.detach())
+    log_loss = nn.functional.binary_cross_entropy_with_logits(expected, example.labels)
+    torch.testing.assert_close(loss, log_loss)
+    assert torch.equal(detached_loss, loss)
+    assert torch.equal(labels, example.labels)
+    assert not logits.requires_grad
+
+    loss.backward()
+    log_loss.backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+
+
+@pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
+def test_mixed_dims_are_projected(interaction: str) -> None:
+    model = make(interaction, MIXED)
+    projections = model.sparse_arch.projections
+    assert {dim: tuple(p.weight.shape) for dim, p in projections.items()} == {
+        "4": (8, 4),
+        "16": (8, 16),
+    }
+    loss, (_, logits, _) = model(batch(MIXED))
+    assert logits.shape == (BATCH_SIZE,)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_projection_is_of_the_tables_dim() -> None:
+    """[B, F, D]: tables of one dim together, each vector times the matrix of its dim."""
+    sparse = make("dot", MIXED).sparse_arch
+    pooled = sparse.lookup(batch(MIXED).sparse_features)
+    projected = sparse.project(pooled)
+    order = ["t0", "t3", "t1", "t2"]
+    assert projected.shape == (BATCH_SIZE, len(order), 8)
+    for place, name in enumerate(order):
+        dim = pooled[name].shape[1]
+        expected = pooled[name] if dim == 8 else sparse.projections[str(dim)](pooled[name])
+        torch.testing.assert_close(projected[:, place], expected)
+
+
+def test_one_table() -> None:
+    one = EQUAL[:1]
+    assert make("dot", one)(batch(one))[1][1].shape == (BATCH_SIZE,)
+
+
+@pytest.mark.parametrize("tables", [EQUAL, MIXED], ids=["equal", "mixed"])
+@pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
+def test_bf16_is_for_the_dense_part(interaction: str, tables: tuple[Table, ...]) -> None:
+    exact = make(interaction, tables)
+    rounded = make(interaction, tables, bf16=True)
+    rounded.load_state_dict(exact.state_dict())
+    dtypes: dict[str, torch.dtype] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            value = output if isinstance(output, Tensor) else output.values()
+            dtypes[name] = value.dtype
+
+        return hook
+
+    rounded.sparse_arch.embedding_bag_collection.register_forward_hook(note("pooled"))
+    rounded.dense_arch.register_forward_hook(note("dense"))
+    rounded.over_arch.register_forward_hook(note("over"))
+    example = batch(tables)
+    loss, (_, logits, _) = rounded(example)
+    loss.backward()
+
+    assert dtypes == {"pooled": torch.float32, "dense": torch.bfloat16, "over": torch.bfloat16}
+    assert {p.grad.dtype for p in rounded.parameters()} == {torch.float32}
+    assert loss.dtype == logits.dtype == torch.float32
+    expected = exact(example)[1][1]
+    assert not torch.equal(logits, expected)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0.02)
+
+
+def test_tables_wait_for_the_sharding() -> None:
+    """No rank holds what it will not train."""
+    model = dlrm(MIXED, NUM_DENSE, **LAYERS, device=CPU)
+    weights = embedding_parameters(model)
+    assert [tuple(w.shape) for w in weights] == [(20, 4), (21, 8), (22, 16), (23, 4)]
+    assert {w.device.type for w in weights} == {"meta"}
+    others = {id(p) for p in model.parameters()} - {id(w) for w in weights}
+    assert {p.device.type for p in model.parameters() if id(p) in others} == {"cpu"}
+
+
+def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
+    shard = torch.full((rows[1] - rows[0], cols[1] - cols[0]), float("nan"))
+    arguments = {"table": "t", "seed": 3, **changes}
+    fill_table(shard, [rows[0], cols[0]], num_rows, **arguments)
+    return shard
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "block_rows", "row_cuts"),
+    [
+        (70_000, 65_536, [35_000]),
+        (70_000, 65_536, [65_536]),
+        (50, 16, [1, 15, 16, 17, 40]),
+        (50, 64, [25]),
+        (48, 16, [32]),
+    ],
+    ids=["half", "at_block_end", "many", "one_block", "even_blocks"],
+)
+def test_pieces_are_the_whole(
+    num_rows: int, block_rows: int, row_cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "INIT_BLOCK_ROWS", block_rows)
+    whole = filled((0, num_rows), (0, 8), num_rows)
+    bounds = [0, *row_cuts, num_rows]
+    rows = [filled(part, (0, 8), num_rows) for part in itertools.pairwise(bounds)]
+    assert torch.equal(torch.cat(rows), whole)
+    cols = [filled((0, num_rows), part, num_rows) for part in ((0, 4), (4, 8))]
+    assert torch.equal(torch.cat(cols, dim=1), whole)
+
+
+def test_weights_are_uniform_and_all_different() -> None:
+    whole = filled((0, 70_000), (0, 8), 70_000)
+    bound = 70_000**-0.5
+    assert whole.abs().max() <= bound
+    assert whole.std() == pytest.approx(bound / 3**0.5, rel=0.01)
+    first_rows = [whole[start, :4] for start in (0, 65_536)] + [whole[0, 4:]]
+    others = [filled((0, 70_000), (0, 4), 70_000, **c)[0] for c in ({"seed": 4}, {"table": "u"})]
+    assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("layers", "key"),
+    [
+        ({"dense_layers": []}, "model.dense_layers is empty"),
+        ({"over_layers": []}, r"model.over_layers is \[\]"),
+        ({"over_layers": [1]}, r"model.over_layers is \[1\]"),
+        ({"over_layers": [16, 2]}, r"model.over_layers is \[16, 2\]"),
+    ],
+    ids=["no_dense", "no_over", "one_over", "two_logits"],
+)
+@pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
+def test_bad_layers(interaction: str, layers: dict[str, list[int]], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        make(interaction, EQUAL, **layers)
