@@ -1,6 +1,6 @@
 """One training run: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
 
-The only module of the package that knows Hydra.
+With `cli.py`, the only module of the package that knows Hydra.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dlrm_sharded.distributed import (
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import ShardingPlan, validate, write_json
+from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
 from dlrm_sharded.training.result import result_json, summary
@@ -52,7 +53,7 @@ class Job:
 
     dataset: Dataset
     topology: Topology
-    sharder: Any
+    sharder: Sharder
     optimizer: OptimizerConfig
     trainer: TrainerConfig
     batch_size: int

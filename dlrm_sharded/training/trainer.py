@@ -110,7 +110,7 @@ class Trainer:
         self._rank = rank
         self._log_scalar = log_scalar
         self._num_steps = config.num_steps or config.num_epochs * len(train_stream)
-        self._batches = _Timed(_endless(train_stream))
+        self._batches = _Timed(_endless(train_stream), pinned=rank.device.type == "cuda")
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
         self._step_ms: list[float] = []
         self._loss = float("nan")
@@ -252,15 +252,22 @@ def evaluate(
 
 
 class _Timed(Iterator[Batch]):
-    """Counts the time that the loop waits for its next batch."""
+    """Counts the time that the loop waits for its next batch.
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    Args:
+        pinned: batches come in page-locked memory, from which CUDA copies while it computes.
+    """
+
+    def __init__(self, batches: Iterator[Batch], *, pinned: bool) -> None:
         self._batches = batches
+        self._pinned = pinned
         self._waits_s: list[float] = []
 
     def __next__(self) -> Batch:
         started = time.perf_counter()
         batch = next(self._batches)
+        if self._pinned:
+            batch = batch.pin_memory()
         self._waits_s.append(time.perf_counter() - started)
         return batch
 

@@ -35,27 +35,25 @@ SCALARS = {
     "eval/normalized_entropy",
     "memory/peak_gib/max",
 }
-RESULT_KEYS = set(
-    [
-        "sharder",
-        "world_size",
-        "device",
-        "embedding_cost_ms",
-        "critical_path_ms",
-        "stages_ms",
-        "predicted_ms",
-        "plan_solve_s",
-        "samples_per_s",
-        "samples_per_s_p10",
-        "step_ms",
-        "loss",
-        "auroc",
-        "steps",
-        "versions",
-        "commit",
-        "seed",
-    ]
-)
+RESULT_KEYS = {
+    "sharder",
+    "world_size",
+    "device",
+    "embedding_cost_ms",
+    "critical_path_ms",
+    "stages_ms",
+    "predicted_ms",
+    "plan_solve_s",
+    "samples_per_s",
+    "samples_per_s_p10",
+    "step_ms",
+    "loss",
+    "auroc",
+    "steps",
+    "versions",
+    "commit",
+    "seed",
+}
 
 
 def train(folder: Path, *overrides: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:

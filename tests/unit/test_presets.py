@@ -38,7 +38,7 @@ def gib(tables: tuple[Table, ...]) -> float:
         ("t510", 510, 2_670, 426.8),
         ("nvidia_tiny", 55, 85, 4.2),
         ("nvidia_small", 107, 377, 26.3),
-        ("embedding_demo", 32, 921, 0.136),
+        ("embedding_demo", 16, 1346, 0.0868),
     ],
 )
 def test_totals_are_the_published_ones(
@@ -55,7 +55,7 @@ def test_demo_is_small_and_unequal() -> None:
     work = sorted(table.pooling_factor * table.embedding_dim for table in tables)
     assert sum(4 * table.num_embeddings * table.embedding_dim for table in tables) < 150e6
     assert work[-1] > 100 * work[0]
-    assert work[-1] < sum(work) / 3  # a balanced placement on 2 ranks exists
+    assert work[-1] < sum(work) / 2  # a balanced placement on 2 ranks exists
 
 
 @pytest.mark.parametrize("seed", [0, 1])

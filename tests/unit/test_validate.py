@@ -1,0 +1,117 @@
+"""`validate` against counting cells: what it accepts covers every cell once, and fits."""
+
+import itertools
+
+import numpy as np
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    hosts, per_host = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    tables = tuple(
+        Table(f"t{i}", draw(st.integers(1, 9)), 4 * draw(st.integers(1, 4)), 1.0)
+        for i in range(draw(st.integers(1, 3)))
+    )
+    topology = Topology(
+        hosts * per_host,
+        memory_bytes=draw(st.integers(100, 2000)),
+        local_world_size=per_host,
+        optimizer_bytes_per_row=draw(st.sampled_from([0, 4])),
+    )
+    return ShardingTask(tables, topology, batch_size=8)
+
+
+@st.composite
+def shards_of(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
+    """A proper split of a table more often than not, and then perhaps one thing wrong with it."""
+    rows, cols = (0, table.num_embeddings), (0, table.embedding_dim)
+    ranks = st.integers(0, topology.world_size - 1)
+    if draw(st.booleans()):
+        cuts = (
+            draw(st.sets(st.integers(1, table.embedding_dim // 4 - 1).map(lambda c: 4 * c)))
+            if (table.embedding_dim > 4)
+            else set()
+        )
+        edges = [0, *sorted(cuts), table.embedding_dim]
+        shards = [Shard(table.name, draw(ranks), rows, part) for part in itertools.pairwise(edges)]
+    else:
+        over = draw(st.sampled_from([topology.world_size, topology.ranks_per_host]))
+        first = draw(st.integers(0, topology.world_size - over))
+        blocks = row_blocks(table.num_embeddings, over)
+        shards = [Shard(table.name, first + i, block, cols) for i, block in enumerate(blocks)]
+    if draw(st.integers(0, 2)) == 0:
+        wrong = draw(st.integers(0, len(shards) - 1))
+        bound = st.integers(-1, 17)
+        shards[wrong] = draw(
+            st.builds(
+                Shard,
+                st.sampled_from([table.name, "unknown"]),
+                st.integers(-1, topology.world_size),
+                st.tuples(bound, bound),
+                st.tuples(bound, bound),
+            )
+        )
+    return shards
+
+
+@st.composite
+def tasks_with_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
+    task = draw(tasks())
+    shards = [s for table in task.tables for s in draw(shards_of(table, task.topology))]
+    return task, ShardingPlan("test", task.topology.world_size, tuple(shards))
+
+
+@given(tasks_with_plans())
+@settings(max_examples=2000, deadline=None)
+def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, ShardingPlan]) -> None:
+    task, plan = drawn
+    try:
+        validate(plan, task)
+    except InvalidPlanError as error:
+        event("refused")
+        assert str(error)
+        return
+    event("accepted")
+    for table in task.tables:
+        covered = np.zeros((table.num_embeddings, table.embedding_dim), dtype=int)
+        for shard in plan.shards:
+            if shard.table == table.name:
+                covered[slice(*shard.rows), slice(*shard.cols)] += 1
+        assert (covered == 1).all()
+    assert max(plan.bytes_by_rank(task.topology)) <= task.topology.memory_bytes
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+
+
+@given(tasks(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject) -> None:
+    """Columns cut anywhere at multiples of 4, each part on a rank of its own, fit ample memory."""
+    ample = ShardingTask(
+        task.tables, Topology(task.topology.world_size, memory_bytes=10**9), task.batch_size
+    )
+    shards = []
+    for table in ample.tables:
+        num_parts = min(ample.topology.world_size, table.embedding_dim // 4)
+        inner = data.draw(
+            st.lists(
+                st.integers(1, table.embedding_dim // 4 - 1),
+                min_size=num_parts - 1,
+                max_size=num_parts - 1,
+                unique=True,
+            )
+            if num_parts > 1
+            else st.just([])
+        )
+        edges = [0, *(4 * cut for cut in sorted(inner)), table.embedding_dim]
+        shards += [
+            Shard(table.name, rank, (0, table.num_embeddings), part)
+            for rank, part in enumerate(itertools.pairwise(edges))
+        ]
+    validate(ShardingPlan("test", ample.topology.world_size, tuple(shards)), ample)
