@@ -29,8 +29,8 @@ BATCH_SIZE = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=40, help="of one loop in one round")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=140, help="of one loop in one round")
+    parser.add_argument("--rounds", type=int, default=6)
 
 
 def run(options: argparse.Namespace) -> None:
