@@ -168,7 +168,15 @@ def _finish_bars(
     axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
     axes.invert_yaxis()
     axes.set_xlim(0, end)
-    figure.legend(loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
+    figure.legend(
+        loc="outside upper center",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        columnspacing=1.0,
+        handlelength=1.0,
+        handletextpad=0.4,
+    )
 
 
 def _columns_read(shard: Shard, table: Table) -> float:
