@@ -1,0 +1,52 @@
+"""The overlapping pipeline takes hold of the sharded collection inside our model."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.model import shard_model
+from dlrm_sharded.task import Topology
+from dlrm_sharded.training.trainer import make_pipeline
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_sharded_equals_unsharded import (
+    CPU,
+    TABLES,
+    global_batches,
+    make_model,
+    make_plan,
+    optimizers,
+    share,
+)
+
+
+def train(rank: Rank, name: str) -> dict[str, Any]:
+    config = optimizers("sgd")
+    model = make_model()
+    config.fuse_into(model)
+    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
+    plan = make_plan("columns_uneven", rank.world_size)
+    sharded = shard_model(model, plan, TABLES, topology, seed=7)
+    pipeline = make_pipeline(name, sharded, config.of(sharded), CPU)
+    batches = iter([share(batch, rank.rank) for batch in global_batches(rank.world_size)])
+    losses = []
+    while True:
+        try:
+            losses.append(pipeline.progress(batches)[0])
+        except StopIteration:
+            break
+    pipelined = getattr(pipeline, "_pipelined_modules", [])
+    return {"losses": torch.stack(losses), "num_pipelined": len(pipelined)}
+
+
+def test_pipelines_the_lookup() -> None:
+    overlapped = run_ranks(train, 2, "sparse_dist")
+    plain = run_ranks(train, 2, "base")
+    assert overlapped["num_pipelined"] == 1
+    torch.testing.assert_close(overlapped["losses"], plain["losses"])
+
+
+@pytest.mark.parametrize("name", ["auto", "base"])
+def test_plain_on_a_cpu(name: str) -> None:
+    assert run_ranks(train, 1, name)["num_pipelined"] == 0
