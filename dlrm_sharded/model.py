@@ -29,7 +29,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.models.dlrm import DenseArch, InteractionArch, InteractionDCNArch, OverArch, choose
 from torchrec.modules.crossnet import LowRankCrossNet
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -37,7 +36,7 @@ from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
-from dlrm_sharded.torchrec_adapter import to_torchrec
+from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
 
 INIT_BLOCK_ROWS = 65_536
 
@@ -54,16 +53,7 @@ class SparseArch(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding_bag_collection = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=table.name,
-                    num_embeddings=table.num_embeddings,
-                    embedding_dim=table.embedding_dim,
-                    feature_names=[table.name],
-                )
-                for table in tables
-            ],
-            device=torch.device("meta"),
+            tables=bag_configs(tables), device=torch.device("meta")
         )
         self.interaction_dim = interaction_dim
         self.features_of_dim: dict[int, list[str]] = {}

@@ -23,6 +23,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from dlrm_sharded.distributed import detect_topology, on_rank_zero
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
@@ -33,6 +34,19 @@ from dlrm_sharded.task import ShardingTask, Topology
 
 DEFAULT_LOCAL_BATCH_SIZE = 512
 """Samples per rank that TorchRec's planner assumes where nobody says."""
+
+
+def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
+    """The tables as TorchRec knows them, each with one feature of its own name."""
+    return [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            feature_names=[table.name],
+        )
+        for table in tables
+    ]
 
 
 def to_torchrec(

@@ -24,14 +24,13 @@ from torchrec.distributed.planner.types import (
     Storage,
 )
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plan import ShardingPlan, row_blocks, validate
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.torchrec_adapter import from_torchrec
+from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 
 COLUMN_TYPES = [
     ShardingType.TABLE_WISE.value,
@@ -68,7 +67,7 @@ class TorchRecSharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         started = time.perf_counter()
         collection = EmbeddingBagCollection(
-            tables=[_bag_config(table) for table in task.tables], device=torch.device("meta")
+            tables=bag_configs(task.tables), device=torch.device("meta")
         )
         make_planner = self._informed_planner if self._told else self._blind_planner
         try:
@@ -169,15 +168,6 @@ def _sharding_types(table: Table, topology: Topology) -> list[str]:
     """What FBGEMM can train: row-wise only where every rank gets a row."""
     splits_rows = len(row_blocks(table.num_embeddings, topology.world_size)) == topology.world_size
     return COLUMN_TYPES + ROW_TYPES if splits_rows else COLUMN_TYPES
-
-
-def _bag_config(table: Table) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
-        name=table.name,
-        num_embeddings=table.num_embeddings,
-        embedding_dim=table.embedding_dim,
-        feature_names=[table.name],
-    )
 
 
 def _torchrec_topology(topology: Topology) -> TorchRecTopology:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -17,6 +16,7 @@ from dlrm_sharded.model import Dlrm, dlrm, fill_table, shard_model, sharded_embe
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.torchrec_adapter import bag_configs
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from tests.distributed.ranks import gathered, run_ranks
 
@@ -184,18 +184,7 @@ def initial_tables() -> dict[str, Tensor]:
 def train_unsharded(kind: str, embedding: str, world_size: int) -> dict[str, Any]:
     """The same training on one device, the tables updated shard by shard in plain torch."""
     model = make_model()
-    collection = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=t.name,
-                num_embeddings=t.num_embeddings,
-                embedding_dim=t.embedding_dim,
-                feature_names=[t.name],
-            )
-            for t in TABLES
-        ],
-        device=CPU,
-    )
+    collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=CPU)
     weights = {name: bag.weight for name, bag in collection.embedding_bags.items()}
     for name, values in initial_tables().items():
         weights[name].data.copy_(values)

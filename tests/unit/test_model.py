@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRM_DCN
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -16,6 +15,7 @@ from dlrm_sharded import model as model_module
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters, fill_table
 from dlrm_sharded.tables import Table
+from dlrm_sharded.torchrec_adapter import bag_configs
 
 CPU = torch.device("cpu")
 NUM_DENSE, BATCH_SIZE = 5, 12
@@ -28,15 +28,7 @@ MIXED = tuple(Table(f"t{i}", 20 + i, dim, 2.0) for i, dim in enumerate([4, 8, 16
 def collection(tables: tuple[Table, ...]) -> EmbeddingBagCollection:
     """On the CPU, where the model has one on the meta device, for the sharding to fill."""
     return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=t.name,
-                num_embeddings=t.num_embeddings,
-                embedding_dim=t.embedding_dim,
-                feature_names=[t.name],
-            )
-            for t in tables
-        ],
+        tables=bag_configs(tables),
         device=CPU,
     )
 
