@@ -47,7 +47,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             raise
         rank = rank_from_environment()
         if rank.rank == 0 or not (all_ranks_alike or is_from_other_rank(error)):
-            _report(message, rank.rank)
+            _report(message, rank.rank, failed_rank=getattr(error, "failed_rank", rank.rank))
         if all_ranks_alike and rank.world_size > 1:
             _meet()
     else:
@@ -95,10 +95,10 @@ def readable_message(error: BaseException) -> str | None:
     return None
 
 
-def _report(message: str, rank: int) -> None:
-    """To the terminal, and through the log once Hydra has set it up."""
-    line = f"error on rank {rank}: {message}" if rank else f"error: {message}"
-    if HydraConfig.initialized():
+def _report(message: str, rank: int, *, failed_rank: int) -> None:
+    """Through the log once Hydra has set it up, which it has on rank 0 only; else to stderr."""
+    line = f"error on rank {failed_rank}: {message}" if failed_rank else f"error: {message}"
+    if rank == 0 and HydraConfig.initialized():
         log.error(line)
     else:
         print(line, file=sys.stderr, flush=True)

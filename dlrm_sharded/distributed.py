@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, UserError
 from dlrm_sharded.task import GIB, Topology
 
 log = logging.getLogger(__name__)
@@ -64,31 +64,47 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     """This process as one rank of the job: NCCL on CUDA, gloo elsewhere.
 
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
+
+    Raises:
+        ConfigError: the host shows fewer GPUs than it has ranks.
     """
     rank = rank_from_environment()
-    if rank.device.type == "cuda":
+    on_cuda = rank.device.type == "cuda"
+    if on_cuda:
+        num_gpus = torch.cuda.device_count()
+        if rank.local_rank >= num_gpus:
+            raise ConfigError(
+                f"rank {rank.rank} is number {rank.local_rank} on its host and finds {num_gpus} "
+                f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
+            )
         torch.cuda.set_device(rank.device)
     alone = "MASTER_ADDR" not in os.environ
     if not alone:
         _die_with_parent()
     dist.init_process_group(
-        backend="nccl" if rank.device.type == "cuda" else "gloo",
+        backend="nccl" if on_cuda else "gloo",
         timeout=timedelta(seconds=timeout_s),
-        device_id=rank.device if rank.device.type == "cuda" else None,
+        device_id=rank.device if on_cuda else None,
         store=dist.HashStore() if alone else None,
         rank=rank.rank if alone else -1,
         world_size=rank.world_size if alone else -1,
     )
     try:
         yield rank
-    finally:
-        # After an error other ranks may wait in a collective that this one never joins, and NCCL
-        # would wait with them: the process ends instead, and torchrun ends the others.
-        if rank.device.type == "cpu" or sys.exc_info()[0] is None:
-            dist.destroy_process_group()
-        # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
-        # interpreter aborts the process when it next wants the GIL.
-        gc.collect()
+    except BaseException:
+        # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
+        # them: there the process ends with its group, and torchrun ends the others.
+        if not on_cuda:
+            _leave_group()
+        raise
+    _leave_group()
+
+
+def _leave_group() -> None:
+    dist.destroy_process_group()
+    # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
+    # interpreter aborts the process when it next wants the GIL.
+    gc.collect()
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
@@ -112,7 +128,9 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 
 @contextmanager
 def all_or_none() -> Iterator[None]:
-    """Leave the block on all ranks, or raise on all ranks what one of them raised.
+    """Leave the block on all ranks, or raise on all ranks what the first failing one raised.
+
+    The error says which rank that was in `failed_rank`; rank 0 reports it.
 
     For work that every rank does on its own, such as opening files: no collectives inside, or the
     ranks that succeed would wait in them for those that failed.
@@ -124,12 +142,12 @@ def all_or_none() -> Iterator[None]:
         error = raised
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, None if error is None else _sendable(error))
-    failed = [rank for rank, other in enumerate(errors) if other is not None]
-    if not failed:
+    failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
+    if failed is None:
         return
-    if error is not None and failed[0] == dist.get_rank():
-        raise error
-    raise _from_other_rank(errors[failed[0]])
+    mine: Any = error if error is not None and failed == dist.get_rank() else errors[failed]
+    mine.failed_rank = failed
+    raise mine if dist.get_rank() == 0 else _from_other_rank(mine)
 
 
 def detect_topology(
@@ -138,6 +156,7 @@ def detect_topology(
     memory_fraction: float = 0.7,
     intra_host_gb_per_s: float | None = None,
     inter_host_gb_per_s: float | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Topology:
     """The ranks of this job, on the memory that this rank's device has free now.
 
@@ -145,6 +164,7 @@ def detect_topology(
         memory_gib: what a rank may spend on tables; None for `memory_fraction` of what is free.
         memory_fraction: the rest is left to activations, communication buffers and the dense part.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
+        group: the ranks, where they are not all of the job.
     """
     if not 0 < memory_fraction <= 1:
         raise ConfigError(f"topology.memory_fraction is {memory_fraction}, must be in (0, 1]")
@@ -152,9 +172,14 @@ def detect_topology(
         raise ConfigError(f"topology.memory_gib is {memory_gib}, must be > 0")
     rank = rank_from_environment()
     memory_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    # A process group knows more than the environment, which only torchrun sets.
+    world_size = dist.get_world_size(group) if dist.is_initialized() else rank.world_size
+    local_world_size = min(rank.local_world_size, world_size)
+    if "LOCAL_WORLD_SIZE" not in os.environ or world_size % local_world_size:
+        local_world_size = world_size
     return Topology(
-        world_size=rank.world_size,
-        local_world_size=rank.local_world_size,
+        world_size=world_size,
+        local_world_size=local_world_size,
         memory_bytes=int(memory_bytes),
         compute_device=rank.device.type,
         intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
@@ -233,7 +258,13 @@ def _from_other_rank(error: E) -> E:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or where it cannot be pickled, one that can."""
+    """The error, or where it cannot be pickled, one that can.
+
+    What a config's constructor raised stands for the wrapper that Hydra puts around it, as a cause
+    is not pickled.
+    """
+    if isinstance(error.__cause__, UserError):
+        error = error.__cause__
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

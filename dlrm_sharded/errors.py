@@ -9,6 +9,12 @@ class ConfigError(UserError, ValueError):
     """A configured value cannot be used; the message names the config key."""
 
 
+def check_count(key: str, value: object, *, least: int) -> None:
+    """Raise ConfigError unless a configured value is an int of `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}")
+
+
 class DataError(UserError, ValueError):
     """A data file is missing, truncated or malformed."""
 

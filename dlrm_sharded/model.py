@@ -208,9 +208,9 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
     """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
     for name, weight in sharded_embeddings(model).state_dict().items():
         table = name.split(".")[-2]
-        if isinstance(weight, ShardedTensor):
-            for shard in weight.local_shards():
-                fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+        assert isinstance(weight, ShardedTensor), f"{name} is a {type(weight).__name__}"
+        for shard in weight.local_shards():
+            fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
 
 
 def fill_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.cost.types import PlanCost
-from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology, read_json_object
 
@@ -148,8 +149,11 @@ def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
     try:
         partial.write_text(json.dumps(fields, indent=1) + "\n")
         partial.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:
@@ -165,6 +169,11 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         raise InvalidPlanError(
             f"the plan is for {plan.world_size} ranks, the job has {topology.world_size}; "
             f"start {plan.world_size} ranks or make a new plan"
+        )
+    if plan.predicted is not None and len(plan.predicted.per_rank) != plan.world_size:
+        raise InvalidPlanError(
+            f"the plan predicts the cost of {len(plan.predicted.per_rank)} ranks, it is for "
+            f"{plan.world_size}"
         )
     shards_by_table = plan.shards_by_table()
     names = {table.name for table in task.tables}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,9 @@ class Table:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Table:
+        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
         histogram = fields.get("reuse_histogram")
         return cls(
             name=str(fields["name"]),

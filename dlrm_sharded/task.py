@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, UserError
 from dlrm_sharded.tables import Table
 
 GIB = 2**30
@@ -130,9 +130,11 @@ class ShardingTask:
                 topology=Topology(**fields["topology"]),
                 batch_size=int(fields["batch_size"]),
             )
+        except UserError:
+            raise
         except KeyError as error:
             raise ConfigError(f"the task lacks the key {error}") from error
-        except (TypeError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"the task has not the form of a task.json: {error}") from error
 
 

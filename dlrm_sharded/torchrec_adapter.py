@@ -114,7 +114,22 @@ class ShardedPlanner(TorchRecPlanner):
             ConfigError: there is no such module.
             ShardingError: there is no plan.
         """
-        topology = self._topology or detect_topology()
+        return self._plan(module, sharders, self._topology or detect_topology())
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> TorchRecPlan:
+        """Plan on the group's rank 0; every rank gets the plan, or the exception."""
+        chosen = get_default_sharders() if sharders is None else sharders
+        topology = self._topology or detect_topology(group=pg)
+        return on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
+
+    def _plan(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology
+    ) -> TorchRecPlan:
         tables_of_module = self._find_tables(module, sharders)
         task = ShardingTask(
             tables=tuple(t for tables in tables_of_module.values() for t in tables.values()),
@@ -135,16 +150,6 @@ class ShardedPlanner(TorchRecPlanner):
                 for path, tables in tables_of_module.items()
             }
         )
-
-    def collective_plan(
-        self,
-        module: nn.Module,
-        sharders: list[ModuleSharder[Any]] | None = None,
-        pg: dist.ProcessGroup | None = None,
-    ) -> TorchRecPlan:
-        """Plan on the group's rank 0; every rank gets the plan, or the exception."""
-        chosen = get_default_sharders() if sharders is None else sharders
-        return on_rank_zero(lambda: self.plan(module, chosen), group=pg)
 
     def _find_tables(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]

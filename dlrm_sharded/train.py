@@ -10,7 +10,6 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import hydra
 import torch
@@ -20,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
-from dlrm_sharded.cost.measure import MeasuredCost, measure
+from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset
 from dlrm_sharded.distributed import (
     Rank,
@@ -56,6 +55,7 @@ class Job:
     sharder: Sharder
     optimizer: OptimizerConfig
     trainer: TrainerConfig
+    measure: MeasureConfig
     batch_size: int
     seed: int
 
@@ -70,10 +70,8 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         job = _build(cfg, rank)
-    topology = dataclasses.replace(
-        job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
-    )
-    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
+    # Opens the data on every rank: where files are converted at first use, the others wait for
+    # their lock, which has no timeout as a collective has.
     with all_or_none():
         streams = {
             split: BatchStream(
@@ -85,6 +83,11 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             )
             for split in SPLITS
         }
+    topology = dataclasses.replace(
+        job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
+    )
+    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
+    with all_or_none():
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
@@ -92,16 +95,16 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
-        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, rank))
-        measured = _measure(cfg, job.dataset, sharded, rank)
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan, rank))
+        measured = _measure(job, sharded, rank)
         writer.plan(plan, task, measured)
         trainer = Trainer(
             sharded,
-            optimizer,
-            ScheduledRate(optimizer, job.optimizer.schedule),
-            streams["train"],
-            streams["val"],
-            job.trainer,
+            optimizer=optimizer,
+            rates=ScheduledRate(optimizer, job.optimizer.schedule),
+            train_stream=streams["train"],
+            eval_stream=streams["val"],
+            config=job.trainer,
             batch_size=job.batch_size,
             rank=rank,
             log_scalar=writer.scalar,
@@ -125,8 +128,6 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
     topology: Topology = instantiate(cfg.topology)
-    if cfg.measure.num_batches < 1 or cfg.measure.warmup < 1:
-        raise ConfigError("measure.num_batches and measure.warmup must be >= 1")
     return Job(
         dataset=instantiate(cfg.data),
         topology=dataclasses.replace(
@@ -137,6 +138,7 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
         sharder=instantiate(own_keys(cfg.sharder)),
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
+        measure=instantiate(cfg.measure),
         batch_size=batch_size,
         seed=cfg.seed,
     )
@@ -160,19 +162,15 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
     return plan
 
 
-def _measure(cfg: DictConfig, dataset: Dataset, model: Any, rank: Rank) -> MeasuredCost:
+def _measure(job: Job, model: torch.nn.Module, rank: Rank) -> MeasuredCost:
     """The embedding cost on the first batches of the training split."""
-    num_batches = min(cfg.measure.num_batches, dataset.num_batches("train"))
+    num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
     batches = [
-        dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
+        job.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
         for i in range(num_batches)
     ]
     measured = measure(
-        sharded_embeddings(model),
-        [batch.sparse_features for batch in batches],
-        iterations=cfg.measure.iterations,
-        warmup=cfg.measure.warmup,
-        time_budget_s=cfg.measure.time_budget_s,
+        sharded_embeddings(model), [batch.sparse_features for batch in batches], job.measure
     )
     if rank.is_zero:
         log.info(
@@ -187,11 +185,10 @@ def _measure(cfg: DictConfig, dataset: Dataset, model: Any, rank: Rank) -> Measu
     return measured
 
 
-def _hparams(cfg: DictConfig, rank: Rank) -> dict[str, str]:
+def _hparams(cfg: DictConfig, plan: ShardingPlan, rank: Rank) -> dict[str, str]:
     """The fixed keys that runs are compared by, as strings."""
-    choices = HydraConfig.get().runtime.choices
     return {
-        "sharder": str(choices.get("sharder")),
+        "sharder": plan.sharder,
         "world_size": str(rank.world_size),
         "batch_size": str(cfg.batch_size),
         "seed": str(cfg.seed),

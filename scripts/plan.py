@@ -12,11 +12,10 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
 from dlrm_sharded.plan import validate, write_json
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, read_task
-from dlrm_sharded.train import own_keys
 
 log = logging.getLogger("dlrm_sharded.plan")
 CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")

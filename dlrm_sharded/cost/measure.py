@@ -20,11 +20,33 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.cost.types import STAGES, PlanCost, StageCost
 from dlrm_sharded.distributed import Stopwatch
+from dlrm_sharded.errors import ConfigError, check_count
 
 log = logging.getLogger(__name__)
 
 PARTS = ("input_dist", *STAGES)
 MIN_ITERATIONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureConfig:
+    """How long to measure.
+
+    Args:
+        num_batches: how many batches are used in turn.
+        time_budget_s: fewer iterations are made where they would take longer; at least 3.
+    """
+
+    iterations: int = 20
+    warmup: int = 3
+    num_batches: int = 4
+    time_budget_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for key in ("iterations", "warmup", "num_batches"):
+            check_count(f"measure.{key}", getattr(self, key), least=1)
+        if not isinstance(self.time_budget_s, int | float) or not self.time_budget_s > 0:
+            raise ConfigError(f"measure.time_budget_s is {self.time_budget_s!r}, must be > 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +68,25 @@ class MeasuredCost:
 def measure(
     embeddings: ShardedEmbeddingBagCollection,
     batches: Sequence[KeyedJaggedTensor],
-    *,
-    iterations: int = 20,
-    warmup: int = 3,
-    time_budget_s: float = 15.0,
+    config: MeasureConfig,
 ) -> MeasuredCost:
     """Time the four stages and the redistribution of ids, each started from a barrier.
 
     All ranks call it together. Gradients are zeros and the optimizers' step counts are put back,
-    so weights and optimizer state are afterwards what they were.
+    so weights and optimizer state are afterwards what they were, but for an Adam that has taken
+    steps before: its moments would decay.
 
     Args:
         batches: this rank's ids, on the module's device; used in turn.
-        time_budget_s: fewer iterations are made where they would take longer; at least 3.
     """
     device = batches[0].device()
     with _optimizer_steps_kept(embeddings):
         started = time.perf_counter()
-        for i in range(warmup):
+        for i in range(config.warmup):
             _time_once(embeddings, batches[i % len(batches)], device)
-        iteration_s = _max_over_ranks((time.perf_counter() - started) / warmup, device)
-        affordable = int(time_budget_s / iteration_s) - warmup
-        iterations = max(MIN_ITERATIONS, min(iterations, affordable))
+        warmup_s = _max_over_ranks(time.perf_counter() - started, device)
+        affordable = int((config.time_budget_s - warmup_s) / (warmup_s / config.warmup))
+        iterations = max(MIN_ITERATIONS, min(config.iterations, affordable))
         samples = [
             _time_once(embeddings, batches[i % len(batches)], device) for i in range(iterations)
         ]
@@ -94,7 +113,8 @@ def _time_once(
     looked_up = timed(lambda: embeddings.compute(context, received))
     leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
     output = timed(lambda: embeddings.output_dist(context, leaves).values())
-    timed(lambda: output.backward(torch.zeros_like(output)))
+    output_gradient = torch.zeros_like(output)
+    timed(lambda: output.backward(output_gradient))
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     timed(lambda: torch.autograd.backward(looked_up, gradients))
     return times_ms

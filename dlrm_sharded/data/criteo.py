@@ -41,7 +41,7 @@ __all__ = ["CriteoDataset", "CriteoSource", "convert"]
 log = logging.getLogger(__name__)
 
 ID_DTYPE = torch.int32
-"""As stored; half the bytes of int64 in the id exchange, and FBGEMM's lookup takes both."""
+"""As stored: half the bytes of int64 in the id exchange; TorchRec widens them for the lookup."""
 
 
 class CriteoDataset:
@@ -71,14 +71,6 @@ class CriteoDataset:
         self._embedding_dim = embedding_dim
         self._source = source
         self._one_hot = functools.lru_cache(maxsize=4)(self._one_hot_of)
-
-    def prepare(self) -> None:
-        """Convert if needed, and open. Any number of processes may call it: one converts.
-
-        Raises:
-            DataError: the TSVs or the converted data cannot be used.
-        """
-        _ = self._blocks
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:

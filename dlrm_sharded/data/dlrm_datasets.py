@@ -116,7 +116,7 @@ class DlrmDatasets:
         lengths = self._lengths[self._table_ids, in_file : in_file + num_samples]
         sparse = KeyedJaggedTensor(
             keys=[table.name for table in self._specs],
-            values=torch.cat(ids).long(),
+            values=torch.cat(ids).int(),
             lengths=lengths.reshape(-1).int(),
             stride=num_samples,
             length_per_key=length_per_key,

@@ -24,7 +24,16 @@ from dlrm_sharded.tables import Table
 
 log = logging.getLogger(__name__)
 
-_Place = tuple[Split, int, int, int]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Which share of which batch."""
+
+    split: Split
+    index: int
+    rank: int
+    world_size: int
+
 
 _BLOCK = 32_768  # ids per pass: the intermediate arrays stay in the cache
 _MAX_PROFILED_IDS = 50_000_000  # a few seconds
@@ -129,7 +138,7 @@ class SyntheticDataset:
             raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
         if split == "train" and self._to_pregenerate:
             self._pregenerate(rank, world_size)
-        place = (split, index, rank, world_size)
+        place = _Place(split, index, rank, world_size)
         return self._cache.get(place) or self._generate(place)[0]
 
     def _pregenerate(self, rank: int, world_size: int) -> None:
@@ -137,7 +146,7 @@ class SyntheticDataset:
         started = time.perf_counter()
         num_batches, self._to_pregenerate = self._to_pregenerate, 0
         for index in range(num_batches):
-            _, is_kept = self._generate(("train", index, rank, world_size))
+            _, is_kept = self._generate(_Place("train", index, rank, world_size))
             if not is_kept:
                 num_batches = index
                 break
@@ -150,10 +159,9 @@ class SyntheticDataset:
 
     def _generate(self, place: _Place) -> tuple[Batch, bool]:
         """A rank's share of a batch, and whether the cache keeps it."""
-        split, index, rank, world_size = place
-        num_samples = self.batch_size // world_size
-        first = index * self.batch_size + rank * num_samples
-        batch = self._samples(split, first, num_samples)
+        num_samples = self.batch_size // place.world_size
+        first = place.index * self.batch_size + place.rank * num_samples
+        batch = self._samples(place.split, first, num_samples)
         return batch, self._cache.keep(place, batch)
 
     def _samples(self, split: Split, first: int, num_samples: int) -> Batch:

@@ -112,12 +112,8 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
     return "\n".join(lines)
 
 
-def plot_cost_by_rank(cost: PlanCost, *, max_ms: float | None = None) -> Figure:
-    """Stacked bars: the four stages of every rank.
-
-    Args:
-        max_ms: upper end of the axis, to compare figures of several runs.
-    """
+def plot_cost_by_rank(cost: PlanCost) -> Figure:
+    """Stacked bars: the four stages of every rank."""
     figure, axes = _thumbnail()
     ranks = range(len(cost.per_rank))
     left = [0.0] * len(ranks)
@@ -125,7 +121,7 @@ def plot_cost_by_rank(cost: PlanCost, *, max_ms: float | None = None) -> Figure:
         widths = [rank.stage_ms(stage) for rank in cost.per_rank]
         axes.barh(ranks, widths, left=left, label=stage.replace("_", " "))
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    _finish_bars(figure, axes, len(ranks), "ms per step", max_ms, columns=4)
+    _finish_bars(figure, axes, len(ranks), "ms per step", columns=4)
     return figure
 
 
@@ -150,7 +146,7 @@ def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
                 widths[shard.rank] += shard.bytes_on(task.topology) / 2**20
         axes.barh(range(plan.world_size), widths, left=left, label=label)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    _finish_bars(figure, axes, plan.world_size, "MiB of tables", None, columns=3)
+    _finish_bars(figure, axes, plan.world_size, "MiB of tables", columns=3)
     return figure
 
 
@@ -160,14 +156,11 @@ def _thumbnail() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _finish_bars(
-    figure: Figure, axes: Axes, num_ranks: int, label: str, end: float | None, *, columns: int
-) -> None:
+def _finish_bars(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
     axes.set_xlabel(label)
     axes.set_ylabel("rank")
     axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
     axes.invert_yaxis()
-    axes.set_xlim(0, end)
     figure.legend(
         loc="outside upper center",
         ncols=columns,

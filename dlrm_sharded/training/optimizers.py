@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +148,3 @@ class ScheduledRate:
         factor = self._schedule.factor(step)
         for group, rate in zip(self._groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
-
-    def rates(self) -> Iterator[float]:
-        return (group["lr"] for group in self._groups)

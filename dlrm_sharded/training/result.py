@@ -39,6 +39,7 @@ def result_json(
         "input_dist_ms": max(measured.input_dist_ms),
         "imbalance": measured.cost.imbalance,
         "spread": measured.spread,
+        "measured_iterations": measured.iterations,
         "predicted_ms": None if predicted is None else predicted.cost_ms,
         "plan_solve_s": plan.solve_s,
         "samples_per_s": _known(result.samples_per_s),

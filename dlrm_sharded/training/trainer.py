@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from dlrm_sharded.data.base import BatchStream
 from dlrm_sharded.distributed import Rank, Stopwatch, every_rank_has
-from dlrm_sharded.errors import ConfigError, DivergenceError
+from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from dlrm_sharded.training.optimizers import ScheduledRate
@@ -61,14 +61,12 @@ class TrainerConfig:
     pipeline: str = "auto"
 
     def __post_init__(self) -> None:
-        for key in ("num_steps", "num_epochs", "eval_every_steps", "log_every_steps"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"trainer.{key} is {value}, must be >= 1")
-        for key in ("num_eval_batches", "num_warmup_steps"):
-            value = getattr(self, key)
-            if value is not None and value < 0:
-                raise ConfigError(f"trainer.{key} is {value}, must be >= 0")
+        for key in ("num_epochs", "log_every_steps"):
+            check_count(f"trainer.{key}", getattr(self, key), least=1)
+        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
+        for key, least in (("num_steps", 1), ("eval_every_steps", 1), ("num_eval_batches", 0)):
+            if getattr(self, key) is not None:
+                check_count(f"trainer.{key}", getattr(self, key), least=least)
         if self.pipeline not in PIPELINES:
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
 
@@ -92,12 +90,12 @@ class Trainer:
     def __init__(
         self,
         model: DistributedModelParallel,
+        *,
         optimizer: CombinedOptimizer,
         rates: ScheduledRate,
         train_stream: BatchStream,
         eval_stream: BatchStream,
         config: TrainerConfig,
-        *,
         batch_size: int,
         rank: Rank,
         log_scalar: LogScalar,

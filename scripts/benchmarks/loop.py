@@ -84,11 +84,11 @@ def compare(rank: Rank, steps: int, rounds: int) -> None:
     def trained() -> None:
         Trainer(
             sharded,
-            optimizer,
-            ScheduledRate(optimizer, config.schedule),
-            stream("train"),
-            stream("val"),
-            TrainerConfig(num_steps=steps, pipeline="base"),
+            optimizer=optimizer,
+            rates=ScheduledRate(optimizer, config.schedule),
+            train_stream=stream("train"),
+            eval_stream=stream("val"),
+            config=TrainerConfig(num_steps=steps, pipeline="base"),
             batch_size=BATCH_SIZE,
             rank=rank,
             log_scalar=lambda tag, value, step: None,

@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
     "all-on_none": lambda rank: raise_alone(rank, {}),
 }
 EXPECTED = {
-    # type, message, from another rank; of rank 0 and of rank 1
+    # type, message, whether another rank reports it; of rank 0 and of rank 1
     "rank_zero-ours": [
         ("InfeasibleTaskError", "no room", False),
         ("InfeasibleTaskError", "no room", True),
@@ -69,9 +69,9 @@ EXPECTED = {
         ("RuntimeError", "TwoPartsError: file: gone", True),
     ],
     "all-on_0": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
-    "all-on_1": [("DataError", "1 is cut", True), ("DataError", "1 is cut", False)],
+    "all-on_1": [("DataError", "1 is cut", False), ("DataError", "1 is cut", True)],
     "all-on_both": [("ConfigError", "0", False), ("ConfigError", "0", True)],
-    "all-local_on_1": [("RuntimeError", "LocalError: odd", True), ("LocalError", "odd", False)],
+    "all-local_on_1": [("RuntimeError", "LocalError: odd", False), ("LocalError", "odd", True)],
     "all-on_none": [None, None],
 }
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.cost.measure import measure
+from dlrm_sharded.cost.measure import MeasureConfig, measure
 from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.model import dlrm, shard_model, sharded_embeddings
@@ -46,7 +46,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
     measured = measure(
         sharded_embeddings(sharded),
         [batch.sparse_features for batch in batches],
-        iterations=ITERATIONS,
+        MeasureConfig(iterations=ITERATIONS),
     )
     after = state_of(sharded)
     assert before.keys() == after.keys()
@@ -103,7 +103,7 @@ def measure_big(rank: Rank) -> list[float]:
         values=torch.cat([torch.randint(0, 50_000, (20 * size,)), torch.randint(0, 10, (size,))]),
         lengths=torch.tensor([20] * size + [1] * size, dtype=torch.int32),
     )
-    measured = measure(sharded_embeddings(sharded), [ids], iterations=5)
+    measured = measure(sharded_embeddings(sharded), [ids], MeasureConfig(iterations=5))
     return [cost.fwd_compute_ms + cost.bwd_compute_ms for cost in measured.cost.per_rank]
 
 

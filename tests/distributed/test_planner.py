@@ -1,5 +1,6 @@
 """`ShardedPlanner` in the place of TorchRec's planner, on models that are not ours."""
 
+import os
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def train_foreign_model(rank: Rank) -> dict[str, Any]:
         tables=tables,
         weighted_tables=weighted,
     )
-    loss, _ = sharded(local_inputs[rank.rank])
+    loss, prediction = sharded(local_inputs[rank.rank])
     loss.backward()
     ranks = {
         f"{path}/{name}": parameter.ranks
@@ -62,7 +63,13 @@ def train_foreign_model(rank: Rank) -> dict[str, Any]:
         for name, parameter in module_plan.items()
     }
     everywhere = gathered(rank, ranks)
-    return {"loss": float(loss), "ranks": ranks, "agree": all(r == ranks for r in everywhere)}
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return {
+        "num_predictions": prediction.numel(),
+        "gradient": float(sum(g.abs().sum() for g in gradients)),
+        "ranks": ranks,
+        "agree": all(r == ranks for r in everywhere),
+    }
 
 
 def test_trains_torchrec_test_model() -> None:
@@ -70,7 +77,21 @@ def test_trains_torchrec_test_model() -> None:
     assert result["agree"]
     assert len(result["ranks"]) == 6
     assert {rank for ranks in result["ranks"].values() for rank in ranks} == {0, 1}
-    assert result["loss"] == result["loss"]
+    assert result["num_predictions"] == 4
+    assert result["gradient"] > 0
+
+
+def plan_without_torchrun(rank: Rank) -> list[list[int]]:
+    """The process group alone says how many ranks there are."""
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[key]
+    plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm())
+    module = plan.plan["sparse_arch.embedding_bag_collection"]
+    return [parameter.ranks for parameter in module.values()]
+
+
+def test_takes_the_ranks_from_the_process_group() -> None:
+    assert {rank for (rank,) in run_ranks(plan_without_torchrun, 2)} == {0, 1}
 
 
 def fail_on_rank_zero(rank: Rank) -> list[str]:

@@ -39,6 +39,8 @@ PLANS = (
 
 
 def make_plan(kind: str, world_size: int) -> ShardingPlan:
+    if kind == "host_rows":
+        return make_host_rows_plan(world_size)
     last = world_size - 1
     a, b, c = TABLES
 
@@ -227,8 +229,11 @@ def sharded_results(world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_trains_alike(world_size: int, kind: str, embedding: str) -> None:
     sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
-    unsharded = train_unsharded(kind, embedding, world_size)
+    assert_alike(sharded, train_unsharded(kind, embedding, world_size))
 
+
+def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
+    """Logits of all steps, and all weights at the end."""
     close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
     close(sharded["logits"], unsharded["logits"])
     for ours, theirs in zip(sharded["dense"], unsharded["dense"], strict=True):
@@ -254,33 +259,37 @@ def test_one_fused_module_per_rank(world_size: int) -> None:
 
 def test_column_split_changes_rowwise_adagrad() -> None:
     """Its state is one number per row and shard, so split tables train a little differently."""
-    whole = train_unsharded("table_wise", "rowwise_adagrad", 2)["tables"]
-    split = train_unsharded("columns_uneven", "rowwise_adagrad", 2)["tables"]
-    difference = (whole["a"] - split["a"]).abs().max()
-    assert 1e-3 < difference < LEARNING_RATE * NUM_STEPS
+    results = sharded_results(2)
+    whole, split = (
+        table_of(results[f"{kind}-rowwise_adagrad"], "a")
+        for kind in ("table_wise", "columns_uneven")
+    )
+    assert 1e-3 < (whole - split).abs().max() < LEARNING_RATE * NUM_STEPS
     torch.testing.assert_close(
-        train_unsharded("table_wise", "sgd", 2)["tables"]["a"],
-        train_unsharded("columns_uneven", "sgd", 2)["tables"]["a"],
+        table_of(results["table_wise-sgd"], "a"), table_of(results["columns_uneven-sgd"], "a")
     )
 
 
-def train_host_rows(rank: Rank) -> dict[str, Any]:
+def table_of(result: dict[str, Any], name: str) -> Tensor:
+    """A table put together from its column shards."""
+    shards = [(col, weight) for table, (_, col), weight in result["shards"] if table == name]
+    return torch.cat([weight for _, weight in sorted(shards, key=lambda s: s[0])], dim=1)
+
+
+def make_host_rows_plan(world_size: int) -> ShardingPlan:
     """Row blocks over the ranks of the second of two hosts, beside whole tables."""
-    topology = Topology(4, 10**9, local_world_size=2, compute_device="cpu")
     a, b, c = TABLES
-    blocks = row_blocks(a.num_embeddings, 2)
-    shards = [Shard(a.name, 2 + i, rows, (0, a.embedding_dim)) for i, rows in enumerate(blocks)]
-    plan = ShardingPlan("test", 4, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
-    validate(plan, ShardingTask(TABLES, topology, 4))
-    config = optimizers("sgd")
-    model = make_model()
-    config.fuse_into(model)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    logits = sharded(share(global_batches(4)[0], rank.rank))[1][1]
-    return {"logits": torch.cat(gathered(rank, logits))}
+    blocks = row_blocks(a.num_embeddings, world_size // 2)
+    shards = [
+        Shard(a.name, world_size // 2 + i, rows, (0, a.embedding_dim))
+        for i, rows in enumerate(blocks)
+    ]
+    return ShardingPlan("test", world_size, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
 
 
-def test_rows_over_one_host() -> None:
-    sharded = run_ranks(train_host_rows, 4, local_world_size=2)
-    unsharded = train_unsharded("table_wise", "sgd", 4)
-    torch.testing.assert_close(sharded["logits"], unsharded["logits"][0], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
+def test_rows_over_one_host(embedding: str) -> None:
+    cases = [("host_rows", embedding)]
+    sharded = run_ranks(train_sharded, 4, cases, local_world_size=2)[f"host_rows-{embedding}"]
+    assert_alike(sharded, train_unsharded("host_rows", embedding, 4))
+    assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host

@@ -28,7 +28,12 @@ def num_gpus() -> int:
 def test_trains_on_every_gpu(optimizer: str, tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    overrides = [f"optimizer={optimizer}", "trainer.num_steps=60", "model.bf16=true"]
+    overrides = [
+        f"optimizer={optimizer}",
+        "trainer.num_steps=60",
+        "model.bf16=true",
+        "trainer.eval_every_steps=20",
+    ]
     done = subprocess.run(
         [
             *(*torchrun, "--nproc-per-node", str(num_gpus()), "-m", "dlrm_sharded.train"),

@@ -56,11 +56,13 @@ RESULT_KEYS = {
 }
 
 
-def train(folder: Path, *overrides: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def train(
+    folder: Path, *overrides: str, ranks: int = 2, python_path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command(ranks), f"hydra.run.dir={folder}", *overrides],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | ({"PYTHONPATH": str(python_path)} if python_path else {}),
         capture_output=True,
         text=True,
         check=False,
@@ -237,6 +239,50 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
         {"events", "plan", "task"} if name == "nan" else set()
     )
     assert left <= kept
+
+
+FAILING_DATASET = """
+import os
+from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.errors import DataError
+
+class FailingOnRankOne(SyntheticDataset):
+    def __init__(self, *arguments, where, **options):
+        super().__init__(*arguments, **options)
+        self._where = where
+        if where == "init":
+            self._fail()
+
+    def batch(self, split, index, *, rank, world_size):
+        if self._where == "batch" and index > 5:
+            self._fail()
+        return super().batch(split, index, rank=rank, world_size=world_size)
+
+    def _fail(self):
+        if os.environ["RANK"] == "1":
+            raise DataError("the file of rank one is cut")
+"""
+
+
+@pytest.mark.parametrize("where", ["init", "batch"])
+def test_error_of_one_rank(where: str, tmp_path: Path) -> None:
+    """It ends both ranks, at once, with the message of the one that failed."""
+    (tmp_path / "failing.py").write_text(FAILING_DATASET)
+    started = time.monotonic()
+    done = train(
+        tmp_path / "run",
+        *SMALL,
+        "data._target_=failing.FailingOnRankOne",
+        f"+data.where={where}",
+        "data.pregenerate=false",
+        python_path=tmp_path,
+    )
+    assert done.returncode == 1
+    ours = done.stderr.split("torch.distributed.elastic")[0]
+    assert "error on rank 1: the file of rank one is cut" in done.stderr
+    assert ours.count("the file of rank one is cut") == 1
+    assert not (tmp_path / "run/result.json").exists()
+    assert time.monotonic() - started < 60  # and not after a collective's timeout of 1,800 s
 
 
 def test_one_rank_alone(tmp_path: Path) -> None:

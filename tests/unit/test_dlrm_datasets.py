@@ -67,7 +67,7 @@ def test_batches_are_the_samples_of_the_file_in_order(plain: Path) -> None:
         batch = data.batch(split, index, rank=0, world_size=1)  # type: ignore[arg-type]
         samples = range(first, first + BATCH_SIZE)
         assert bags(batch) == [[bag(t, s) for s in samples] for t in range(NUM_TABLES)]
-        assert batch.sparse_features.values().dtype == torch.int64
+        assert batch.sparse_features.values().dtype == torch.int32
         assert batch.dense_features.shape == (BATCH_SIZE, 13)
         assert set(batch.labels.tolist()) == {0.0, 1.0}
 
@@ -103,7 +103,7 @@ def test_int32_files_give_the_same_batches(tmp_path: Path, plain: Path) -> None:
         for path in (plain, tmp_path / "int32.pt")
     ]
     assert bags(batches[0]) == bags(batches[1])
-    assert batches[1].sparse_features.values().dtype == torch.int64
+    assert batches[1].sparse_features.values().dtype == torch.int32
 
 
 def test_tables_are_profiled_on_the_first_batch(plain: Path) -> None:

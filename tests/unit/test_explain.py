@@ -173,10 +173,6 @@ def test_cost_figure() -> None:
     ]
 
 
-def test_cost_figures_of_two_runs_can_share_an_axis() -> None:
-    assert plot_cost_by_rank(COST, max_ms=50.0).axes[0].get_xlim() == (0, 50.0)
-
-
 def test_memory_figure() -> None:
     widths = bars(plot_memory_by_rank(PLAN, TASK))
     assert len(widths) == len(TASK.tables)

@@ -48,12 +48,17 @@ def test_schedule(schedule: Schedule, factors: dict[int, float]) -> None:
 
 def test_scheduled_rate_scales_every_group() -> None:
     groups = [{"params": [torch.zeros(1)], "lr": 0.5}, {"params": [torch.zeros(1)], "lr": 0.1}]
-    rates = ScheduledRate(torch.optim.SGD(groups), FULL)
+    optimizer = torch.optim.SGD(groups)
+    rates = ScheduledRate(optimizer, FULL)
+
+    def current() -> list[float]:
+        return [group["lr"] for group in optimizer.param_groups]
+
     for step, expected in [(0, [0.125, 0.025]), (4, [0.5, 0.1]), (16, [0.0, 0.0])]:
         rates.set_for(step)
-        assert list(rates.rates()) == pytest.approx(expected)
+        assert current() == pytest.approx(expected)
     rates.set_for(4)
-    assert list(rates.rates()) == pytest.approx([0.5, 0.1]), "a rate of 0 is not the end"
+    assert current() == pytest.approx([0.5, 0.1]), "a rate of 0 is not the end"
 
 
 @pytest.mark.parametrize(

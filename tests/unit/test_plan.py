@@ -133,6 +133,17 @@ def test_row_blocks_tile(rows: int, blocks: int) -> None:
     assert all(stop - start == found[0][1] for start, stop in found[:-1])
 
 
+def test_prediction_of_other_ranks() -> None:
+    predicted = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),))
+    with pytest.raises(InvalidPlanError, match="cost of 1 ranks, it is for 2"):
+        validate(ShardingPlan("test", 2, (shard(0),), predicted=predicted), task())
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_json(tmp_path / "none" / "plan.json", {})
+
+
 def test_json_round_trip(tmp_path: Path) -> None:
     cost = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(0.5, 0.5, 0.5, 0.5)))
     full = ShardingPlan("test", 2, VALID["columns"].shards, 0.1, 9.0, 0.11, cost)
@@ -187,6 +198,8 @@ def test_task_json_defaults(tmp_path: Path) -> None:
         ({"topology": {"world_size": 2, "memory_bytes": 1, "gpus": 2}}, "gpus"),
         ({"topology": {"world_size": 3, "memory_bytes": 1, "local_world_size": 2}}, "divide"),
         ({"tables": 3}, "form of a task.json"),
+        ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "form of a task.json"),
+        ({"tables": [TABLE.to_json() | {"reuse_histogramm": []}]}, "reuse_histogramm"),
     ],
 )
 def test_bad_task(change: dict[str, object], message: str) -> None:

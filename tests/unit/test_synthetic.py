@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.data import synthetic
 from dlrm_sharded.data.base import BatchStream
-from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.data.synthetic import SyntheticDataset, _Place
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.tables import Table
 
@@ -191,7 +191,7 @@ def test_no_cut_no_log(caplog: pytest.LogCaptureFixture) -> None:
 def test_pregenerating_changes_when_and_not_what() -> None:
     ahead = dataset(pregenerate=True, cache_batches=3)
     ahead.batch("train", 5, rank=1, world_size=2)
-    kept = [ahead._cache.get(("train", i, 1, 2)) is not None for i in range(5)]
+    kept = [ahead._cache.get(_Place("train", i, 1, 2)) is not None for i in range(5)]
     assert kept == [True] * 3 + [False] * 2
     later = dataset()
     for index in range(5):

@@ -47,7 +47,7 @@ def test_a_killed_conversion_is_not_taken_for_whole(tmp_path, sample):
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     with pytest.raises(DataError, match="holds no converted data"):
-        CriteoDataset(folder, batch_size=8, embedding_dim=4).prepare()
+        CriteoDataset(folder, batch_size=8, embedding_dim=4).num_batches("train")
     with pytest.raises(DataError, match="is not a folder of blocks"):
         Blocks(tmp_path / "blocks.partial")
     dataset = CriteoDataset(folder, batch_size=8, embedding_dim=4, source=CriteoSource(str(sample)))

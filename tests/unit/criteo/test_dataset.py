@@ -107,9 +107,11 @@ def test_converts_at_the_first_use_and_not_again(tmp_path, sample):
     source = CriteoSource([str(sample)])
     dataset = CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source)
     assert not (tmp_path / "b").exists()
-    dataset.prepare()
+    dataset.num_batches("train")
     made = (tmp_path / "b/manifest.json").stat().st_mtime_ns
-    CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).prepare()
+    CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
+        "train"
+    )
     assert (tmp_path / "b/manifest.json").stat().st_mtime_ns == made
 
 
@@ -119,7 +121,9 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
 
     def prepare(path=mine, **options):
         source = CriteoSource(str(path), **options)
-        CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).prepare()
+        CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
+            "train"
+        )
 
     prepare()
     with pytest.raises(DataError, match=r"min_count was 3, is now 7.*blocks_dir"):
@@ -134,4 +138,4 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
 
 def test_a_batch_larger_than_the_training_part(blocks_dir):
     with pytest.raises(ConfigError, match=r"batch_size is 601, but .* has only 600 samples"):
-        CriteoDataset(blocks_dir, batch_size=601, embedding_dim=8).prepare()
+        CriteoDataset(blocks_dir, batch_size=601, embedding_dim=8).num_batches("train")
