@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
@@ -22,6 +23,7 @@ from dlrm_sharded.errors import UserError
 log = logging.getLogger(__name__)
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 MEETING_TIMEOUT_S = 30
 
 
@@ -37,12 +39,18 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except KeyboardInterrupt:
+        if rank_from_environment().rank == 0:
+            print("stopped by the user", file=sys.stderr, flush=True)
+        code = EXIT_INTERRUPTED
     except Exception as error:
         # The frames of the traceback hold the sharded model, and it the process group, which must
         # not outlive the interpreter (see `process_group`).
         traceback.clear_frames(error.__traceback__)
         gc.collect()
         message = readable_message(error)
+        if message is None and all_ranks_alike and not HydraConfig.initialized():
+            message = str(error) if isinstance(error, ValueError) else None  # Hydra's own
         if message is None:
             raise
         rank = rank_from_environment()
@@ -50,14 +58,16 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             _report(message, rank.rank, failed_rank=getattr(error, "failed_rank", rank.rank))
         if all_ranks_alike and rank.world_size > 1:
             _meet()
+        code = EXIT_USER_ERROR
     else:
         return
-    sys.exit(EXIT_USER_ERROR)
+    sys.exit(code)
 
 
 def run_hydra(hydra_main: Callable[[], object]) -> None:
     """Call a function that `hydra.main` decorates, with our exit codes for config errors too."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
         hydra_main()
 
@@ -84,6 +94,8 @@ def readable_message(error: BaseException) -> str | None:
     cause = error.__cause__
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
     if isinstance(error, InstantiationException):
         if isinstance(cause, UserError):
             return str(cause)

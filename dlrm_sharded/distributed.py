@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.errors import ConfigError, UserError
+from dlrm_sharded.errors import ConfigError, UserError, check_number
 from dlrm_sharded.task import GIB, Topology
 
 log = logging.getLogger(__name__)
@@ -166,10 +166,14 @@ def detect_topology(
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
         group: the ranks, where they are not all of the job.
     """
-    if not 0 < memory_fraction <= 1:
-        raise ConfigError(f"topology.memory_fraction is {memory_fraction}, must be in (0, 1]")
-    if memory_gib is not None and not memory_gib > 0:
-        raise ConfigError(f"topology.memory_gib is {memory_gib}, must be > 0")
+    check_number("topology.memory_fraction", memory_fraction, most=1.0, above=True)
+    for key, value in (
+        ("memory_gib", memory_gib),
+        ("intra_host_gb_per_s", intra_host_gb_per_s),
+        ("inter_host_gb_per_s", inter_host_gb_per_s),
+    ):
+        if value is not None:
+            check_number(f"topology.{key}", value, above=True)
     rank = rank_from_environment()
     memory_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
     # A process group knows more than the environment, which only torchrun sets.

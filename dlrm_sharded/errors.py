@@ -1,5 +1,7 @@
 """What a user can mend. The message is complete: entry points print it alone and exit with 2."""
 
+import math
+
 
 class UserError(Exception):
     """Base of all errors that say what happened, with the numbers, and what to do about it."""
@@ -7,12 +9,6 @@ class UserError(Exception):
 
 class ConfigError(UserError, ValueError):
     """A configured value cannot be used; the message names the config key."""
-
-
-def check_count(key: str, value: object, *, least: int) -> None:
-    """Raise ConfigError unless a configured value is an int of `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key} is {value!r}, must be an integer >= {least}")
 
 
 class DataError(UserError, ValueError):
@@ -33,3 +29,25 @@ class InfeasibleTaskError(ShardingError):
 
 class InvalidPlanError(ShardingError):
     """A plan does not tile its tables, does not fit its ranks, or cannot be trained by TorchRec."""
+
+
+def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:
+    """Raise ConfigError unless a configured value is an int from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        limit = f">= {least}" if most == 2**62 else f"from {least:,} to {most:,}"
+        raise ConfigError(f"{key} is {value!r}, must be an integer {limit}")
+
+
+def check_number(
+    key: str, value: object, *, least: float = 0.0, most: float = math.inf, above: bool = False
+) -> None:
+    """Raise ConfigError unless a configured value is a finite number in [least, most].
+
+    Args:
+        above: `least` itself is not allowed.
+    """
+    limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
+    if not (least <= value <= most and math.isfinite(value)) or (above and value == least):
+        raise ConfigError(f"{key} is {value!r}, must be a number {limit}")

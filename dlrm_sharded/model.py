@@ -32,7 +32,7 @@ from torchrec.modules.crossnet import LowRankCrossNet
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
@@ -161,6 +161,8 @@ def dlrm_dcnv2(
 ) -> Dlrm:
     """DLRM with the low-rank cross network of DCNv2 (arXiv:2008.13535), as MLPerf trains it."""
     _check_layers(dense_layers, over_layers)
+    check_count("model.num_cross_layers", num_cross_layers, least=1)
+    check_count("model.cross_rank", cross_rank, least=1)
     width = (len(tables) + 1) * dense_layers[-1]
     return Dlrm(
         tables,
@@ -238,12 +240,13 @@ def fill_table(
 
 
 def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:
-    if not dense_layers:
-        raise ConfigError("model.dense_layers is empty; its last size is the interaction dim")
-    if len(over_layers) < 2 or over_layers[-1] != 1:
-        raise ConfigError(
-            f"model.over_layers is {list(over_layers)}; needs two sizes or more, the last one 1"
-        )
+    for key, sizes, least in (("dense_layers", dense_layers, 1), ("over_layers", over_layers, 2)):
+        if isinstance(sizes, str | int) or len(sizes) < least:
+            raise ConfigError(f"model.{key} is {sizes!r}, must be a list of {least} sizes or more")
+        for size in sizes:
+            check_count(f"a size in model.{key}", size, least=1)
+    if over_layers[-1] != 1:
+        raise ConfigError(f"model.over_layers is {list(over_layers)}; the last size must be 1")
 
 
 def embedding_parameters(model: Dlrm) -> list[nn.Parameter]:

@@ -111,19 +111,19 @@ class ShardingPlan:
             predicted = fields.get("predicted")
             return cls(
                 sharder=str(fields["sharder"]),
-                world_size=int(fields["world_size"]),
+                world_size=_integer(fields["world_size"]),
                 shards=tuple(
                     Shard(
                         table=str(shard["table"]),
-                        rank=int(shard["rank"]),
+                        rank=_integer(shard["rank"]),
                         rows=_interval(shard["rows"]),
                         cols=_interval(shard["cols"]),
                     )
                     for shard in fields["shards"]
                 ),
-                solve_s=fields.get("solve_s"),
-                lower_bound_ms=fields.get("lower_bound_ms"),
-                gap=fields.get("gap"),
+                solve_s=_number(fields.get("solve_s")),
+                lower_bound_ms=_number(fields.get("lower_bound_ms")),
+                gap=_number(fields.get("gap")),
                 predicted=None if predicted is None else PlanCost.from_json(predicted),
             )
         except KeyError as error:
@@ -215,7 +215,19 @@ def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:
 
 def _interval(bounds: Any) -> Interval:
     start, stop = bounds
-    return int(start), int(stop)
+    return _integer(start), _integer(stop)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is not a number")
+    return value
 
 
 def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:

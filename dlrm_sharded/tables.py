@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 
 COLUMN_MULTIPLE = 4
 """FBGEMM's fused lookup loads 16 bytes at a time: widths are multiples of 4 fp32 columns."""
+
+MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
+"""Far beyond any table, and small enough that sums of sizes stay exact in 64 bits."""
 
 NUM_REUSE_BINS = 17
 """Ids of a batch by how often it uses them: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
@@ -33,25 +36,25 @@ class Table:
     reuse_histogram: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"a table is named {self.name!r}; give every table a name of its own")
         where = f"table {self.name!r}"
-        if not self.name:
-            raise ConfigError("a table has an empty name; give every table a name of its own")
-        if self.num_embeddings < 1:
-            raise ConfigError(f"{where}: num_embeddings is {self.num_embeddings:,}, must be >= 1")
-        if self.embedding_dim < 1 or self.embedding_dim % COLUMN_MULTIPLE:
+        check_count(f"{where}: num_embeddings", self.num_embeddings, least=1, most=MAX_ROWS)
+        check_count(f"{where}: embedding_dim", self.embedding_dim, least=4, most=MAX_COLUMNS)
+        if self.embedding_dim % COLUMN_MULTIPLE:
             raise ConfigError(
                 f"{where}: embedding_dim is {self.embedding_dim}; FBGEMM's fused lookup needs a "
-                f"positive multiple of {COLUMN_MULTIPLE}"
+                f"multiple of {COLUMN_MULTIPLE}"
             )
-        if not 0 <= self.pooling_factor < float("inf"):
-            raise ConfigError(
-                f"{where}: pooling_factor is {self.pooling_factor}, must be finite and >= 0"
-            )
-        if self.reuse_histogram is not None and len(self.reuse_histogram) != NUM_REUSE_BINS:
-            raise ConfigError(
-                f"{where}: reuse_histogram has {len(self.reuse_histogram)} bins, "
-                f"must have {NUM_REUSE_BINS}"
-            )
+        check_number(f"{where}: pooling_factor", self.pooling_factor, most=MAX_POOLING_FACTOR)
+        if self.reuse_histogram is not None:
+            if len(self.reuse_histogram) != NUM_REUSE_BINS:
+                raise ConfigError(
+                    f"{where}: reuse_histogram has {len(self.reuse_histogram)} bins, "
+                    f"must have {NUM_REUSE_BINS}"
+                )
+            for share in self.reuse_histogram:
+                check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -66,14 +69,16 @@ class Table:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Table:
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"a table is {fields!r}, must be an object")
         unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
+        missing = {"name", "num_embeddings", "embedding_dim", "pooling_factor"} - set(fields)
+        if missing:
+            raise ConfigError(f"a table lacks the keys {sorted(missing)}: {dict(fields)}")
         histogram = fields.get("reuse_histogram")
-        return cls(
-            name=str(fields["name"]),
-            num_embeddings=int(fields["num_embeddings"]),
-            embedding_dim=int(fields["embedding_dim"]),
-            pooling_factor=float(fields["pooling_factor"]),
-            reuse_histogram=None if histogram is None else tuple(float(x) for x in histogram),
-        )
+        if histogram is not None and not isinstance(histogram, list):
+            raise ConfigError(f"table {fields['name']!r}: reuse_histogram is not a list")
+        shares = None if histogram is None else tuple(histogram)
+        return cls(**{**fields, "reuse_histogram": shares})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError, UserError
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.tables import Table
 
 GIB = 2**30
+MAX_RANKS, MAX_BYTES = 2**20, 2**60
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,23 @@ class Topology:
     inter_host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("world_size", "memory_bytes", "bytes_per_element"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"topology.{key} is {getattr(self, key):,}, must be >= 1")
-        if self.optimizer_bytes_per_row < 0:
-            raise ConfigError(
-                f"topology.optimizer_bytes_per_row is {self.optimizer_bytes_per_row}, must be >= 0"
-            )
+        check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
+        check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
+        check_count("topology.bytes_per_element", self.bytes_per_element, least=1, most=64)
+        check_count(
+            "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
+        )
+        for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
+            if getattr(self, key) is not None:
+                check_number(f"topology.{key}", getattr(self, key), above=True)
         if self.compute_device not in ("cpu", "cuda"):
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
-        if self.local_world_size is not None and (
-            self.local_world_size < 1 or self.world_size % self.local_world_size
-        ):
+        if self.local_world_size is None:
+            return
+        check_count("topology.local_world_size", self.local_world_size, least=1)
+        if self.world_size % self.local_world_size:
             raise ConfigError(
                 f"topology.local_world_size is {self.local_world_size}, "
                 f"must divide topology.world_size = {self.world_size}"
@@ -95,9 +100,8 @@ class ShardingTask:
 
     def __post_init__(self) -> None:
         if not self.tables:
-            raise ConfigError("the task has no tables; data.tables must name at least one")
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size:,}, must be >= 1")
+            raise ConfigError("the task has no tables; give it at least one")
+        check_count("batch_size", self.batch_size, least=1)
         names = [table.name for table in self.tables]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -124,18 +128,23 @@ class ShardingTask:
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
-        try:
-            return cls(
-                tables=tuple(Table.from_json(table) for table in fields["tables"]),
-                topology=Topology(**fields["topology"]),
-                batch_size=int(fields["batch_size"]),
+        wanted = {"tables", "topology", "batch_size"}
+        if set(fields) != wanted:
+            raise ConfigError(f"the task has the keys {sorted(fields)}, must have {sorted(wanted)}")
+        topology, tables = fields["topology"], fields["tables"]
+        if not isinstance(topology, dict) or not isinstance(tables, list):
+            raise ConfigError("the task's topology must be an object and its tables a list")
+        known = {field.name for field in dataclasses.fields(Topology)}
+        if not {"world_size", "memory_bytes"} <= set(topology) <= known:
+            raise ConfigError(
+                f"topology has the keys {sorted(topology)}; it needs world_size and memory_bytes, "
+                f"and may have {', '.join(sorted(known))}"
             )
-        except UserError:
-            raise
-        except KeyError as error:
-            raise ConfigError(f"the task lacks the key {error}") from error
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ConfigError(f"the task has not the form of a task.json: {error}") from error
+        return cls(
+            tables=tuple(Table.from_json(table) for table in tables),
+            topology=Topology(**topology),
+            batch_size=fields["batch_size"],
+        )
 
 
 def read_task(path: str | Path) -> ShardingTask:
@@ -157,7 +166,7 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
         fields = json.loads(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the {what} file {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the {what} file {path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"the {what} file {path} holds a {type(fields).__name__}, not an object")

@@ -71,6 +71,11 @@ def small_tasks() -> dict[str, ShardingTask]:
         "w3-tight": task(3, [(100, 4, float(i)) for i in range(9)], 4800),
         "w3-one_too_many": task(3, [(100, 4, 1.0)] * 10, 4800),
         "w2-repair": task(2, [(100, 4, 9.0), (100, 4, 8.0), (300, 4, 1.0)], 4800),
+        "w2-odd_names": ShardingTask(
+            tables=tuple(Table(name, 64, 32, 2.0) for name in ("a.weight", "ä b", "t0", "0")),
+            topology=Topology(2, 10**6, compute_device="cpu"),
+            batch_size=128,
+        ),
         "w8-equal": task(8, [(64, 32, 4.0)] * 24, 10**6),
     }
 

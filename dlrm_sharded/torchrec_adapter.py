@@ -173,6 +173,11 @@ class ShardedPlanner(TorchRecPlanner):
             }
         if not found:
             raise ConfigError("the model has no embedding module that the given sharders can shard")
+        unknown = set(self._pooling_factors) - {
+            name for tables in found.values() for name in tables
+        }
+        if unknown:
+            raise ConfigError(f"pooling_factors names {sorted(unknown)}, which the model lacks")
         return _with_unique_names(found)
 
 

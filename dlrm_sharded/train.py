@@ -20,16 +20,17 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
 from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
-from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset
+from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
+    every_rank_has,
     least_of_ranks,
     on_rank_zero,
     process_group,
     rank_from_environment,
 )
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import ShardingPlan, validate, write_json
 from dlrm_sharded.sharders.base import Sharder
@@ -62,6 +63,10 @@ class Job:
 
 def train(cfg: DictConfig) -> float:
     """One run; returns its throughput in samples/s. All ranks call it together."""
+    try:
+        check_number("timeout_s", cfg.timeout_s, least=1)
+    except ConfigError as error:
+        raise every_rank_has(error) from None
     with process_group(timeout_s=cfg.timeout_s) as rank:
         return _train(cfg, rank)
 
@@ -96,7 +101,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan, rank))
-        measured = _measure(job, sharded, rank)
+        measured = _measure(job, task, sharded, rank)
         writer.plan(plan, task, measured)
         trainer = Trainer(
             sharded,
@@ -119,15 +124,23 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
 
 
 def _build(cfg: DictConfig, rank: Rank) -> Job:
+    for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
+        if cfg.get(group) is None:
+            raise ConfigError(f"{group} is null; name one of conf/{group}")
     batch_size = cfg.batch_size
-    if not isinstance(batch_size, int) or batch_size < 1 or batch_size % rank.world_size:
+    check_count("batch_size", batch_size, least=1)
+    check_count("seed", cfg.seed, least=0)
+    if batch_size % rank.world_size:
         raise ConfigError(
-            f"batch_size is {cfg.batch_size}; it is global and must be a positive multiple of "
-            f"the {rank.world_size} ranks"
+            f"batch_size is {batch_size:,}; it is global and must be a multiple of the "
+            f"{rank.world_size} ranks"
         )
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
     topology: Topology = instantiate(cfg.topology)
+    sharder = instantiate(own_keys(cfg.sharder))
+    if not hasattr(sharder, "shard"):
+        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     return Job(
         dataset=instantiate(cfg.data),
         topology=dataclasses.replace(
@@ -135,7 +148,7 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
             bytes_per_element=optimizer.bytes_per_element,
             optimizer_bytes_per_row=optimizer.bytes_per_row,
         ),
-        sharder=instantiate(own_keys(cfg.sharder)),
+        sharder=sharder,
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
         measure=instantiate(cfg.measure),
@@ -154,21 +167,27 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
         topology.memory_bytes / GIB,
         task.batch_size,
     )
-    plan: ShardingPlan = job.sharder.shard(task)
+    plan = job.sharder.shard(task)
+    if not isinstance(plan, ShardingPlan):
+        raise ConfigError(f"{type(job.sharder).__name__}.shard gave {plan!r}, not a ShardingPlan")
     validate(plan, task)
+    if (run_dir / "plan.json").exists():
+        raise ConfigError(f"{run_dir} holds a run already; give another folder as hydra.run.dir")
     write_json(run_dir / "plan.json", plan.to_json())
     write_json(run_dir / "task.json", task.to_json())
     log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)
     return plan
 
 
-def _measure(job: Job, model: torch.nn.Module, rank: Rank) -> MeasuredCost:
+def _measure(job: Job, task: ShardingTask, model: torch.nn.Module, rank: Rank) -> MeasuredCost:
     """The embedding cost on the first batches of the training split."""
     num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
     batches = [
         job.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
         for i in range(num_batches)
     ]
+    for batch in batches:
+        check_batch(batch, task.tables)
     measured = measure(
         sharded_embeddings(model), [batch.sparse_features for batch in batches], job.measure
     )

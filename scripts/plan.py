@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
+from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import validate, write_json
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, read_task
@@ -24,6 +25,8 @@ CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="plan")
 def main(cfg: DictConfig) -> None:
     with exit_codes():
+        if not cfg.out:
+            raise ConfigError("out is not set; name the plan.json to write")
         task = read_task(cfg.task)
         sharder: Sharder = instantiate(own_keys(cfg.sharder))
         plan = sharder.shard(task)

@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.cost.types import STAGES, PlanCost, StageCost
 from dlrm_sharded.distributed import Stopwatch
-from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.errors import check_count, check_number
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ class MeasureConfig:
     def __post_init__(self) -> None:
         for key in ("iterations", "warmup", "num_batches"):
             check_count(f"measure.{key}", getattr(self, key), least=1)
-        if not isinstance(self.time_budget_s, int | float) or not self.time_budget_s > 0:
-            raise ConfigError(f"measure.time_budget_s is {self.time_budget_s!r}, must be > 0")
+        check_number("measure.time_budget_s", self.time_budget_s, above=True)
 
 
 @dataclass(frozen=True, slots=True)

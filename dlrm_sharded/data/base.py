@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -105,6 +105,26 @@ class BatchStream(Iterator[Batch]):
         return np.random.default_rng([self._shuffle_seed, self._epoch]).permutation(
             self._num_batches
         )
+
+
+def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
+    """Raise DataError where a batch is not one for the tables: other keys, or ids out of range.
+
+    FBGEMM would take such ids for row 0 and train on.
+    """
+    features = batch.sparse_features.to_dict()
+    if set(features) != {table.name for table in tables}:
+        raise DataError(
+            f"a batch has the features {sorted(features)}, the tables are "
+            f"{sorted(table.name for table in tables)}"
+        )
+    for table in tables:
+        ids = features[table.name].values()
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
+            raise DataError(
+                f"table {table.name!r} has rows 0 to {table.num_embeddings - 1:,}, a batch has the "
+                f"ids {int(ids.min()):,} to {int(ids.max()):,}"
+            )
 
 
 def reuse_histogram(ids: Tensor) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.data.base import Split, profiled_table
 from dlrm_sharded.data.labels import PlantedLabels
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.errors import ConfigError, DataError, check_count
 from dlrm_sharded.tables import Table
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class DlrmDatasets:
         self._indices, self._offsets, self._lengths = _load(Path(path))
         num_tables, num_samples = self._lengths.shape
         self._table_ids = _checked_table_ids(table_ids, num_tables)
-        if not 0 < batch_size <= num_samples:
+        check_count("batch_size", batch_size, least=1)
+        if batch_size > num_samples:
             raise ConfigError(
                 f"batch_size is {batch_size:,}; {path} has {num_samples:,} samples in all"
             )
@@ -160,6 +161,8 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
         raise DataError(f"{path} must hold the three tensors indices, offsets and lengths")
     indices, offsets, lengths = loaded
     shapes = f"indices {[*indices.shape]}, offsets {[*offsets.shape]}, lengths {[*lengths.shape]}"
+    if indices.is_floating_point() or (indices.numel() and int(indices.min()) < 0):
+        raise DataError(f"{path} has ids that are negative or no integers: {indices.dtype}")
     if indices.dim() != 1 or lengths.dim() != 2 or offsets.shape != (lengths.numel() + 1,):
         raise DataError(f"{path} has {shapes}; expected [N], [T * B + 1] and [T, B]")
     if (

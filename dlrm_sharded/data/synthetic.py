@@ -19,7 +19,7 @@ from dlrm_sharded.data.base import Split, profiled_table
 from dlrm_sharded.data.counter_random import places, random_bits, stream_key, uniform_pairs
 from dlrm_sharded.data.labels import PlantedLabels
 from dlrm_sharded.data.zipf import cached_zipf, scatter_ranks, with_expected_profile
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.tables import Table
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,20 @@ class SyntheticDataset:
                 "data.tables has no tables, or two of one name; "
                 "give one table or more, each its name"
             )
-        if alpha < 0 or not 0 <= pooling_spread <= 1:
-            raise ConfigError(
-                f"alpha is {alpha}, must be >= 0; pooling_spread is {pooling_spread}, "
-                "must be between 0 and 1"
-            )
+        for key, count, least in (
+            ("batch_size", batch_size, 1),
+            ("data.num_train_batches", num_train_batches, 0),
+            ("data.num_val_batches", num_val_batches, 0),
+            ("data.num_dense", num_dense, 1),
+            ("data.seed", seed, 0),
+            ("data.cache_batches", cache_batches, 0),
+        ):
+            check_count(key, count, least=least)
+        if max_rows is not None:
+            check_count("data.max_rows", max_rows, least=1)
+        check_number("data.alpha", alpha)
+        check_number("data.pooling_spread", pooling_spread, most=1.0)
+        check_number("data.cache_gib", cache_gib)
         self.batch_size = batch_size
         self.num_dense = num_dense
         self._specs = _cap_rows(tables, max_rows)

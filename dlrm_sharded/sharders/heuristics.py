@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
@@ -40,6 +40,7 @@ class GreedySharder:
     def __init__(self, weight: str, *, seed: int = 0) -> None:
         if weight not in WEIGHTS:
             raise ConfigError(f"sharder.weight is {weight!r}; known: {', '.join(WEIGHTS)}")
+        check_count("sharder.seed", seed, least=0)
         self._weight = weight
         self._seed = seed
 
@@ -55,6 +56,7 @@ class RandomSharder:
     """Places every table on a random rank among those with memory for it."""
 
     def __init__(self, *, seed: int = 0) -> None:
+        check_count("sharder.seed", seed, least=0)
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:

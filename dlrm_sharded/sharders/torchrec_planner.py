@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from typing import Any
@@ -26,7 +27,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
 from dlrm_sharded.plan import ShardingPlan, row_blocks, validate
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
@@ -55,16 +56,37 @@ class TorchRecSharder:
     """
 
     def __init__(self, *, told: bool = True, min_partition: int = 32, timeout_s: int = 300) -> None:
-        if min_partition < COLUMN_MULTIPLE or min_partition % COLUMN_MULTIPLE:
+        check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
+        if min_partition % COLUMN_MULTIPLE:
             raise ConfigError(
-                f"sharder.min_partition is {min_partition}, must be a positive multiple of "
-                f"{COLUMN_MULTIPLE}"
+                f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
             )
+        check_count("sharder.timeout_s", timeout_s, least=1)
         self._told = told
         self._min_partition = min_partition
         self._timeout_s = timeout_s
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
+        # TorchRec makes modules of tables, whose names cannot be any string.
+        names = {f"t{i}": table.name for i, table in enumerate(task.tables)}
+        renamed = [
+            dataclasses.replace(table, name=alias)
+            for alias, table in zip(names, task.tables, strict=True)
+        ]
+        plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)))
+        plan = dataclasses.replace(
+            plan,
+            shards=tuple(dataclasses.replace(s, table=names[s.table]) for s in plan.shards),
+        )
+        try:
+            validate(plan, task)
+        except InvalidPlanError as error:
+            raise InfeasibleTaskError(
+                f"TorchRec's planner made a plan that does not fit: {error}"
+            ) from error
+        return plan
+
+    def _shard(self, task: ShardingTask) -> ShardingPlan:
         started = time.perf_counter()
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
@@ -79,19 +101,12 @@ class TorchRecSharder:
         except PlannerError as error:
             raise InfeasibleTaskError(_why_none(task, error)) from error
         module_plan: Any = torchrec_plan.plan[""]
-        plan = ShardingPlan(
+        return ShardingPlan(
             sharder="torchrec" if self._told else "torchrec_blind",
             world_size=task.topology.world_size,
             shards=from_torchrec(module_plan),
             solve_s=time.perf_counter() - started,
         )
-        try:
-            validate(plan, task)
-        except InvalidPlanError as error:
-            raise InfeasibleTaskError(
-                f"TorchRec's planner made a plan that does not fit: {error}"
-            ) from error
-        return plan
 
     def _informed_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
         topology = _torchrec_topology(task.topology)

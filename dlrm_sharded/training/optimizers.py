@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.model import Dlrm, embedding_parameters
 
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -45,8 +44,8 @@ class Schedule:
     decay_steps: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.warmup_steps, self.decay_start_step, self.decay_steps) < 0:
-            raise ConfigError(f"optimizer.schedule has a negative number of steps: {self}")
+        for key in ("warmup_steps", "decay_start_step", "decay_steps"):
+            check_count(f"optimizer.schedule.{key}", getattr(self, key), least=0)
         if self.decay_steps and self.decay_start_step < self.warmup_steps:
             raise ConfigError(
                 f"optimizer.schedule.decay_start_step is {self.decay_start_step}, before the "
@@ -87,11 +86,10 @@ class OptimizerConfig:
                 raise ConfigError(
                     f"optimizer.{key} is {getattr(self, key)!r}; known: {', '.join(known)}"
                 )
-            rate = getattr(self, f"{key}_learning_rate")
-            if not (rate >= 0 and math.isfinite(rate)):
-                raise ConfigError(f"optimizer.{key}_learning_rate is {rate}, must be >= 0")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ConfigError(f"optimizer.clip_norm is {self.clip_norm}, must be > 0 or null")
+            rate_key = f"{key}_learning_rate"
+            check_number(f"optimizer.{rate_key}", getattr(self, rate_key))
+        if self.clip_norm is not None:
+            check_number("optimizer.clip_norm", self.clip_norm, above=True)
 
     @property
     def bytes_per_element(self) -> int:

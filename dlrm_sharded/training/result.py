@@ -75,13 +75,20 @@ def summary(
             f"  embedding cost   {cost.cost_ms:.2f} ms (imbalance {cost.imbalance:.2f})",
             f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
             f"  ids redistributed in {max(measured.input_dist_ms):.2f} ms",
-            f"  throughput       {result.samples_per_s:,.0f} samples/s "
-            f"({result.step_ms:.1f} ms a step; slowest tenth "
-            f"{result.samples_per_s_p10:,.0f} samples/s)",
+            f"  throughput       {_throughput(result)}",
             f"  loss {result.loss:.4f}, {quality}",
             f"  results in       {run_dir}",
             f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
         ]
+    )
+
+
+def _throughput(result: TrainingResult) -> str:
+    if not math.isfinite(result.samples_per_s):
+        return f"unknown: all {result.num_steps} steps were warm-up (trainer.num_warmup_steps)"
+    return (
+        f"{result.samples_per_s:,.0f} samples/s ({result.step_ms:.1f} ms a step; "
+        f"slowest tenth {result.samples_per_s_p10:,.0f} samples/s)"
     )
 
 

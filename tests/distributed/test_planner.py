@@ -175,6 +175,12 @@ def test_tables_of_one_name_in_two_modules() -> None:
     assert all(set(module) == {f"t{i}" for i in range(5)} for module in plan.plan.values())
 
 
+def test_pooling_factor_of_no_table() -> None:
+    planner = ShardedPlanner(RandomSharder(), topology=TOPOLOGY, pooling_factors={"tabel": 2.0})
+    with pytest.raises(ConfigError, match="tabel"):
+        planner.plan(small_dlrm(), get_default_sharders())
+
+
 def test_model_without_tables() -> None:
     with pytest.raises(ConfigError, match="no embedding module"):
         ShardedPlanner(RandomSharder(), topology=TOPOLOGY).plan(torch.nn.Linear(2, 2), [])

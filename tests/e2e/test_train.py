@@ -215,6 +215,10 @@ BAD_INPUT = {
         ["the loss is", "at step"],
     ),
     "model": (["model.over_layers=[8]"], ["model.over_layers"]),
+    "experiment": (["experiment=nope"], ["nope", "mlperf_dcnv2"]),
+    "kind": (["trainer.num_steps=abc"], ["trainer.num_steps is 'abc'", "integer"]),
+    "null": (["sharder=null"], ["must be a string or a list"]),
+    "ids": (["data._target_=ids.OutOfRange"], ["table 't000' has rows 0 to", "ids"]),
     "adam_on_cpu": (["optimizer=adam"], ["CUDA only"]),
 }
 
@@ -224,7 +228,7 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
     """One message, from one rank; the ranks end with 2; nothing that looks like a result."""
     overrides, expected = BAD_INPUT[name]
     small = [o for o in SMALL if name not in ("no_tables", "data_file") or "max_rows" not in o]
-    done = train(tmp_path, *small, *overrides)
+    done = train(tmp_path / "run", *small, *overrides, python_path=own_dataset(tmp_path))
 
     assert done.returncode == 1  # torchrun's own; it names the ranks' below
     ours = done.stderr.split("Traceback")[0]  # torchrun's own follows
@@ -234,11 +238,33 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
         assert words in message
     assert "exitcode  : 2" in done.stderr
     assert "exitcode  : 1 " not in done.stderr
-    left = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    left = {path.name.split(".")[0] for path in (tmp_path / "run").rglob("*") if path.is_file()}
     kept = {"config", "hydra", "overrides", "train"} | (
-        {"events", "plan", "task"} if name == "nan" else set()
+        {"events", "plan", "task"} if name in ("nan", "ids") else set()
     )
     assert left <= kept
+
+
+def own_dataset(folder: Path) -> Path:
+    """A module of the user's, with a dataset whose ids are out of range."""
+    own = folder / "own"
+    own.mkdir()
+    (own / "ids.py").write_text(
+        "from dlrm_sharded.data.synthetic import SyntheticDataset\n"
+        "class OutOfRange(SyntheticDataset):\n"
+        "    def batch(self, *arguments, **options):\n"
+        "        batch = super().batch(*arguments, **options)\n"
+        "        batch.sparse_features.values().add_(10**6)\n"
+        "        return batch\n"
+    )
+    return own
+
+
+def test_leaves_another_run_alone(run_dir: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")}
+    done = train(run_dir, *SMALL)
+    assert "holds a run already" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")} == before
 
 
 FAILING_DATASET = """

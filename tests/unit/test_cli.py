@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_sharded.cli import EXIT_USER_ERROR, exit_codes, readable_message
+from dlrm_sharded.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes, readable_message
 from dlrm_sharded.distributed import every_rank_has
 from dlrm_sharded.errors import (
     ConfigError,
@@ -119,12 +119,19 @@ def test_users_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str
     assert printed.out == ""
 
 
-@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("error", [RuntimeError("bug"), SystemExit(3)])
 def test_other_errors_pass(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(type(error)) as raised, exit_codes():
         raise error
     assert raised.value is error
     assert capsys.readouterr().err == ""
+
+
+def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise KeyboardInterrupt
+    assert ended.value.code == EXIT_INTERRUPTED == 130
+    assert capsys.readouterr().err == "stopped by the user\n"
 
 
 @pytest.mark.parametrize(

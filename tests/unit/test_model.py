@@ -210,12 +210,14 @@ def test_weights_are_uniform_and_all_different() -> None:
 @pytest.mark.parametrize(
     ("layers", "key"),
     [
-        ({"dense_layers": []}, "model.dense_layers is empty"),
+        ({"dense_layers": []}, r"model.dense_layers is \[\]"),
+        ({"dense_layers": [8, -3]}, "model.dense_layers is -3"),
+        ({"dense_layers": "abc"}, "model.dense_layers is .abc."),
         ({"over_layers": []}, r"model.over_layers is \[\]"),
         ({"over_layers": [1]}, r"model.over_layers is \[1\]"),
         ({"over_layers": [16, 2]}, r"model.over_layers is \[16, 2\]"),
     ],
-    ids=["no_dense", "no_over", "one_over", "two_logits"],
+    ids=["no_dense", "negative", "text", "no_over", "one_over", "two_logits"],
 )
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
 def test_bad_layers(interaction: str, layers: dict[str, list[int]], key: str) -> None:

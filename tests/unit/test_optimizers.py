@@ -64,8 +64,8 @@ def test_scheduled_rate_scales_every_group() -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ({"warmup_steps": -1}, "optimizer.schedule .*negative.*warmup_steps=-1"),
-        ({"decay_steps": -5}, "optimizer.schedule .*negative.*decay_steps=-5"),
+        ({"warmup_steps": -1}, r"optimizer\.schedule\.warmup_steps is -1"),
+        ({"decay_steps": -5}, r"optimizer\.schedule\.decay_steps is -5"),
         (
             {"warmup_steps": 9, "decay_start_step": 8, "decay_steps": 1},
             r"optimizer\.schedule\.decay_start_step is 8, before the 9 warm-up steps end",

@@ -155,7 +155,22 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": 3}', "null", '{"sharder": 1,'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"shards": 3}',
+        "null",
+        '{"sharder": 1,',
+        "[" * 100_000,
+        '{"sharder": "s", "world_size": "2", "shards": []}',
+        '{"sharder": "s", "world_size": 2.7, "shards": []}',
+        '{"sharder": "s", "world_size": Infinity, "shards": []}',
+        '{"sharder": "s", "world_size": 2, "shards": [], "solve_s": "abc"}',
+    ],
+)
 def test_bad_plan_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises((ConfigError, InvalidPlanError), match="plan"):
@@ -197,8 +212,19 @@ def test_task_json_defaults(tmp_path: Path) -> None:
         ({"topology": {"world_size": 0, "memory_bytes": 1}}, "topology.world_size is 0"),
         ({"topology": {"world_size": 2, "memory_bytes": 1, "gpus": 2}}, "gpus"),
         ({"topology": {"world_size": 3, "memory_bytes": 1, "local_world_size": 2}}, "divide"),
-        ({"tables": 3}, "form of a task.json"),
-        ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "form of a task.json"),
+        ({"tables": 3}, "must be an object and its tables a list"),
+        ({"tables": [3]}, "a table is 3"),
+        ({"more": 3}, "more"),
+        ({"batch_size": "abc"}, "batch_size is 'abc'"),
+        ({"batch_size": 10.5}, "batch_size is 10.5"),
+        ({"topology": {"world_size": 1e9, "memory_bytes": 1}}, "world_size is 1000000000.0"),
+        ({"topology": {"world_size": 2, "memory_bytes": float("nan")}}, "memory_bytes is nan"),
+        (
+            {"topology": {"world_size": 2, "memory_bytes": 9, "intra_host_bytes_per_s": "fast"}},
+            "intra_host_bytes_per_s is 'fast'",
+        ),
+        ({"tables": [{"name": "t"}]}, "lacks the keys"),
+        ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "num_embeddings is 'x'"),
         ({"tables": [TABLE.to_json() | {"reuse_histogramm": []}]}, "reuse_histogramm"),
     ],
 )
@@ -211,7 +237,15 @@ def test_bad_task(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (("", 1, 4, 1.0), "empty name"),
+        (("", 1, 4, 1.0), "named ''"),
+        ((None, 1, 4, 1.0), "named None"),
+        (("t", 10.5, 4, 1.0), "num_embeddings is 10.5"),
+        (("t", True, 4, 1.0), "num_embeddings is True"),
+        (("t", 10**30, 4, 1.0), "num_embeddings is 10{30}"),
+        (("t", "many", 4, 1.0), "num_embeddings is 'many'"),
+        (("t", 1, 4, "abc"), "pooling_factor is 'abc'"),
+        (("t", 1, 4, 1e300), "pooling_factor is 1e.300"),
+        (("t", 1, 4, 1.0, (float("nan"),) * 17), "share of reuse_histogram is nan"),
         (("t", 0, 4, 1.0), "num_embeddings is 0"),
         (("t", 1, 6, 1.0), "embedding_dim is 6"),
         (("t", 1, 4, -1.0), "pooling_factor is -1"),

@@ -223,7 +223,9 @@ def test_cache_keeps_the_first_batches_within_its_limits() -> None:
         ({"tables": (TABLES[0], TABLES[0])}, "two of one name"),
         ({"alpha": -1.0}, "alpha"),
         ({"pooling_spread": 1.5}, "pooling_spread"),
-        ({"max_rows": 0}, "num_embeddings"),
+        ({"max_rows": 0}, "data.max_rows is 0"),
+        ({"num_train_batches": -1}, "data.num_train_batches is -1"),
+        ({"alpha": "abc"}, "data.alpha is 'abc'"),
     ],
 )
 def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
