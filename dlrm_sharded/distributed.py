@@ -28,6 +28,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
 PR_SET_PDEATHSIG = 1
+PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,13 @@ def all_or_none() -> Iterator[None]:
     mine: Any = error if error is not None and failed == dist.get_rank() else errors[failed]
     mine.failed_rank = failed
     raise mine if dist.get_rank() == 0 else _from_other_rank(mine)
+
+
+def patient_group() -> dist.ProcessGroup:
+    """All ranks, for a wait that may be longer than a collective's timeout; on the CPU."""
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    assert group is not None
+    return group
 
 
 def detect_topology(

@@ -27,6 +27,7 @@ from dlrm_sharded.distributed import (
     every_rank_has,
     least_of_ranks,
     on_rank_zero,
+    patient_group,
     process_group,
     rank_from_environment,
 )
@@ -75,8 +76,8 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         job = _build(cfg, rank)
-    # Opens the data on every rank: where files are converted at first use, the others wait for
-    # their lock, which has no timeout as a collective has.
+    # Files that are converted at first use are converted here, for hours if need be.
+    on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
     with all_or_none():
         streams = {
             split: BatchStream(

@@ -194,6 +194,7 @@ def test_learns_from_criteo_files(tmp_path: Path) -> None:
         "data.embedding_dim=8",
     )
     assert done.returncode == 0, done.stderr
+    assert "samples for training" in done.stderr  # rank 0 converts, and says so
     auroc = result_of(tmp_path / "run")["auroc"]
     assert isinstance(auroc, float)
     assert auroc > 0.6
