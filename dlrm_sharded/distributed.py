@@ -278,8 +278,8 @@ def _sendable(error: Exception) -> Exception:
     if isinstance(error.__cause__, UserError):
         error = error.__cause__
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
+        pickle.loads(pickle.dumps(error))  # its own bytes, to see whether they read back
+    except Exception:  # whatever a class does when it is pickled or built again
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 

@@ -73,7 +73,10 @@ class TorchRecSharder:
             dataclasses.replace(table, name=alias)
             for alias, table in zip(names, task.tables, strict=True)
         ]
-        plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)))
+        try:
+            plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)))
+        except PlannerError as error:
+            raise InfeasibleTaskError(_why_none(task, error)) from error
         plan = dataclasses.replace(
             plan,
             shards=tuple(dataclasses.replace(s, table=names[s.table]) for s in plan.shards),
@@ -92,14 +95,9 @@ class TorchRecSharder:
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
         make_planner = self._informed_planner if self._told else self._blind_planner
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about TorchRec's own defaults
-                torchrec_plan = make_planner(task).plan(
-                    collection, [EmbeddingBagCollectionSharder()]
-                )
-        except PlannerError as error:
-            raise InfeasibleTaskError(_why_none(task, error)) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchRec's own defaults
+            torchrec_plan = make_planner(task).plan(collection, [EmbeddingBagCollectionSharder()])
         module_plan: Any = torchrec_plan.plan[""]
         return ShardingPlan(
             sharder="torchrec" if self._told else "torchrec_blind",
