@@ -11,20 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from dlrm_sharded.distributed import is_from_other_rank, process_group, rank_from_environment
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.errors import IncompleteSweepError, UserError, is_from_other_rank
 
 log = logging.getLogger(__name__)
 
+EXIT_INCOMPLETE = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 MEETING_TIMEOUT_S = 30
+
+
+class ReportedExit(SystemExit):
+    """The end of a process that has said why; `reason` says it again to what runs in its place."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code)
+        self.reason = reason
 
 
 @contextmanager
@@ -40,9 +47,9 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if rank_from_environment().rank == 0:
-            print("stopped by the user", file=sys.stderr, flush=True)
-        code = EXIT_INTERRUPTED
+        code, reason = EXIT_INTERRUPTED, "stopped by the user"
+        if _rank() == 0:
+            print(reason, file=sys.stderr, flush=True)
     except Exception as error:
         # The frames of the traceback hold the sharded model, and it the process group, which must
         # not outlive the interpreter (see `process_group`).
@@ -53,15 +60,15 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             message = str(error) if isinstance(error, ValueError) else None  # Hydra's own
         if message is None:
             raise
-        rank = rank_from_environment()
-        if rank.rank == 0 or not (all_ranks_alike or is_from_other_rank(error)):
-            _report(message, rank.rank, failed_rank=getattr(error, "failed_rank", rank.rank))
-        if all_ranks_alike and rank.world_size > 1:
+        if _rank() == 0 or not (all_ranks_alike or is_from_other_rank(error)):
+            _report(message, failed_rank=getattr(error, "failed_rank", _rank()))
+        if all_ranks_alike and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _meet()
-        code = EXIT_USER_ERROR
+        incomplete = isinstance(error, IncompleteSweepError)
+        code, reason = EXIT_INCOMPLETE if incomplete else EXIT_USER_ERROR, message
     else:
         return
-    sys.exit(code)
+    raise ReportedExit(code, reason)
 
 
 def run_hydra(hydra_main: Callable[[], object]) -> None:
@@ -103,14 +110,28 @@ def readable_message(error: BaseException) -> str | None:
             return None
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
-        return f"{error}{details}"
+        return f"{error}{details}{_known_keys(cause)}"
     return None
 
 
-def _report(message: str, rank: int, *, failed_rank: int) -> None:
+def _known_keys(error: BaseException | None) -> str:
+    """A line with the keys that a config has, for one that it has not."""
+    parent = getattr(error, "parent_node", None)
+    if not isinstance(error, ConfigKeyError | ConfigAttributeError) or not parent:
+        return ""
+    names = sorted(str(key) for key in parent if not str(key).startswith("_"))
+    return f"\nknown there: {', '.join(names)}"
+
+
+def _rank() -> int:
+    """As `rank_from_environment` says, without torch."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _report(message: str, *, failed_rank: int) -> None:
     """Through the log once Hydra has set it up, which it has on rank 0 only; else to stderr."""
     line = f"error on rank {failed_rank}: {message}" if failed_rank else f"error: {message}"
-    if rank == 0 and HydraConfig.initialized():
+    if _rank() == 0 and HydraConfig.initialized():
         log.error(line)
     else:
         print(line, file=sys.stderr, flush=True)
@@ -118,5 +139,9 @@ def _report(message: str, rank: int, *, failed_rank: int) -> None:
 
 def _meet() -> None:
     """Wait for the other ranks: torchrun ends them all when the first one ends."""
+    import torch.distributed as dist
+
+    from dlrm_sharded.distributed import process_group
+
     with process_group(timeout_s=MEETING_TIMEOUT_S):
         dist.barrier()

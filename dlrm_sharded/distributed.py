@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
 import pickle
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +17,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.errors import ConfigError, UserError, check_number
+from dlrm_sharded.errors import ConfigError, UserError, check_number, from_other_rank
+from dlrm_sharded.process import die_with_parent
 from dlrm_sharded.task import GIB, Topology
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-PR_SET_PDEATHSIG = 1
 PATIENCE = timedelta(days=7)
 
 
@@ -60,6 +57,12 @@ def rank_from_environment() -> Rank:
     )
 
 
+def is_restart() -> bool:
+    """Whether torchrun or Slurm started this job before, and it failed or gave up its nodes."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(int(os.environ.get(count, "0")) > 0 for count in counts)
+
+
 @contextmanager
 def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     """This process as one rank of the job: NCCL on CUDA, gloo elsewhere.
@@ -81,7 +84,7 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         torch.cuda.set_device(rank.device)
     alone = "MASTER_ADDR" not in os.environ
     if not alone:
-        _die_with_parent()
+        die_with_parent()
     dist.init_process_group(
         backend="nccl" if on_cuda else "gloo",
         timeout=timedelta(seconds=timeout_s),
@@ -123,7 +126,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
         return result
     dist.broadcast_object_list(sent, src=source, group=group)
     if sent[1] is not None:
-        raise _from_other_rank(sent[1])
+        raise from_other_rank(sent[1])
     return cast(T, sent[0])
 
 
@@ -148,7 +151,7 @@ def all_or_none() -> Iterator[None]:
         return
     mine: Any = error if error is not None and failed == dist.get_rank() else errors[failed]
     mine.failed_rank = failed
-    raise mine if dist.get_rank() == 0 else _from_other_rank(mine)
+    raise mine if dist.get_rank() == 0 else from_other_rank(mine)
 
 
 def patient_group() -> dist.ProcessGroup:
@@ -254,19 +257,9 @@ class Stopwatch:
         return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
 
 
-def is_from_other_rank(error: BaseException) -> bool:
-    """Whether another rank raised the error too, and reports it."""
-    return bool(getattr(error, "_from_other_rank", False))
-
-
 def every_rank_has(error: E) -> E:
     """An error that all ranks raise alike, for rank 0 to report."""
-    return error if rank_from_environment().rank == 0 else _from_other_rank(error)
-
-
-def _from_other_rank(error: E) -> E:
-    error._from_other_rank = True  # type: ignore[attr-defined]
-    return error
+    return error if rank_from_environment().rank == 0 else from_other_rank(error)
 
 
 def _sendable(error: Exception) -> Exception:
@@ -282,8 +275,3 @@ def _sendable(error: Exception) -> Exception:
     except Exception:  # whatever a class does when it is pickled or built again
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,9 @@
 """What a user can mend. The message is complete: entry points print it alone and exit with 2."""
 
 import math
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class UserError(Exception):
@@ -19,6 +22,10 @@ class DivergenceError(UserError, ArithmeticError):
     """The loss stopped being a finite number."""
 
 
+class IncompleteSweepError(UserError):
+    """Some jobs of a sweep did not succeed; the others did, and their results stand."""
+
+
 class ShardingError(UserError):
     """Base of what can go wrong between a task and its plan."""
 
@@ -29,6 +36,17 @@ class InfeasibleTaskError(ShardingError):
 
 class InvalidPlanError(ShardingError):
     """A plan does not tile its tables, does not fit its ranks, or cannot be trained by TorchRec."""
+
+
+def from_other_rank(error: E) -> E:
+    """The error, marked as one that another rank raised too, and reports."""
+    error._from_other_rank = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_from_other_rank(error: BaseException) -> bool:
+    """Whether another rank raised the error too, and reports it."""
+    return bool(getattr(error, "_from_other_rank", False))
 
 
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:

@@ -1,239 +1,51 @@
-"""One training run: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
+"""The command: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
 
-With `cli.py`, the only module of the package that knows Hydra.
+With `-m sharder=random,dim` and without torchrun it is the driver of a sweep, which starts a job
+for every combination. A driver does not train: torch is loaded by the ranks alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import os
 import sys
-import warnings
 from pathlib import Path
 
 import hydra
-import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from torch.distributed.elastic.multiprocessing.errors import record
+from omegaconf import DictConfig
 
-from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
-from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
-from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset, check_batch
-from dlrm_sharded.distributed import (
-    Rank,
-    all_or_none,
-    every_rank_has,
-    least_of_ranks,
-    on_rank_zero,
-    patient_group,
-    process_group,
-    rank_from_environment,
-)
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
-from dlrm_sharded.plan import ShardingPlan, validate, write_json
-from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
-from dlrm_sharded.training.result import result_json, summary
-from dlrm_sharded.training.tensorboard import RunWriter
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-
-log = logging.getLogger("dlrm_sharded.train")  # as `-m`, the module is named __main__
+from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.errors import ConfigError
 
 CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
 """Overrides of ranks above 0: rank 0 alone writes files and logs."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What the config says, as objects."""
-
-    dataset: Dataset
-    topology: Topology
-    sharder: Sharder
-    optimizer: OptimizerConfig
-    trainer: TrainerConfig
-    measure: MeasureConfig
-    batch_size: int
-    seed: int
-
-
-def train(cfg: DictConfig) -> float:
-    """One run; returns its throughput in samples/s. All ranks call it together."""
-    try:
-        check_number("timeout_s", cfg.timeout_s, least=1)
-    except ConfigError as error:
-        raise every_rank_has(error) from None
-    with process_group(timeout_s=cfg.timeout_s) as rank:
-        return _train(cfg, rank)
-
-
-def _train(cfg: DictConfig, rank: Rank) -> float:
-    run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
-    with all_or_none():
-        job = _build(cfg, rank)
-    # Files that are converted at first use are converted here, for hours if need be.
-    on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
-    with all_or_none():
-        streams = {
-            split: BatchStream(
-                job.dataset,
-                split,
-                rank=rank.rank,
-                world_size=rank.world_size,
-                shuffle_seed=job.seed if split == "train" else None,
-            )
-            for split in SPLITS
-        }
-    topology = dataclasses.replace(
-        job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
-    )
-    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
-    with all_or_none():
-        torch.manual_seed(job.seed)
-        model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
-        job.optimizer.fuse_into(model)
-    plan = on_rank_zero(lambda: _plan(job, task, run_dir))
-    sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
-    optimizer = job.optimizer.of(sharded)
-    with RunWriter(run_dir, enabled=rank.is_zero) as writer:
-        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan, rank))
-        measured = _measure(job, task, sharded, rank)
-        writer.plan(plan, task, measured)
-        trainer = Trainer(
-            sharded,
-            optimizer=optimizer,
-            rates=ScheduledRate(optimizer, job.optimizer.schedule),
-            train_stream=streams["train"],
-            eval_stream=streams["val"],
-            config=job.trainer,
-            batch_size=job.batch_size,
-            rank=rank,
-            log_scalar=writer.scalar,
-        )
-        result = trainer.run()
-        writer.scalar("memory/peak_gib/max", result.peak_gib, result.num_steps)
-    if rank.is_zero:
-        fields = result_json(plan, measured, result, device=rank.device, seed=job.seed)
-        write_json(run_dir / "result.json", fields)
-        log.info("%s", summary(plan, measured, result, run_dir))
-    return result.samples_per_s
-
-
-def _build(cfg: DictConfig, rank: Rank) -> Job:
-    for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
-        if cfg.get(group) is None:
-            raise ConfigError(f"{group} is null; name one of conf/{group}")
-    batch_size = cfg.batch_size
-    check_count("batch_size", batch_size, least=1)
-    check_count("seed", cfg.seed, least=0)
-    if batch_size % rank.world_size:
-        raise ConfigError(
-            f"batch_size is {batch_size:,}; it is global and must be a multiple of the "
-            f"{rank.world_size} ranks"
-        )
-    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
-    optimizer.check_device(rank.device)
-    topology: Topology = instantiate(cfg.topology)
-    sharder = instantiate(own_keys(cfg.sharder))
-    if not hasattr(sharder, "shard"):
-        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Job(
-        dataset=instantiate(cfg.data),
-        topology=dataclasses.replace(
-            topology,
-            bytes_per_element=optimizer.bytes_per_element,
-            optimizer_bytes_per_row=optimizer.bytes_per_row,
-        ),
-        sharder=sharder,
-        optimizer=optimizer,
-        trainer=instantiate(cfg.trainer),
-        measure=instantiate(cfg.measure),
-        batch_size=batch_size,
-        seed=cfg.seed,
-    )
-
-
-def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
-    topology = task.topology
-    log.info(
-        "%d tables, %.2f GiB, on %d ranks of %.2f GiB; global batch %d",
-        len(task.tables),
-        task.table_bytes / GIB,
-        topology.world_size,
-        topology.memory_bytes / GIB,
-        task.batch_size,
-    )
-    plan = job.sharder.shard(task)
-    if not isinstance(plan, ShardingPlan):
-        raise ConfigError(f"{type(job.sharder).__name__}.shard gave {plan!r}, not a ShardingPlan")
-    validate(plan, task)
-    if (run_dir / "plan.json").exists():
-        raise ConfigError(f"{run_dir} holds a run already; give another folder as hydra.run.dir")
-    write_json(run_dir / "plan.json", plan.to_json())
-    write_json(run_dir / "task.json", task.to_json())
-    log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)
-    return plan
-
-
-def _measure(job: Job, task: ShardingTask, model: torch.nn.Module, rank: Rank) -> MeasuredCost:
-    """The embedding cost on the first batches of the training split."""
-    num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
-    batches = [
-        job.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
-        for i in range(num_batches)
-    ]
-    for batch in batches:
-        check_batch(batch, task.tables)
-    measured = measure(
-        sharded_embeddings(model), [batch.sparse_features for batch in batches], job.measure
-    )
-    if rank.is_zero:
-        log.info(
-            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
-            "(median of %d; interquartile range of forward computation %.0f %%)",
-            measured.cost.cost_ms,
-            measured.cost.critical_path_ms,
-            measured.cost.imbalance,
-            measured.iterations,
-            100 * measured.spread["fwd_compute"],
-        )
-    return measured
-
-
-def _hparams(cfg: DictConfig, plan: ShardingPlan, rank: Rank) -> dict[str, str]:
-    """The fixed keys that runs are compared by, as strings."""
-    return {
-        "sharder": plan.sharder,
-        "world_size": str(rank.world_size),
-        "batch_size": str(cfg.batch_size),
-        "seed": str(cfg.seed),
-    }
-
-
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="train")
 def hydra_main(cfg: DictConfig) -> float:
+    from dlrm_sharded.job import train
+
     with exit_codes():
         return train(cfg)
 
 
-@record
 def main() -> None:
     """Exit codes: 0; 2 for what the user can mend, with one message; 1 for anything else."""
-    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    rank = rank_from_environment()
-    if rank.rank > 0:
+    if "RANK" not in os.environ:
+        run_hydra(hydra_main)
+        return
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    if int(os.environ["RANK"]) > 0:
         sys.argv += QUIET_RANK
     with exit_codes(all_ranks_alike=True):
-        if rank.world_size > 1 and {"-m", "--multirun"} & set(sys.argv[1:]):
+        if {"-m", "--multirun"} & set(sys.argv[1:]):
             raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
-    run_hydra(hydra_main)
+    record(run_hydra)(hydra_main)
 
 
 if __name__ == "__main__":
-    main()
+    # By its own name, not as __main__: under that name the ranks of a sweep find `hydra_main`.
+    from dlrm_sharded.train import main as main_by_name
+
+    main_by_name()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import platform
 import subprocess
@@ -16,6 +17,20 @@ from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.training.trainer import TrainingResult
 
+OBJECTIVES = (
+    "samples_per_s",
+    "samples_per_s_p10",
+    "step_ms",
+    "embedding_cost_ms",
+    "critical_path_ms",
+    "imbalance",
+    "loss",
+    "auroc",
+    "normalized_entropy",
+    "peak_gib",
+)
+"""Keys of result.json that a sweep can optimise."""
+
 PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
@@ -25,6 +40,7 @@ def result_json(
     result: TrainingResult,
     *,
     device: torch.device,
+    batch_size: int,
     seed: int,
 ) -> dict[str, Any]:
     """The form of result.json; what is not known is None."""
@@ -32,11 +48,13 @@ def result_json(
     return {
         "sharder": plan.sharder,
         "world_size": plan.world_size,
+        "batch_size": batch_size,
         "device": device_name(device),
         "embedding_cost_ms": measured.cost.cost_ms,
         "critical_path_ms": measured.cost.critical_path_ms,
         "stages_ms": {stage: measured.cost.stage_max_ms(stage) for stage in STAGES},
         "input_dist_ms": max(measured.input_dist_ms),
+        "per_rank": [dataclasses.asdict(rank) for rank in measured.cost.per_rank],
         "imbalance": measured.cost.imbalance,
         "spread": measured.spread,
         "measured_iterations": measured.iterations,

@@ -9,11 +9,10 @@ import pytest
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
-    is_from_other_rank,
     least_of_ranks,
     on_rank_zero,
 )
-from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
+from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, is_from_other_rank
 from tests.distributed.ranks import gathered, run_ranks
 
 WORLD_SIZE = 2

@@ -13,13 +13,12 @@ from dlrm_sharded.distributed import (
     available_host_bytes,
     detect_topology,
     every_rank_has,
-    is_from_other_rank,
     least_of_ranks,
     on_rank_zero,
     process_group,
     rank_from_environment,
 )
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, is_from_other_rank
 from dlrm_sharded.task import GIB
 
 SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
