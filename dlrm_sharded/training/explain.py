@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
 MAX_TABLES_SHOWN = 8
+STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +114,28 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
     return "\n".join(lines)
 
 
-def plot_cost_by_rank(cost: PlanCost) -> Figure:
-    """Stacked bars: the four stages of every rank."""
-    figure, axes = _thumbnail()
+def plot_cost_by_rank(
+    cost: PlanCost, *, max_ms: float | None = None, num_ranks: int | None = None
+) -> Figure:
+    """Stacked bars: the four stages of every rank.
+
+    Args:
+        max_ms: end of the axis of time, and `num_ranks` of that of ranks: the same for all figures
+            that are compared by eye; fitted to the cost where not given.
+    """
+    figure, axes = thumbnail()
     ranks = range(len(cost.per_rank))
-    left = [0.0] * len(ranks)
-    for stage in STAGES:
-        widths = [rank.stage_ms(stage) for rank in cost.per_rank]
-        axes.barh(ranks, widths, left=left, label=stage.replace("_", " "))
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    _finish_bars(figure, axes, len(ranks), "ms per step", columns=4)
+    widths = [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
+    stack_bars(axes, ranks, STAGE_LABELS, widths)
+    if max_ms is not None:
+        axes.set_xlim(0, max_ms)
+    _finish_ranks(figure, axes, num_ranks or len(ranks), "ms per step", columns=4)
     return figure
 
 
 def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
     """Stacked bars: the memory of the largest tables, and of all others, on every rank."""
-    figure, axes = _thumbnail()
+    figure, axes = thumbnail()
     bytes_of_table: dict[str, int] = {}
     for shard in plan.shards:
         size = shard.bytes_on(task.topology)
@@ -138,29 +146,33 @@ def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
     if others := set(by_size[MAX_TABLES_SHOWN:]):
         groups.append(others)
         labels.append(f"{len(others)} others")
-    left = [0.0] * plan.world_size
-    for label, names in zip(labels, groups, strict=True):
-        widths = [0.0] * plan.world_size
+    widths = [[0.0] * plan.world_size for _ in groups]
+    for names, of_group in zip(groups, widths, strict=True):
         for shard in plan.shards:
             if shard.table in names:
-                widths[shard.rank] += shard.bytes_on(task.topology) / 2**20
-        axes.barh(range(plan.world_size), widths, left=left, label=label)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    _finish_bars(figure, axes, plan.world_size, "MiB of tables", columns=3)
+                of_group[shard.rank] += shard.bytes_on(task.topology) / 2**20
+    stack_bars(axes, range(plan.world_size), labels, widths)
+    _finish_ranks(figure, axes, plan.world_size, "MiB of tables", columns=3)
     return figure
 
 
-def _thumbnail() -> tuple[Figure, Axes]:
+def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
     """A figure that reads well where TensorBoard shows it, about 330 pixels wide."""
-    figure = Figure(figsize=(4.6, 2.9), dpi=150, layout="constrained")
+    figure = Figure(figsize=(4.6, height), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
 
-def _finish_bars(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
-    axes.set_xlabel(label)
-    axes.set_ylabel("rank")
-    axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
-    axes.invert_yaxis()
+def stack_bars(
+    axes: Axes, places: Sequence[int], labels: Sequence[str], widths: Sequence[Sequence[float]]
+) -> None:
+    """Horizontal bars of parts put end to end; a part has a label, a colour, a width by place."""
+    left = [0.0] * len(places)
+    for label, of_part in zip(labels, widths, strict=True):
+        axes.barh(places, of_part, left=left, label=label)
+        left = [a + b for a, b in zip(left, of_part, strict=True)]
+
+
+def legend_above(figure: Figure, *, columns: int) -> None:
     figure.legend(
         loc="outside upper center",
         ncols=columns,
@@ -170,6 +182,14 @@ def _finish_bars(figure: Figure, axes: Axes, num_ranks: int, label: str, *, colu
         handlelength=1.0,
         handletextpad=0.4,
     )
+
+
+def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
+    axes.set_xlabel(label)
+    axes.set_ylabel("rank")
+    axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
+    axes.set_ylim(num_ranks - 0.4, -0.6)
+    legend_above(figure, columns=columns)
 
 
 def _columns_read(shard: Shard, table: Table) -> float:

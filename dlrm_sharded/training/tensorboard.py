@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 
@@ -24,12 +25,24 @@ COMPARED_METRICS = (
 )
 """Few enough for one page of TensorBoard's HParams table."""
 
+HPARAMS = ("sharder", "world_size", "batch_size", "seed")
+"""What runs are compared by."""
+
+
+def hparams_config() -> Summary:
+    """Columns of the HParams table: the same from every run, as TensorBoard takes any one's."""
+    return hparams_config_pb(
+        hparams=[HParam(name) for name in HPARAMS],
+        metrics=[Metric(tag) for tag in COMPARED_METRICS],
+    )
+
 
 class RunWriter:
     """One run's event file. On ranks above 0 there is none, and every method does nothing."""
 
     def __init__(self, run_dir: Path, *, enabled: bool) -> None:
-        self._writer = SummaryWriter(str(run_dir), flush_secs=10) if enabled else None
+        # A restarted run writes over what its first start left behind.
+        self._writer = SummaryWriter(str(run_dir), flush_secs=10, purge_step=0) if enabled else None
         self._trial = f"{run_dir.parent.name}/{run_dir.name}"
 
     def __enter__(self) -> RunWriter:
@@ -58,12 +71,7 @@ class RunWriter:
         indented = "\n".join(f"    {line}" for line in yaml.splitlines())
         self._writer.add_text("config", indented)
         file_writer = self._writer._get_file_writer()
-        file_writer.add_summary(
-            hparams_config_pb(
-                hparams=[HParam(name) for name in hparams],
-                metrics=[Metric(tag) for tag in COMPARED_METRICS],
-            )
-        )
+        file_writer.add_summary(hparams_config())
         file_writer.add_summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
     def plan(self, plan: ShardingPlan, task: ShardingTask, measured: MeasuredCost) -> None:

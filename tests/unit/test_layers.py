@@ -24,12 +24,18 @@ LAYERS = {
     "dlrm_sharded.data": 2,
     "dlrm_sharded.model": 2,
     "dlrm_sharded.torchrec_adapter": 2,
+    "dlrm_sharded.process": 0,
     "dlrm_sharded.distributed": 2,
     "dlrm_sharded.testing": 2,
     "dlrm_sharded.training": 3,
+    "dlrm_sharded.report": 3,
     "dlrm_sharded.cli": 4,
+    "dlrm_sharded.job": 4,
     "dlrm_sharded.train": 4,
     "dlrm_sharded": 5,  # what the package exports, to those outside
+    "dlrm_torchx": 5,
+    "hydra_plugins": 5,
+    "component": 5,
     "scripts": 5,
 }
 LAYER_0 = [
@@ -42,9 +48,14 @@ LAYER_0 = [
 """Each may import those before it."""
 
 PLANNING = ["dlrm_sharded.torchrec_adapter", "dlrm_sharded.sharders.torchrec_planner"]
+COMMANDS = [
+    *("dlrm_sharded.train", "dlrm_sharded.job", "dlrm_sharded.cli"),
+    *("dlrm_torchx", "hydra_plugins", "scripts"),
+]
 HOMES = {
-    "hydra": ["dlrm_sharded.train", "dlrm_sharded.cli", "scripts"],
-    "omegaconf": ["dlrm_sharded.train", "dlrm_sharded.cli", "scripts"],
+    "hydra": COMMANDS,
+    "omegaconf": COMMANDS,
+    "torchx": ["dlrm_torchx", "component"],
     "fbgemm_gpu": ["dlrm_sharded.cost.measure"],
     "torchrec.distributed": [
         *PLANNING,
@@ -74,6 +85,8 @@ FORBIDDEN = [
     ("dlrm_sharded.cost", "dlrm_sharded.sharders"),
     ("dlrm_sharded.cost", "dlrm_sharded.rl"),
     ("dlrm_sharded", "scripts"),
+    ("dlrm_sharded", "dlrm_torchx"),
+    ("dlrm_sharded", "hydra_plugins"),
     ("dlrm_sharded", "tests"),
 ]
 """Beyond the layers: the first never imports the second."""
@@ -88,9 +101,10 @@ def within(name: str, package: str) -> bool:
 
 def imports() -> Iterator[tuple[str, str]]:
     """(module, what it imports) of all our code: inside functions and for type checks too."""
-    for folder in ("dlrm_sharded", "scripts"):
+    for folder in ("dlrm_sharded", "scripts", "launch"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+            above = ROOT / "launch" if folder == "launch" else ROOT
+            parts = path.relative_to(above).with_suffix("").parts
             module = ".".join(parts).removesuffix(".__init__")
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
@@ -152,8 +166,12 @@ def test_never_imports(package: str, other: str) -> None:
         ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
+        ("dlrm_sharded.train", ["torch", "torchx", "matplotlib"]),
+        ("dlrm_sharded.report", ["torch", "matplotlib"]),
+        ("dlrm_torchx.worker", ["torch", "torchx"]),
+        ("hydra_plugins.dlrm_torchx_launcher", ["torch", "torchx", "dlrm_torchx"]),
     ],
-    ids=["package", "heuristics", "plan_file"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_loads_light(module: str, heavy: list[str]) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
@@ -163,3 +181,17 @@ def test_loads_light(module: str, heavy: list[str]) -> None:
     loaded = python.stdout.split()
     assert module in loaded
     assert not set(heavy) & set(loaded)
+
+
+def test_listing_hydras_plugins_loads_light() -> None:
+    """What every command of every Hydra application in this environment pays."""
+    code = (
+        "import sys; from hydra.core.plugins import Plugins; from hydra.plugins.launcher import "
+        "Launcher; print(Plugins.instance().discover(Launcher)); print(*sys.modules)"
+    )
+    python = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    launchers, loaded = python.stdout.splitlines()
+    assert "TorchXLauncher" in launchers
+    assert not {"torch", "torchx", "dlrm_torchx", "polars"} & set(loaded.split())
