@@ -1,0 +1,1 @@
+"""dlrm_sharded on TorchX: what a job is made of, where it runs, and sweeps of jobs."""

@@ -1,0 +1,156 @@
+"""One job of a sweep: its state, what it is remembered by, and the app that runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+from torchx.runner import Runner
+from torchx.specs import AppDef, AppState, AppStatus
+from torchx.specs.api import NONE, parse_app_handle
+
+from dlrm_torchx.app import ROLE
+from dlrm_torchx.exchange import Exchange
+from dlrm_torchx.schedulers import slurm_log
+
+LOG_NAME = "job.log"
+
+
+class JobState(enum.StrEnum):
+    """`skipped`: a glob named an option that lacks a value; the others as schedulers say."""
+
+    NOT_STARTED = "not_started"
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    SKIPPED = "skipped"
+
+    @property
+    def is_active(self) -> bool:
+        return self in (JobState.PENDING, JobState.RUNNING)
+
+
+@dataclasses.dataclass
+class SweepJob:
+    """A combination of overrides, and what became of it.
+
+    Args:
+        num: its number in the sweep.
+        title: its number, and those of its overrides that other jobs do not share.
+        overrides: of this job, as Hydra's sweeper made them.
+        config: composed, with Hydra's own node.
+        folder: what it writes; Hydra's output directory.
+    """
+
+    num: int
+    title: str
+    overrides: list[str]
+    config: DictConfig
+    folder: Path
+    exchange: Exchange
+    state: JobState = JobState.NOT_STARTED
+    reason: str | None = None
+    handle: str | None = None
+    log: Path | None = None
+    seconds: float | None = None
+    started_s: float = 0.0
+    returned: JobReturn | None = None
+
+    def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
+        """Hand the app to the scheduler; whatever that raises passes."""
+        if scheduler.startswith("local"):
+            args = {**args, "log_dir": str(self.exchange.folder)}
+        self.started_s = time.monotonic()
+        self.handle = runner.run(app, scheduler, args)
+        self.state = JobState.PENDING
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = self._link_log(scheduler, args)
+
+    def poll(self, runner: Runner) -> None:
+        """Ask the scheduler, and take in the job's end."""
+        assert self.handle is not None
+        try:
+            status = runner.status(self.handle)
+        except (OSError, subprocess.CalledProcessError):
+            return  # the scheduler is out of reach for now; the job is not
+        if status is None or not status.is_terminal():
+            running = status is not None and status.state == AppState.RUNNING
+            self.state = JobState.RUNNING if running else JobState.PENDING
+            return
+        self.seconds = time.monotonic() - self.started_s
+        self._end(status)
+
+    def cancel(self, runner: Runner) -> None:
+        assert self.handle is not None
+        runner.cancel(self.handle)
+        self.seconds = time.monotonic() - self.started_s
+        self.state, self.reason = JobState.CANCELLED, "the sweep was stopped"
+
+    def fail(self, reason: str) -> None:
+        self.state, self.reason = JobState.FAILED, reason
+
+    def to_json(self, sweep_dir: Path) -> dict[str, Any]:
+        choices = self.config.hydra.runtime.choices
+        return {
+            "num": self.num,
+            "overrides": self.overrides,
+            "choices": {
+                str(group): choice
+                for group, choice in choices.items()
+                if not str(group).startswith("hydra/")
+            },
+            "folder": os.path.relpath(self.folder, sweep_dir),
+            "state": str(self.state),
+            "reason": self.reason,
+            "log": None if self.log is None else os.path.relpath(self.log, sweep_dir),
+            "app": self.handle,
+            "seconds": self.seconds,
+        }
+
+    def _end(self, status: AppStatus) -> None:
+        if status.state == AppState.SUCCEEDED:
+            self.returned = self.exchange.receive_return()
+            if self.returned is not None:
+                self.state = JobState.SUCCEEDED
+            else:
+                self.fail(
+                    f"it ended well, but {self.exchange.folder} has no result of it; the sweep's "
+                    "folder must be on a disk that jobs share with this machine"
+                )
+        elif status.state == AppState.CANCELLED:
+            by_whom = "by another command" if status.msg in ("", NONE) else status.msg
+            self.state, self.reason = JobState.CANCELLED, by_whom
+        elif status.msg.startswith("PREEMPTED"):
+            self.state, self.reason = JobState.PREEMPTED, "the scheduler gave its nodes to another"
+        else:
+            failure = self.exchange.receive_failure()
+            if failure is not None:
+                self.fail(failure.reason)
+            elif status.msg not in ("", "FAILED", NONE):
+                self.fail(f"the scheduler says {status.msg}")
+            else:
+                self.fail("a rank ended without a word: killed, or out of memory?")
+
+    def _link_log(self, scheduler: str, args: dict[str, Any]) -> Path | None:
+        """A name in the job's folder for where the scheduler puts the job's output."""
+        app_id = parse_app_handle(self.handle or "").app_id
+        if scheduler == "local_cwd":
+            target = self.exchange.folder / "torchx" / app_id / ROLE / "0" / "combined.log"
+        elif scheduler == "slurm":
+            target = slurm_log(app_id, ROLE, 0, folder=args.get("log_dir"))
+        else:
+            return None
+        link = self.folder / LOG_NAME
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(target, self.folder.resolve()))
+        return link

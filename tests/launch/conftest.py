@@ -1,0 +1,113 @@
+"""What tests of launching share: a small Hydra application, and sweeps of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+APPLICATION = """
+import os, signal, time
+from pathlib import Path
+import hydra
+
+def wait_for(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.05)
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    folder = Path(cfg.folder)
+    rank = int(os.environ["RANK"])
+    match cfg.do:
+        case "succeed":
+            return 3.0
+        case "raise":
+            raise ValueError(f"no luck on rank {rank}")
+        case "raise_on_1":
+            if rank == 1:
+                raise ValueError(f"no luck on rank {rank}")
+            time.sleep(60)
+        case "raise_on_1_after_0":
+            if rank == 1:
+                wait_for(folder / "sweep" / ".torchx" / "0" / "return.pickle")
+                raise ValueError(f"no luck on rank {rank}")
+            return 3.0
+        case "read_environment":
+            return float(os.environ["NUMBER"])
+        case "exit":
+            raise SystemExit(7)
+        case "die_on_1":
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        case "hang":
+            (folder / f"hangs_{rank}").touch()
+            time.sleep(60)
+        case "meet_a" | "meet_b":
+            (folder / cfg.do).touch()
+            wait_for(folder / ("meet_b" if cfg.do == "meet_a" else "meet_a"))
+            return 1.0
+        case "succeed_at_second":
+            first = folder / f"first_{rank}"
+            if not first.exists():
+                first.touch()
+                raise ValueError("the first time")
+            return 2.0
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    path = tmp_path / "application.py"
+    path.write_text(APPLICATION)
+    return path
+
+
+@pytest.fixture
+def sweep_command(application: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """The command of a sweep of the application into `tmp_path / "sweep"`."""
+
+    def command(*overrides: str) -> list[str]:
+        return [
+            *(sys.executable, str(application), "-m", "hydra/launcher=torchx"),
+            *(f"+folder={tmp_path}", f"hydra.sweep.dir={tmp_path / 'sweep'}", *overrides),
+        ]
+
+    return command
+
+
+@pytest.fixture
+def run_sweep(
+    sweep_command: Callable[..., list[str]], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            sweep_command(*overrides),
+            cwd=tmp_path,
+            env=os.environ | {"HYDRA_FULL_ERROR": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return run
+
+
+def jobs_of(sweep_dir: Path) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = json.loads((sweep_dir / "sweep.json").read_text())["jobs"]
+    return jobs
+
+
+def states_of(sweep_dir: Path) -> list[str]:
+    return [job["state"] for job in jobs_of(sweep_dir)]

@@ -1,0 +1,172 @@
+"""The TorchX component: what it asks of schedulers, and what it refuses before they are asked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dlrm_torchx.app import JobShape, torchrun_command
+from torchx.specs import Role, macros
+from torchx.specs.finder import get_component
+
+from dlrm_sharded.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHX = str(Path(sys.executable).with_name("torchx"))
+COMPONENT = "launch/component.py:train"
+
+
+def torchx(*arguments: str, gpus: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TORCHX, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def dryrun(scheduler: str, *arguments: str) -> str:
+    """The request as `torchx run --dryrun` shows it, on one line."""
+    done = torchx("run", "--dryrun", "-s", scheduler, "--workspace", "", *arguments)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.partition("=== SCHEDULER REQUEST ===")[2].split())
+
+
+def shape(**given: object) -> JobShape:
+    defaults = {"j": "1x2", "cpu": -1, "gpu": -1, "memMB": 0, "max_restarts": 0, "max_retries": 0}
+    return JobShape.of(**{**defaults, **given})  # type: ignore[arg-type]
+
+
+def test_passes_torchxs_own_checks() -> None:
+    component = get_component(str(ROOT / COMPONENT))
+    assert component.validation_errors == []
+
+
+def test_defaults_depend_on_the_ranks() -> None:
+    found = shape(j="2x8")
+    assert (found.num_nodes, found.ranks_per_node, found.cpus, found.gpus) == (2, 8, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"j": "2"}, "j is '2', must be NODESxRANKS"),
+        ({"j": "0x2"}, "j is '0x2'"),
+        ({"j": "1x2x3"}, "j is '1x2x3'"),
+        ({"j": "1x8", "gpu": 4}, "gpu is 4"),
+        ({"gpu": -2}, "gpu is -2, must be an integer >= -1"),
+        ({"max_restarts": -1}, "max_restarts is -1"),
+        ({"memMB": -1}, "memMB is -1"),
+    ],
+    ids=str,
+)
+def test_refuses_a_shape(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        shape(**given)
+
+
+@pytest.mark.parametrize("override", ["a='b c'", "run=${now:%Y}", 'x="y"', "l=[1,2]", "s=$HOME"])
+def test_overrides_pass_templates_and_bash_unchanged(override: str) -> None:
+    command = torchrun_command(
+        "json.tool", [override], shape(), python="echo", rdzv_port=29400
+    ).replace("exec echo", "printf '%s\\n'")
+    # As TorchX replaces its own values and leaves the rest to bash.
+    role = macros.Values(
+        img_root="", app_id="app_1", replica_id="0", rank0_env="TORCHX_RANK0_HOST"
+    ).apply(Role(name="train", image="", args=[command]))
+    done = subprocess.run(
+        ["bash", "-c", role.args[0]], capture_output=True, text=True, check=True, env=os.environ
+    )
+    words = done.stdout.splitlines()
+    assert words[-1] == override
+    assert "app_1" in words
+
+
+def test_slurm_request() -> None:
+    request = dryrun(
+        *("slurm", COMPONENT, "-j", "2x4", "--gpu", "8", "--cpu", "32", "--memMB", "64000"),
+        *("--max_retries", "3", "--max_restarts", "1", "--env", "NCCL_DEBUG=INFO,A=b"),
+        *("--rdzv_port", "29400", "sharder=dim", "batch_size=4096"),
+    )
+    nodes = request.count("--ntasks-per-node=1 --cpus-per-task=32 --mem=64000 --gpus-per-task=8")
+    assert nodes == request.count("--job-name=train-") == 2
+    assert "TORCHX_MAX_RETRIES=3" in request
+    assert request.count("--nnodes 2 --nproc-per-node 4") == 2
+    assert request.count("${SLURM_JOB_NODELIST_HET_GROUP_0:=localhost}:29400") == 2
+    assert request.count("--max-restarts 1") == 2
+    assert request.count("-m dlrm_sharded.train sharder=dim batch_size=4096") == 2
+    assert request.count("NCCL_DEBUG=INFO,A=b") == 2
+    # The steps ask for their job's cores, and write where `torchx log` looks.
+    assert request.count("--cpus-per-task=32") == 4
+    assert request.count(f'{ROOT}/runs/slurm/slurm-"$SLURM_JOB_ID"-train-') == 4
+
+
+def test_kubernetes_request() -> None:
+    request = dryrun(
+        *("kubernetes", "-cfg", "queue=training", COMPONENT, "-j", "2x8", "--image", "dlrm:1"),
+        *("--memMB", "64000", "--rdzv_port", "29400", "sharder=dim"),
+    )
+    assert "queue: training" in request
+    assert request.count("image: dlrm:1") == 2
+    assert request.count("nvidia.com/gpu: '8'") == 4  # a limit and a request each
+    assert request.count("memory: 64000M") == 2
+    assert request.count("--nnodes 2 --nproc-per-node 8") == 2
+    # The container's own Python, not the one that submits.
+    assert request.count("exec python -m torch.distributed.run") == 2
+    assert sys.executable not in request
+    assert "${VC_TRAIN_0_HOSTS:=localhost}:29400" in request
+    assert request.count("-m dlrm_sharded.train sharder=dim") == 2
+
+
+def test_docker_request() -> None:
+    request = dryrun(
+        *("local_docker", COMPONENT, "-j", "1x2", "--image", "dlrm:1", "--memMB", "8000"),
+        "sharder=dim",
+    )
+    assert "image: dlrm:1" in request
+    assert "mem_limit: 8000m" in request
+    assert "Count: 2" in request
+    assert "exec python -m torch.distributed.run --nnodes 1 --nproc-per-node 2" in request
+
+
+def test_two_jobs_do_not_meet() -> None:
+    """Each has a rendezvous port of its own, by chance: one of ten may meet another, not all."""
+    commands = {
+        dryrun("local_cwd", COMPONENT, "-j", "2x1").partition("=localhost}:")[2].split()[0]
+        for _ in range(4)
+    }
+    assert len(commands) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-s", "nowhere", COMPONENT], ["-s/--scheduler", "'nowhere'", "slurm", "local_cwd"]),
+        (["-s", "local_cwd", COMPONENT, "-j", "2"], ["j is '2'", "1x2"]),
+        (["-s", "slurm", COMPONENT, "-j", "1x8", "--gpu", "4"], ["gpu is 4", "j=1x4"]),
+        (["-s", "local_cwd", COMPONENT, "--gpus", "4"], ["--gpus", "[--gpu int]"]),
+        (["-s", "local_cwd", COMPONENT, "--cpu", "many"], ["--cpu", "'many'"]),
+        (["-s", "local_cwd", COMPONENT, "a=b", "--gpu", "1"], ["'--gpu'", "before overrides"]),
+        (["-s", "local_cwd", COMPONENT, "sharder=dmi"], ["sharder/dmi", "dim", "torchrec"]),
+        (["-s", "local_cwd", COMPONENT, "batchsize=4"], ["batchsize", "batch_size"]),
+    ],
+    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else None,
+)
+def test_refused_before_submission(arguments: list[str], said: list[str]) -> None:
+    done = torchx("run", *arguments)
+    assert done.returncode != 0
+    for word in said:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "://" not in done.stdout  # no app was started
+
+
+def test_more_ranks_than_gpus_here() -> None:
+    done = torchx("run", "-s", "local_cwd", COMPONENT, "-j", "1x4", gpus="0,1")
+    assert done.returncode != 0
+    assert "ask for 4 GPUs, this machine has 2" in done.stderr
+    assert "Traceback" not in done.stderr
