@@ -14,7 +14,12 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from dlrm_sharded.errors import IncompleteSweepError, UserError, is_from_other_rank
 
@@ -108,6 +113,8 @@ def readable_message(error: BaseException) -> str | None:
             return str(cause)
         if not isinstance(cause, TypeError | ImportError | ValueError | None):
             return None
+    if isinstance(error, MissingMandatoryValue) and error.full_key:
+        return f"{error.full_key} is not set"
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"

@@ -36,7 +36,7 @@ from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
 from dlrm_sharded.training.result import OBJECTIVES, result_json, summary
-from dlrm_sharded.training.tensorboard import RunWriter
+from dlrm_sharded.training.tensorboard import HPARAMS, RunWriter
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
-        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan, rank))
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan))
         measured = _measure(job, task, sharded, rank)
         writer.plan(plan, task, measured)
         trainer = Trainer(
@@ -113,7 +113,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             log_scalar=writer.scalar,
         )
         result = trainer.run()
-        writer.scalar("memory/peak_gib/max", result.peak_gib, result.num_steps)
+        writer.conclude(result)
     return on_rank_zero(lambda: _conclude(job, plan, measured, result, rank, run_dir))
 
 
@@ -224,11 +224,6 @@ def _conclude(
     return math.nan if value is None else value
 
 
-def _hparams(cfg: DictConfig, plan: ShardingPlan, rank: Rank) -> dict[str, str]:
-    """The fixed keys that runs are compared by, as strings."""
-    return {
-        "sharder": plan.sharder,
-        "world_size": str(rank.world_size),
-        "batch_size": str(cfg.batch_size),
-        "seed": str(cfg.seed),
-    }
+def _hparams(cfg: DictConfig, plan: ShardingPlan) -> dict[str, str]:
+    values = (plan.sharder, str(cfg.batch_size), str(cfg.seed))
+    return dict(zip(HPARAMS, values, strict=True))

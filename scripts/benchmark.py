@@ -3,7 +3,9 @@
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
-python scripts/benchmark.py sharders    embedding cost and throughput under every sharder
+python scripts/benchmark.py launch      what a sweep adds to the time of its jobs
+
+Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from benchmarks import data, loop, planning, sharders
+from benchmarks import data, launch, loop, planning
 
-PARTS = {"data": data, "planning": planning, "loop": loop, "sharders": sharders}
+PARTS = {"data": data, "planning": planning, "loop": loop, "launch": launch}
 
 
 def main() -> None:

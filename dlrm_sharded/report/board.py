@@ -11,7 +11,7 @@ from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.report.pictures import pictures
 from dlrm_sharded.report.summary import Comparison
 from dlrm_sharded.report.text import markdown
-from dlrm_sharded.training.tensorboard import hparams_config
+from dlrm_sharded.training.tensorboard import THROUGHPUT, hparams_config
 
 SUFFIX = ".comparison"
 """Ends the names of event files that are ours to replace."""
@@ -24,7 +24,7 @@ CHARTS = {
         "embedding/imbalance",
         *(f"embedding/{stage}_ms/max" for stage in STAGES),
     ),
-    "planning and training": ("plan/solve_s", "train/samples_per_s", "eval/auroc"),
+    "planning and training": ("plan/solve_s", THROUGHPUT, "eval/auroc"),
 }
 """Scalars of runs, each in a chart of all runs."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.report.result import read_result
-from dlrm_sharded.report.runs import Run, read_run
+from dlrm_sharded.report.runs import SKIPPED, Run, read_run
 from dlrm_sharded.task import read_json_object
 
 
@@ -63,7 +63,8 @@ def find_runs(folders: Sequence[Path]) -> Found:
         for path, job in sorted((unlisted | jobs).items())
         if path in found
     ]
-    return Found(tuple(runs), tuple(dict.fromkeys(problems)))
+    problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
+    return Found(tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems)))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

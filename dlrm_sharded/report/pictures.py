@@ -67,18 +67,21 @@ def _tag(*names: str) -> str:
 
 def _costs_by_rank(comparison: Comparison) -> dict[str, Figure]:
     """The first run of each row that succeeded and has its ranks' costs."""
-    costs: dict[tuple[str, ...], PlanCost] = {}
+    costs: dict[tuple[str, ...], tuple[str, PlanCost]] = {}
     for row in comparison.rows:
-        known = [result.cost for result in row.results if result.cost is not None]
-        if known:
-            costs[row.sharder, *row.conditions.values()] = known[0]
+        for run in row.runs:
+            if run.result is not None and run.result.cost is not None:
+                costs[row.sharder, *row.conditions.values()] = run.name, run.result.cost
+                break
     if not costs:
         return {}
-    max_ms = 1.05 * max(cost.cost_ms for cost in costs.values())
-    num_ranks = max(len(cost.per_rank) for cost in costs.values())
+    max_ms = 1.05 * max(cost.cost_ms for _, cost in costs.values())
+    num_ranks = max(len(cost.per_rank) for _, cost in costs.values())
     return {
-        _tag("cost_by_rank", *names): plot_cost_by_rank(cost, max_ms=max_ms, num_ranks=num_ranks)
-        for names, cost in costs.items()
+        _tag("cost_by_rank", *names): plot_cost_by_rank(
+            cost, max_ms=max_ms, num_ranks=num_ranks, label=f"ms per step of {_cut(run)}"
+        )
+        for names, (run, cost) in costs.items()
     }
 
 
@@ -141,9 +144,12 @@ def _missing(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    name = row.sharder
-    if len(name) > MAX_NAME:
-        half = MAX_NAME // 2
-        name = f"{name[: half - 1]}…{name[1 - half :]}"
+    name = _cut(row.sharder)
     failed = len(row.runs) - len(row.results)
     return f"{name} ({len(row.results)}/{len(row.runs)})" if failed and row.results else name
+
+
+def _cut(name: str) -> str:
+    """Without its middle, where it is too long to show."""
+    half = MAX_NAME // 2
+    return name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[1 - half :]}"

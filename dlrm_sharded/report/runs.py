@@ -21,7 +21,10 @@ from dlrm_sharded.report.result import (
 )
 
 SUCCEEDED = "succeeded"
-OVERRULE = ("failed", "cancelled", "preempted", "not_started")
+SKIPPED = "skipped"
+"""Of a job that was never to run."""
+
+OVERRULE = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
 """States that stand even where a result.json was left: a rank may fail after it was written."""
 
 LOG_TAIL_BYTES = 65536

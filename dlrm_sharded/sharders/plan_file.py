@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan, read_plan, validate
 from dlrm_sharded.task import ShardingTask
 
@@ -12,9 +11,7 @@ from dlrm_sharded.task import ShardingTask
 class PlanFileSharder:
     """Gives the plan of a plan.json, if it is one for the task."""
 
-    def __init__(self, path: str | Path | None) -> None:
-        if path is None:
-            raise ConfigError("sharder.path is not set; give the plan.json to use")
+    def __init__(self, path: str | Path) -> None:
         self._path = path
 
     def shard(self, task: ShardingTask) -> ShardingPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,21 +116,25 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
 
 
 def plot_cost_by_rank(
-    cost: PlanCost, *, max_ms: float | None = None, num_ranks: int | None = None
+    cost: PlanCost,
+    *,
+    max_ms: float | None = None,
+    num_ranks: int | None = None,
+    label: str = "ms per step",
 ) -> Figure:
     """Stacked bars: the four stages of every rank.
 
     Args:
         max_ms: end of the axis of time, and `num_ranks` of that of ranks: the same for all figures
-            that are compared by eye; fitted to the cost where not given.
+            that are compared by eye. Without it the axis ends at a round number, so that those of
+            similar runs have the same one mostly.
     """
     figure, axes = thumbnail()
     ranks = range(len(cost.per_rank))
     widths = [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
     stack_bars(axes, ranks, STAGE_LABELS, widths)
-    if max_ms is not None:
-        axes.set_xlim(0, max_ms)
-    _finish_ranks(figure, axes, num_ranks or len(ranks), "ms per step", columns=4)
+    axes.set_xlim(0, _rounded_up(cost.cost_ms) if max_ms is None else max_ms)
+    _finish_ranks(figure, axes, num_ranks or len(ranks), label, columns=4)
     return figure
 
 
@@ -190,6 +195,14 @@ def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, col
     axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
     axes.set_ylim(num_ranks - 0.4, -0.6)
     legend_above(figure, columns=columns)
+
+
+def _rounded_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ..."""
+    if value <= 0:
+        return 1.0
+    decade = 10.0 ** math.floor(math.log10(value))
+    return next(step * decade for step in (1, 2, 5, 10) if value <= step * decade)
 
 
 def _columns_read(shard: Shard, table: Table) -> float:

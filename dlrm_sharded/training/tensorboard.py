@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,25 +16,25 @@ from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.explain import explain, plot_cost_by_rank, plot_memory_by_rank
+from dlrm_sharded.training.trainer import TrainingResult
 
-COMPARED_METRICS = (
-    "embedding/cost_ms",
-    "embedding/critical_path_ms",
-    "embedding/imbalance",
-    "train/samples_per_s",
-    "eval/auroc",
-)
-"""Few enough for one page of TensorBoard's HParams table."""
+THROUGHPUT = "train/samples_per_s/median"
+"""Of the whole run, as in result.json; `train/samples_per_s` is that of the last steps."""
 
-HPARAMS = ("sharder", "world_size", "batch_size", "seed")
-"""What runs are compared by."""
+HPARAMS = ("sharder", "batch_size", "seed")
+COMPARED_METRICS = {
+    "embedding/cost_ms": "embedding cost, ms",
+    THROUGHPUT: "samples/s",
+    "eval/auroc": "AUROC",
+}
+"""Titles of scalars. With the HParams, as many columns as TensorBoard's table shows on one page."""
 
 
 def hparams_config() -> Summary:
     """Columns of the HParams table: the same from every run, as TensorBoard takes any one's."""
     return hparams_config_pb(
         hparams=[HParam(name) for name in HPARAMS],
-        metrics=[Metric(tag) for tag in COMPARED_METRICS],
+        metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
     )
 
 
@@ -43,7 +44,9 @@ class RunWriter:
     def __init__(self, run_dir: Path, *, enabled: bool) -> None:
         # A restarted run writes over what its first start left behind.
         self._writer = SummaryWriter(str(run_dir), flush_secs=10, purge_step=0) if enabled else None
-        self._trial = f"{run_dir.parent.name}/{run_dir.name}"
+        # TensorBoard cuts the end of a name, and takes equal ones for one trial.
+        self._trial = f"{run_dir.name}/{run_dir.parent.name}"
+        self._of_run: dict[str, float] = {}
 
     def __enter__(self) -> RunWriter:
         return self
@@ -60,6 +63,22 @@ class RunWriter:
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
         if self._writer is not None:
             self._writer.add_scalar(tag, value, step)
+
+    def scalar_of_run(self, tag: str, value: float) -> None:
+        """A figure of the run as a whole."""
+        self._of_run[tag] = value
+        self.scalar(tag, value)
+
+    def conclude(self, result: TrainingResult) -> None:
+        """What is known when training ends; then all figures of the run once more, at its end.
+
+        A chart of single points hides the highest and the lowest as outliers; lines it shows.
+        """
+        self.scalar_of_run("memory/peak_gib/max", result.peak_gib)
+        if math.isfinite(result.samples_per_s):
+            self.scalar_of_run(THROUGHPUT, result.samples_per_s)
+        for tag, value in self._of_run.items():
+            self.scalar(tag, value, result.num_steps)
 
     def config(self, yaml: str, hparams: Mapping[str, str]) -> None:
         """The run's config as text, and what runs are compared by as HParams in the same file.
@@ -79,17 +98,17 @@ class RunWriter:
         if self._writer is None:
             return
         cost = measured.cost
-        self.scalar("embedding/cost_ms", cost.cost_ms)
-        self.scalar("embedding/critical_path_ms", cost.critical_path_ms)
-        self.scalar("embedding/input_dist_ms", max(measured.input_dist_ms))
-        self.scalar("embedding/imbalance", cost.imbalance)
+        self.scalar_of_run("embedding/cost_ms", cost.cost_ms)
+        self.scalar_of_run("embedding/critical_path_ms", cost.critical_path_ms)
+        self.scalar_of_run("embedding/input_dist_ms", max(measured.input_dist_ms))
+        self.scalar_of_run("embedding/imbalance", cost.imbalance)
         for stage in STAGES:
-            self.scalar(f"embedding/{stage}_ms/max", cost.stage_max_ms(stage))
-            self.scalar(f"embedding/{stage}_ms/mean", cost.stage_mean_ms(stage))
+            self.scalar_of_run(f"embedding/{stage}_ms/max", cost.stage_max_ms(stage))
+            self.scalar_of_run(f"embedding/{stage}_ms/mean", cost.stage_mean_ms(stage))
         if plan.solve_s is not None:
-            self.scalar("plan/solve_s", plan.solve_s)
+            self.scalar_of_run("plan/solve_s", plan.solve_s)
         if plan.predicted is not None:
-            self.scalar("plan/predicted_ms", plan.predicted.cost_ms)
+            self.scalar_of_run("plan/predicted_ms", plan.predicted.cost_ms)
         self._writer.add_figure("plan/cost_by_rank", plot_cost_by_rank(cost))
         self._writer.add_figure("plan/memory_by_rank", plot_memory_by_rank(plan, task))
         self._writer.add_text("plan/explained", explain(plan, task, cost))

@@ -46,7 +46,7 @@ class SweepJob:
 
     Args:
         num: its number in the sweep.
-        title: its number, and those of its overrides that other jobs do not share.
+        title: its number, and what is swept over: those overrides that are not of all jobs.
         overrides: of this job, as Hydra's sweeper made them.
         config: composed, with Hydra's own node.
         folder: what it writes; Hydra's output directory.

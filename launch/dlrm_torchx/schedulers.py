@@ -248,8 +248,11 @@ class TolerantSlurmScheduler(SlurmScheduler):
             ) from None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """As the accounting says, or without one the queue, for as long as it knows the job."""
-        rows = _accounted(app_id) or _queued(app_id)
+        """As the queue says, and for a job that it has forgotten, the accounting.
+
+        The accounting is seconds late: it calls a preempted job ended that the queue runs again.
+        """
+        rows = _queued(app_id) or _accounted(app_id)
         if not rows:
             return None
         statuses: dict[str, RoleStatus] = {}

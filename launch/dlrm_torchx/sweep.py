@@ -144,9 +144,8 @@ def launch(
     logging.getLogger("torchx").setLevel(logging.WARNING)
     sweep_dir = Path(str(config.hydra.sweep.dir)).resolve()
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    shared = set.intersection(*map(set, job_overrides)) if len(job_overrides) > 1 else set()
     jobs = [
-        prepare(num, overrides, shared, hydra_context, config, sweep_dir)
+        prepare(num, overrides, hydra_context, config, sweep_dir)
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
     with kept_signals(), get_runner() as runner:
@@ -271,16 +270,11 @@ class Sweep:
 def prepare(
     num: int,
     overrides: Sequence[str],
-    shared: set[str],
     hydra_context: HydraContext,
     config: DictConfig,
     sweep_dir: Path,
 ) -> SweepJob:
-    """Compose one job's config, in a form that does not change with the time or the rank.
-
-    Args:
-        shared: overrides that all jobs have.
-    """
+    """Compose one job's config, in a form that does not change with the time or the rank."""
     job_config = hydra_context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(job_config):
         job_config.hydra.job.id = str(num)
@@ -289,9 +283,10 @@ def prepare(
     subdir = resolved_subdir(job_config)
     with open_dict(job_config):
         job_config.hydra.sweep.subdir = subdir
+    swept = [item for item in overrides if item not in config.hydra.overrides.task]
     job = SweepJob(
         num=num,
-        title=" ".join([f"#{num}", *(item for item in overrides if item not in shared)]),
+        title=" ".join([f"#{num}", *(swept or [subdir])]),
         overrides=list(OmegaConf.to_container(job_config.hydra.overrides.task)),  # type: ignore[arg-type]
         config=job_config,
         folder=sweep_dir / subdir,
@@ -326,7 +321,7 @@ def glob_without_value(
         node = OmegaConf.select(job_config, key)
         missing = OmegaConf.missing_keys(node) if OmegaConf.is_config(node) else set()
         if missing:
-            return f"{key}.{min(missing)}"
+            return min(missing)
     return None
 
 

@@ -4,23 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import jobs_of, states_of
+from tests.launch.conftest import jobs_of, states_of, wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 def processes_naming(text: str) -> list[str]:
@@ -69,7 +61,7 @@ def test_environment_and_objective(run_sweep: Run, tmp_path: Path) -> None:
     done = run_sweep("+do=read_environment", "hydra.launcher.env={NUMBER: 42.5}")
     assert done.returncode == 0, done.stderr
     assert states_of(tmp_path / "sweep") == ["succeeded"]
-    assert "+do=read_environment: succeeded" in done.stdout
+    assert "#0 0: succeeded" in done.stdout
     assert ": 42.5" in done.stdout
 
 

@@ -147,8 +147,6 @@ def test_jobs_of_a_sweep_that_left_nothing(tmp_path: Path) -> None:
         ("succeeded", None, "without result.json"),
         ("failed", RESULT, "failed"),
         ("preempted", None, "preempted"),
-        ("skipped", RESULT, "succeeded"),
-        ("skipped", None, "skipped"),
         ("running", RESULT, "succeeded"),
         ("running", None, "running"),
         (None, RESULT, "succeeded"),

@@ -1,0 +1,175 @@
+"""What TensorBoard shows of a finished sweep, tab by tab, as a browser renders it."""
+
+from decimal import Decimal
+from statistics import mean
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.browser.page import CHROMIUM, WIDTH, Page
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH"),
+]
+
+Results = dict[str, dict[str, Any]]
+
+COMPARISON = "comparison"
+"""The run that compares the others."""
+
+RESULT_OF_CARD = {
+    "embedding/cost_ms": "embedding_cost_ms",
+    "embedding/imbalance": "imbalance",
+    "eval/auroc": "auroc",
+    "train/loss": "loss",
+}
+RESULT_OF_METRIC = {
+    "embedding cost, ms": "embedding_cost_ms",
+    "samples/s": "samples_per_s",
+    "AUROC": "auroc",
+}
+RESULT_OF_COLUMN = {
+    "embedding cost, ms": "embedding_cost_ms",
+    "imbalance": "imbalance",
+    "samples/s": "samples_per_s",
+}
+
+RUN_LIST = "deep.all('runs-data-table tb-data-table-content-row').map((row) => deep.text(row))"
+CARDS = """Object.fromEntries(deep.all('card-view').map((card) => [
+  deep.all('.tag', card).map((tag) => deep.text(tag).replaceAll('\\n', '')).join(),
+  Object.fromEntries(
+    deep.all('tb-data-table-content-row', card).map((row) => deep.text(row).split('\\n'))
+  ),
+]))"""
+TABLES = """deep.all('table').map(
+  (table) => [...table.rows].map((row) => [...row.cells].map((cell) => deep.text(cell)))
+)"""
+TITLE_ENDS = """Object.fromEntries(
+  deep.all('thead th').map((title) => [deep.text(title), title.getBoundingClientRect().right])
+)"""
+IMAGES = """deep.all('tf-image-loader').map((loader) => [
+  ...deep.text(loader).split('\\n').slice(0, 2),
+  deep.all('img', loader.shadowRoot).some((image) => image.naturalWidth > 0),
+])"""
+TEXTS = """deep.all('tf-text-loader').map(
+  (loader) => [...deep.text(loader).split('\\n').slice(0, 2), deep.text(loader)]
+)"""
+CHARTS = """Object.fromEntries(
+  deep.all('tf-custom-scalar-multi-line-chart-card').map((chart) => [
+    deep.text(chart).split('\\n')[0],
+    deep.all('.match-list-entry', chart.shadowRoot).map(
+      (entry) => entry.textContent.match(/\\((.*)\\)/)[1]
+    ),
+  ])
+)"""
+
+
+def test_time_series(page: Page, tensorboard: str, results: Results) -> None:
+    """All runs are listed, and each has its figure on the cards."""
+    tags = quote(f"^({'|'.join(RESULT_OF_CARD)})$")
+    page.open(f"{tensorboard}?darkMode=false&smoothing=0&tagFilter={tags}#timeseries")
+    page.wait_for(RUN_LIST, lambda runs: sorted(runs) == sorted([*results, COMPARISON]))
+    cards = page.wait_for(
+        CARDS,
+        lambda cards: all(cards.get(tag, {}).keys() == results.keys() for tag in RESULT_OF_CARD),
+    )
+    for tag, key in RESULT_OF_CARD.items():
+        for run, value in cards[tag].items():
+            assert results[run][key] == shown_as(value), (run, tag)
+
+
+def test_hparams(page: Page, tensorboard: str, results: Results) -> None:
+    for run, trial in hparams(page, tensorboard, results).items():
+        assert trial["sharder"] == results[run]["sharder"]
+        assert trial["seed"] == str(results[run]["seed"])
+        for title, key in RESULT_OF_METRIC.items():
+            assert results[run][key] == shown_as(trial[title]), (run, title)
+
+
+def test_hparams_need_no_scrolling(page: Page, tensorboard: str, results: Results) -> None:
+    """All columns are on a page of usual width."""
+    hparams(page, tensorboard, results)
+    ends = page.evaluate(TITLE_ENDS)
+    assert {"sharder", *RESULT_OF_METRIC} <= ends.keys()
+    assert [title for title, end in ends.items() if end > WIDTH] == []
+
+
+@pytest.mark.parametrize("tag", ["plan/cost_by_rank", "plan/memory_by_rank"])
+def test_images_of_runs(page: Page, tensorboard: str, results: Results, tag: str) -> None:
+    """Each is loaded, and stands below the name of its run."""
+    page.open(f"{tensorboard}?darkMode=false#images&tagFilter={quote(f'^{tag}$')}")
+    expected = {(tag, run, True) for run in results}
+    page.wait_for(IMAGES, lambda images: {(t, *of) for t, *of in images if t == tag} == expected)
+
+
+def test_images_of_comparison(page: Page, tensorboard: str, results: Results) -> None:
+    sharders = {result["sharder"] for result in results.values()}
+    tags = {f"comparison/{name}" for name in ("embedding_cost", "imbalance", "throughput")}
+    tags |= {f"cost_by_rank/{sharder}" for sharder in sharders}
+    page.open(f"{tensorboard}?darkMode=false#images")
+    expected = {(tag, COMPARISON, True) for tag in tags}
+    page.wait_for(IMAGES, lambda images: expected <= {tuple(image) for image in images})
+
+
+def test_comparison_table(page: Page, tensorboard: str, results: Results) -> None:
+    """One row a sharder, with the means over its runs."""
+    page.open(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^comparison/summary')}")
+    tables = page.wait_for(TABLES, lambda tables: rows_with(tables, "samples/s"))
+    rows = {row["sharder"]: row for row in rows_with(tables, "samples/s")}
+    assert rows.keys() == {result["sharder"] for result in results.values()}
+    for sharder, row in rows.items():
+        runs = [result for result in results.values() if result["sharder"] == sharder]
+        assert row["runs"] == f"{len(runs)} / {len(runs)}"
+        for title, key in RESULT_OF_COLUMN.items():
+            assert mean(run[key] for run in runs) == shown_as(row[title].split()[0]), title
+
+
+def test_explanations_of_plans(page: Page, tensorboard: str, results: Results) -> None:
+    page.open(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^plan/explained')}")
+
+    def explanations(texts: list[list[str]]) -> dict[str, str]:
+        return {run: text for tag, run, text in texts if "explained" in tag and "slowest" in text}
+
+    texts = page.wait_for(TEXTS, lambda texts: explanations(texts).keys() == results.keys())
+    for run, text in explanations(texts).items():
+        assert f"\n{results[run]['sharder']}\n" in text
+        assert f"is the slowest with {results[run]['embedding_cost_ms']:.2f} ms" in text
+
+
+def test_custom_scalars(page: Page, tensorboard: str, results: Results) -> None:
+    """Each chart of the comparison's layout has a line for each run."""
+    page.open(f"{tensorboard}?darkMode=false#custom_scalars")
+    charts = page.wait_for(
+        CHARTS,
+        lambda charts: charts and all(set(runs) == results.keys() for runs in charts.values()),
+    )
+    assert {"embedding/cost_ms", "train/samples_per_s/median"} <= charts.keys()
+
+
+def hparams(page: Page, tensorboard: str, results: Results) -> dict[str, dict[str, str]]:
+    """Cells of the HParams table, by the run's name and the column's title."""
+    page.open(f"{tensorboard}?darkMode=false#hparams")
+
+    def trials(tables: list[list[list[str]]]) -> dict[str, dict[str, str]]:
+        rows = [row for row in rows_with(tables, "Trial ID") if all(map(row.get, RESULT_OF_METRIC))]
+        return {run: row for row in rows for run in results if run in row["Trial ID"].split("/")}
+
+    return trials(page.wait_for(TABLES, lambda tables: trials(tables).keys() == results.keys()))
+
+
+def rows_with(tables: list[list[list[str]]], title: str) -> list[dict[str, str]]:
+    """Cells by title, of the table that has such a column; none where no table has."""
+    for titles, *rows in filter(None, tables):
+        if title in titles:
+            return [dict(zip(titles, row, strict=False)) for row in rows]
+    return []
+
+
+def shown_as(text: str) -> Any:
+    """Equals the numbers that round to this text."""
+    number = Decimal(text.replace(",", ""))
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int), text
+    return pytest.approx(float(number), abs=0.501 * 10**exponent)

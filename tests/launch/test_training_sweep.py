@@ -1,0 +1,156 @@
+"""Sweeps of real training runs, and what they leave behind."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm_sharded.plan import read_plan, validate
+from dlrm_sharded.task import read_task
+from tests.conftest import SMALL_RUN
+from tests.launch.conftest import jobs_of, states_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ["random_0", "size_lookup_1", "random_2", "size_lookup_3"]
+
+
+def result_of(folder: Path) -> dict[str, object]:
+    fields: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return fields
+
+
+def test_every_job_is_a_run(finished_sweep: Path) -> None:
+    jobs = jobs_of(finished_sweep)
+    assert [job["folder"] for job in jobs] == RUNS
+    assert [job["state"] for job in jobs] == ["succeeded"] * 4
+    assert len({job["app"] for job in jobs}) == 4
+    for job in jobs:
+        folder = finished_sweep / job["folder"]
+        result = result_of(folder)
+        assert result["sharder"] == job["choices"]["sharder"]
+        assert f"seed={result['seed']}" in job["overrides"]
+        assert result["world_size"] == 2
+        validate(read_plan(folder / "plan.json"), read_task(folder / "task.json"))
+        assert "embedding cost" in (finished_sweep / job["log"]).read_text()
+        assert (folder / "train.log").exists()
+        # Rank 1 writes nothing, and rank 0 what a single run writes.
+        assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_the_objective_reaches_the_driver(finished_sweep: Path) -> None:
+    said = (finished_sweep / "output.txt").read_text()
+    for i, run in enumerate(RUNS):
+        throughput = result_of(finished_sweep / run)["samples_per_s"]
+        line = next(line for line in said.splitlines() if f"#{i} " in line and "succeeded" in line)
+        assert line.endswith(f": {throughput:,.6g}")
+
+
+def test_comparison(finished_sweep: Path) -> None:
+    said = (finished_sweep / "output.txt").read_text()
+    text = (finished_sweep / "summary.md").read_text()
+    with (finished_sweep / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sharder"] for row in rows] == ["random", "size_lookup"]
+    for row, runs in zip(rows, (RUNS[0::2], RUNS[1::2]), strict=True):
+        costs = [result_of(finished_sweep / run)["embedding_cost_ms"] for run in runs]
+        mean = sum(map(float, costs)) / 2  # type: ignore[arg-type]
+        assert float(row["embedding_cost_ms_mean"]) == pytest.approx(mean)
+        assert (row["runs"], row["succeeded"]) == ("2", "2")
+        for place in (said, text):
+            assert row["sharder"] in place
+            assert f"{mean:,.2f}" in place
+
+
+def test_figures_of_a_run_stand_at_both_ends(finished_sweep: Path) -> None:
+    """A chart of one point a run hides the best and the worst."""
+    folder = finished_sweep / RUNS[0]
+    (path,) = folder.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(path))
+    events.Reload()
+    result = result_of(folder)
+    for tag, key in (
+        ("embedding/cost_ms", "embedding_cost_ms"),
+        ("train/samples_per_s/median", "samples_per_s"),
+        ("memory/peak_gib/max", "peak_gib"),
+    ):
+        points = events.Scalars(tag)
+        assert [point.step for point in points] == [0, result["steps"]]
+        assert [point.value for point in points] == pytest.approx([result[key]] * 2, rel=1e-5)
+
+
+def test_failures_and_globs(tmp_path: Path) -> None:
+    """A bad value fails its own job; a glob leaves out what lacks a value."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
+            *(*SMALL_RUN, "sharder=glob([dim,plan*])", "trainer.num_epochs=1,0"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert states_of(tmp_path) == ["succeeded", "failed", "skipped", "skipped"]
+    reason = "trainer.num_epochs is 0, must be an integer >= 1"
+    assert jobs_of(tmp_path)[1]["reason"] == reason
+    assert "plan_file trainer.num_epochs=1: skipped: sharder.path is not set" in done.stdout
+    assert "1 of 4 jobs did not succeed" in done.stderr
+    assert f"#1 sharder=dim trainer.num_epochs=0: failed: {reason}" in done.stderr
+    assert str(tmp_path / "dim_1" / "job.log") in done.stderr
+    assert "Traceback" not in done.stderr
+    text = (tmp_path / "summary.md").read_text()
+    assert f"dim_1: failed: {reason}" in text
+    assert "plan_file_2: skipped: sharder.path is not set" in text
+
+
+@pytest.mark.parametrize("objective", ["embedding_cost_ms", "speed"])
+def test_objective(objective: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
+            *(*SMALL_RUN, "sharder=dim", f"objective={objective}"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if objective == "speed":
+        assert done.returncode == 1
+        (reason,) = (job["reason"] for job in jobs_of(tmp_path))
+        assert "objective is 'speed'; known: samples_per_s, " in reason
+    else:
+        assert done.returncode == 0, done.stderr
+        value = result_of(tmp_path / "dim_0")["embedding_cost_ms"]
+        assert f": {value:,.6g}" in done.stdout
+
+
+def test_optuna_finds_the_better_one(tmp_path: Path) -> None:
+    """A maintained sweeper beside TorchX: it asks in batches, and optimises the objective."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
+            *(*SMALL_RUN, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"),
+            *("hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize"),
+            *("hydra.sweeper.sampler.seed=1", "objective=loss"),
+            "optimizer.embedding_learning_rate=choice(0.0001,1.0)",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert states_of(tmp_path) == ["succeeded"] * 3
+    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("size_lookup_*")]  # type: ignore[arg-type]
+    assert len(losses) == 3
+    best = (tmp_path / "optimization_results.yaml").read_text()
+    assert f"best_value: {min(losses)}" in best

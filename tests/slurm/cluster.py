@@ -1,0 +1,409 @@
+"""A private Slurm with accounting on this machine, for jobs of several nodes.
+
+The daemons and all commands live in one mount namespace, whose /etc/hosts knows the nodes; each
+slurmd also has its node's host name. What is left in the namespace at the end has leaked.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from tests.slurm.namespace import kill, mount_namespace, processes_in
+
+PACKAGES = "slurmctld slurmd slurm-client munge slurmdbd mariadb-server"
+PROGRAMS = (
+    *("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "mariadb-install-db"),
+    *("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"),
+    *("unshare", "nsenter", "setpriv", "mount"),
+)
+# Daemons stand where the PATH of a user need not lead.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 5.0
+
+# Any device does for a GPU, but a plain file does not.
+NULL_DEVICE = os.makedev(1, 3)
+
+# Heterogeneous jobs start by backfill only, so it runs often. A requeued job waits for as long as
+# credentials last, two minutes unless told otherwise.
+SLURM_CONF = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={sockets}/munge,cred_expire=10
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={sockets}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/steps-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=1
+SlurmdParameters=config_overrides
+ReturnToService=2
+JobRequeue=1
+KillWait={kill_wait_s}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={accounting_port}
+AccountingStoragePass={sockets}/munge
+GresTypes=gpu
+{nodes}
+PartitionName=debug Nodes=ALL Default=YES PriorityTier=2 PreemptMode=OFF
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode={preempt_mode}
+"""
+SLURMDBD_CONF = """\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={accounting_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={sockets}/munge
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+"""
+
+
+def why_not() -> str | None:
+    """What keeps `slurm_cluster` from starting here."""
+    if missing := [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]:
+        return f"Slurm needs {', '.join(missing)}: apt-get install {PACKAGES}"
+    if os.geteuid() != 0:
+        return "Slurm needs root here, for namespaces and daemons"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode != 0:
+        return f"Slurm needs namespaces of its own: {tried.stderr.strip()}"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """A running Slurm; jobs go to partition `debug`, which preempts partition `low`."""
+
+    folder: Path
+    nodes: tuple[str, ...]
+    environment: Mapping[str, str]
+    namespace: Path
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run`, but `env` is added to the cluster's, and no child is left behind."""
+        with self.popen(argv, cwd=cwd, env=env) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
+
+    def popen(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """A command that leads a session of its own, with pipes for its output and errors."""
+        return subprocess.Popen(
+            ["nsenter", f"--mount={self.namespace}", "env", f"--chdir={cwd.absolute()}", *argv],
+            env={**self.environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def submit(self, *argv: str, cwd: Path) -> str:
+        """The id of a job handed to sbatch."""
+        return self._ask("sbatch", "--parsable", *argv, cwd=cwd).strip()
+
+    def states(self, job_id: str, *, all_runs: bool = False) -> list[str]:
+        """What sacct says of each component of a job, of its last run or also of those before.
+
+        It says nothing for a second after a job was submitted, and for five seconds after its
+        start it may still say PENDING, or leave out components.
+        """
+        return self._ask(
+            *("sacct", "--allocations", "--noheader", "--parsable2", "--format=State"),
+            *(f"--jobs={job_id}", *(["--duplicates"] if all_runs else [])),
+        ).splitlines()
+
+    def wait_for(
+        self, job_id: str, *states: str, components: int = 1, timeout: float = 60
+    ) -> list[str]:
+        """The states of a job, once all its components are in one of these, given as one word."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self.states(job_id)
+            if len(found) == components and all(state.split()[0] in states for state in found):
+                return found
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job_id} is {found}, not {components} x {states}")
+            time.sleep(0.1)
+
+    def cancel(self, job_id: str) -> None:
+        self._ask("scancel", job_id)
+
+    def requeue(self, job_id: str) -> None:
+        self._ask("scontrol", "requeue", job_id)
+
+    def preempt(self) -> str:
+        """The id of a job that takes all nodes for a moment from whatever runs on `low`."""
+        return self.submit(
+            *(f"--nodes={len(self.nodes)}", "--exclusive", "--output=/dev/null", "--wrap=true"),
+            cwd=self.folder,
+        )
+
+    def start_now(self, job_id: str) -> None:
+        """Start a requeued job that is PENDING again.
+
+        By itself it waits for ten seconds, and a heterogeneous one, on an idle cluster, for more
+        than a minute after that.
+        """
+        self._ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+    def _ask(self, *argv: str, cwd: Path | None = None) -> str:
+        done = self.run(argv, cwd=cwd or self.folder)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+
+@contextmanager
+def slurm_cluster(
+    folder: Path,
+    *,
+    nodes: int = 2,
+    cpus: int = 4,
+    memory_mb: int = 8000,
+    fake_gpus: int = 0,
+    preempt_mode: Literal["REQUEUE", "CANCEL"] = "REQUEUE",
+    kill_wait_s: int = 30,
+) -> Iterator[Cluster]:
+    """Nodes `dlrm1`, `dlrm2` and so on, each of this size whatever the machine has.
+
+    Args:
+        folder: for settings and logs, and the database while it runs.
+        preempt_mode: what happens to a job of partition `low` whose node is wanted on `debug`.
+        kill_wait_s: from SIGTERM to SIGKILL, for a job that is cancelled or preempted and for the
+            nodes on which a step goes on when it has failed on another.
+
+    Raises:
+        RuntimeError: it did not start, with what its daemons logged; or something of it lived on
+            when it had stopped, and is killed now.
+    """
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    addresses = {f"dlrm{number}": f"127.0.1.{number}" for number in range(1, nodes + 1)}
+    hosts = "".join(f"{address}\t{name}\n" for name, address in addresses.items())
+    (folder / "hosts").write_text(hosts + Path("/etc/hosts").read_text())
+    gpus = [folder / f"gpu{number}" for number in range(fake_gpus)]
+    for gpu in gpus:
+        os.mknod(gpu, stat.S_IFCHR | 0o600, NULL_DEVICE)
+    (folder / "gres.conf").write_text("".join(f"Name=gpu File={gpu}\n" for gpu in gpus))
+    # The path of a socket has at most 107 bytes, which those below a test's folder may exceed.
+    with TemporaryDirectory(prefix="slurm-", dir="/tmp") as sockets:
+        _write_settings(
+            folder,
+            sockets,
+            addresses,
+            size=f"CPUs={cpus} RealMemory={memory_mb}" + (f" Gres=gpu:{fake_gpus}" if gpus else ""),
+            preempt_mode=preempt_mode,
+            kill_wait_s=kill_wait_s,
+        )
+        with mount_namespace(folder / "hosts") as namespace:
+            cluster = Cluster(
+                folder=folder,
+                nodes=tuple(addresses),
+                environment=_environment(folder / "slurm.conf"),
+                namespace=namespace,
+            )
+            with _daemons(cluster, Path(sockets)):
+                try:
+                    yield cluster
+                finally:
+                    _end_jobs(cluster)
+
+
+def _write_settings(
+    folder: Path,
+    sockets: str,
+    addresses: Mapping[str, str],
+    *,
+    size: str,
+    preempt_mode: str,
+    kill_wait_s: int,
+) -> None:
+    controller_port, accounting_port, *node_ports = _free_ports(2 + len(addresses))
+    nodes = [
+        f"NodeName={name} NodeAddr={address} Port={port} {size}"
+        for (name, address), port in zip(addresses.items(), node_ports, strict=True)
+    ]
+    places = {"folder": folder, "sockets": sockets, "accounting_port": accounting_port}
+    slurm_conf = SLURM_CONF.format(
+        **places,
+        controller_port=controller_port,
+        kill_wait_s=kill_wait_s,
+        preempt_mode=preempt_mode,
+        nodes="\n".join(nodes),
+    )
+    (folder / "slurm.conf").write_text(slurm_conf)
+    _write_secret(folder / "slurmdbd.conf", SLURMDBD_CONF.format(**places).encode())
+    _write_secret(folder / "munge.key", secrets.token_bytes(128))
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+
+
+def _environment(slurm_conf: Path) -> dict[str, str]:
+    """Ours, less that of a Slurm job in which the tests themselves may run."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "SBATCH", "SRUN"))
+    }
+    return {**ours, "PATH": PATH, "SLURM_CONF": str(slurm_conf)}
+
+
+@contextmanager
+def _daemons(cluster: Cluster, sockets: Path) -> Iterator[None]:
+    folder = cluster.folder
+
+    def no_socket(name: str) -> str:
+        return "" if (sockets / name).exists() else f"no {sockets / name}"
+
+    def no_answer(*argv: str, wanted: str = "") -> str:
+        done = cluster.run(argv, cwd=folder)
+        good = done.returncode == 0 and wanted in done.stdout
+        return "" if good else f"{' '.join(argv)}: {done.stdout}{done.stderr}"
+
+    with TemporaryDirectory(prefix="database-", dir=folder) as data, ExitStack() as stack:
+        database = ["--no-defaults", "--user=root", f"--datadir={data}"]
+        database += ["--innodb-log-file-size=4M"]
+        made = cluster.run(["mariadb-install-db", *database], cwd=folder)
+        if made.returncode != 0:
+            raise RuntimeError(f"mariadb-install-db: {made.stdout}{made.stderr}")
+
+        def start(name: str, *argv: str, missing: Callable[[], str]) -> None:
+            stack.enter_context(_daemon(cluster, name, argv, missing=missing))
+
+        start(
+            *("munged", "munged", "--foreground", "--force", f"--socket={sockets}/munge"),
+            *(f"--key-file={folder}/munge.key", f"--seed-file={folder}/munge.seed"),
+            *(f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log"),
+            missing=partial(no_socket, "munge"),
+        )
+        start(
+            *("mariadbd", "mariadbd", *database, f"--socket={sockets}/mysql"),
+            *("--skip-networking", f"--pid-file={folder}/mariadbd.pid"),
+            missing=partial(no_socket, "mysql"),
+        )
+        start(
+            *("slurmdbd", "env", f"MYSQL_UNIX_PORT={sockets}/mysql", "slurmdbd", "-D"),
+            missing=partial(no_answer, "sacctmgr", "--noheader", "list", "cluster"),
+        )
+        start("slurmctld", "slurmctld", "-D", missing=partial(no_answer, "scontrol", "ping"))
+        for node in cluster.nodes:
+            named = 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"'
+            state = ["sinfo", "--noheader", "--partition=debug", f"--nodes={node}", "--format=%T"]
+            start(
+                *(f"slurmd-{node}", "unshare", "--uts", "sh", "-c", named, node),
+                *("slurmd", "-D", "-N", node),
+                missing=partial(no_answer, *state, wanted="idle"),
+            )
+        yield
+
+
+@contextmanager
+def _daemon(
+    cluster: Cluster, name: str, argv: Sequence[str], *, missing: Callable[[], str]
+) -> Iterator[None]:
+    """A child in the foreground, which ends with this process at the latest.
+
+    `missing` says what it does not do yet, and nothing once it is ready.
+    """
+    with (cluster.folder / f"{name}.log").open("a") as log:
+        process = subprocess.Popen(
+            ["nsenter", f"--mount={cluster.namespace}", "setpriv", "--pdeathsig=KILL", *argv],
+            cwd=cluster.folder,
+            env=cluster.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with process:
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while found := missing():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    how = "is not ready" if process.poll() is None else "has ended"
+                    raise RuntimeError(f"{name} {how}: {found}\n{_log_tails(cluster.folder)}")
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _log_tails(folder: Path) -> str:
+    tails = []
+    for log in sorted(folder.glob("*.log")):
+        tails += [f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:]]
+    return "\n".join(tails)
+
+
+def _end_jobs(cluster: Cluster) -> None:
+    """Cancel all jobs, without the grace that Slurm gives, and let it see them end."""
+    cluster.run(["scancel", "--user=root"], cwd=cluster.folder)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while time.monotonic() < deadline:
+        if not cluster.run(["squeue", "--noheader"], cwd=cluster.folder).stdout.strip():
+            return
+        environments = processes_in(cluster.namespace, "environ")
+        kill(pid for pid, values in environments.items() if b"\0SLURM_JOB_ID=" in values)
+        time.sleep(0.05)

@@ -1,0 +1,157 @@
+"""`torchx run -s slurm` and sweeps on a Slurm of two nodes."""
+
+import csv
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SMALL_RUN
+from tests.launch.conftest import jobs_of, states_of, wait_until
+from tests.slurm.cluster import Cluster, slurm_cluster, why_not
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHX = str(Path(sys.executable).with_name("torchx"))
+COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
+TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
+LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
+
+
+def submit(slurm: Cluster, cwd: Path, *overrides: str) -> str:
+    """The handle of a job on both nodes."""
+    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *TWO_NODES, *overrides], cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    (handle,) = (line for line in done.stdout.splitlines() if line.startswith("slurm://"))
+    return handle
+
+
+def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
+    done = slurm.run([TORCHX, *arguments], cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def sweep(sweep_dir: Path, *overrides: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"),
+        *("hydra.launcher.scheduler=slurm", "hydra.launcher.j=2x1", "hydra.launcher.gpu=0"),
+        *("hydra.launcher.cpu=1", "hydra.launcher.poll_s=0.2", *overrides),
+    ]
+
+
+def state(slurm: Cluster, cwd: Path, handle: str) -> str:
+    text = torchx(slurm, cwd, "status", handle)
+    return text.partition("State: ")[2].split()[0]
+
+
+def test_run_status_log(slurm: Cluster, tmp_path: Path) -> None:
+    handle = submit(slurm, tmp_path, *SMALL_RUN, "sharder=dim", "hydra.run.dir=run")
+    wait_until(lambda: state(slurm, tmp_path, handle) == "SUCCEEDED", "the job has ended", 90)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["world_size"] == 2
+    task = json.loads((tmp_path / "run" / "task.json").read_text())
+    assert task["topology"]["local_world_size"] == 1  # a rank on each of two hosts
+    log = torchx(slurm, tmp_path, "log", handle)
+    assert "train/0" in log
+    assert "embedding cost" in log
+    assert not list(tmp_path.glob("slurm-*")), "output belongs below runs/slurm"
+    assert list((tmp_path / "runs" / "slurm").glob("slurm-*-train-1.err"))
+
+
+def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
+    handle = submit(slurm, tmp_path, *LONG, "hydra.run.dir=run")
+    wait_until(lambda: (tmp_path / "run" / "plan.json").exists(), "the job trains", 90)
+    assert state(slurm, tmp_path, handle) == "RUNNING"
+    assert "2 ranks" in torchx(slurm, tmp_path, "log", handle)
+    torchx(slurm, tmp_path, "cancel", handle)
+    wait_until(lambda: state(slurm, tmp_path, handle) == "CANCELLED", "it is cancelled")
+    # In the accounting too, where TorchX itself does not know the word.
+    wait_until(
+        lambda: set(slurm.states(handle.rpartition("/")[2])) == {"CANCELLED by 0"},
+        "it is accounted",
+    )
+    assert "CANCELLED" in torchx(slurm, tmp_path, "status", handle)
+
+
+def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> None:
+    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, "-j", "1x2"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "sbatch refused the job" in done.stderr
+    assert "gpu=0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
+    sweep_dir = tmp_path / "sweep"
+    command = sweep(sweep_dir, *SMALL_RUN, "sharder=random,dim")
+    done = slurm.run(command, cwd=tmp_path, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = jobs_of(sweep_dir)
+    assert [job["state"] for job in jobs] == ["succeeded", "succeeded"]
+    assert len({job["app"] for job in jobs}) == 2
+    for job in jobs:
+        result = json.loads((sweep_dir / job["folder"] / "result.json").read_text())
+        assert result["sharder"] == job["choices"]["sharder"]
+        assert result["world_size"] == 2
+        assert "embedding cost" in (sweep_dir / job["log"]).read_text()
+    with (sweep_dir / "summary.csv").open() as file:
+        assert [row["succeeded"] for row in csv.DictReader(file)] == ["1", "1"]
+
+
+def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+    sweep_dir = tmp_path / "sweep"
+    process = slurm.popen(sweep(sweep_dir, *LONG, "sharder=random"), cwd=tmp_path)
+    wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the job trains", 90)
+    slurm.cancel(jobs_of(sweep_dir)[0]["app"].rpartition("/")[2])
+    _, said = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert states_of(sweep_dir) == ["cancelled"]
+    assert "#0 random_0: cancelled: CANCELLED" in said
+    assert "random_0: cancelled" in (sweep_dir / "summary.md").read_text()
+
+
+def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> None:
+    sweep_dir = tmp_path / "sweep"
+    process = slurm.popen(sweep(sweep_dir, *LONG, "sharder=random,dim"), cwd=tmp_path)
+    wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the first one trains", 90)
+    # Both are submitted at once; the second waits for the nodes' memory.
+    wait_until(lambda: states_of(sweep_dir) == ["running", "pending"], "one runs, one waits")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert states_of(sweep_dir) == ["cancelled", "cancelled"]
+    for job in jobs_of(sweep_dir):
+        slurm.wait_for(job["app"].rpartition("/")[2], "CANCELLED", components=2)
+
+
+@pytest.mark.parametrize("preempt_mode", ["REQUEUE", "CANCEL"])
+def test_preempted(
+    preempt_mode: str, slurm: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A job that Slurm runs again goes on being the sweep's; one that it ends says so."""
+    assert why_not() is None  # `slurm` would have skipped
+    sweep_dir = tmp_path / "sweep"
+    folder = tmp_path_factory.mktemp("slurm")
+    with slurm_cluster(folder, preempt_mode=preempt_mode, kill_wait_s=10) as cluster:
+        overrides = ["sharder=dim", "hydra.launcher.scheduler_args={partition: low}"]
+        length = ["trainer.num_steps=150", *LONG[1:]] if preempt_mode == "REQUEUE" else LONG
+        process = cluster.popen(sweep(sweep_dir, *length, *overrides), cwd=tmp_path)
+        wait_until(lambda: (sweep_dir / "dim_0" / "plan.json").exists(), "the job trains", 90)
+        job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
+        cluster.preempt()
+        if preempt_mode == "REQUEUE":
+            cluster.wait_for(job_id, "PENDING", components=2)
+            cluster.start_now(job_id)
+        said, failed = process.communicate(timeout=170)
+    if preempt_mode == "REQUEUE":
+        assert process.returncode == 0, said + failed
+        assert states_of(sweep_dir) == ["succeeded"]
+    else:
+        assert process.returncode == 1
+        assert states_of(sweep_dir) == ["preempted"]
+        assert ": preempted: " in failed
+        assert "dim_0: preempted" in (sweep_dir / "summary.md").read_text()
