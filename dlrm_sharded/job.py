@@ -36,7 +36,8 @@ from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
 from dlrm_sharded.training.result import OBJECTIVES, result_json, summary
-from dlrm_sharded.training.tensorboard import HPARAMS, RunWriter
+from dlrm_sharded.training.tags import HPARAMS
+from dlrm_sharded.training.tensorboard import RunWriter
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         DataError: a folder does not exist, or none holds a run.
         ConfigError: `out` cannot be written.
     """
-    from dlrm_sharded.report.board import write_board  # loads torch
+    from dlrm_sharded.report.board import write_board  # loads matplotlib
 
     found = find_runs(folders)
     comparison = summarize(found.runs, found.problems)

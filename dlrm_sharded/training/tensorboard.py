@@ -7,8 +7,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.cost.measure import MeasuredCost
@@ -16,26 +15,8 @@ from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.explain import explain, plot_cost_by_rank, plot_memory_by_rank
+from dlrm_sharded.training.tags import THROUGHPUT, hparams_config
 from dlrm_sharded.training.trainer import TrainingResult
-
-THROUGHPUT = "train/samples_per_s/median"
-"""Of the whole run, as in result.json; `train/samples_per_s` is that of the last steps."""
-
-HPARAMS = ("sharder", "batch_size", "seed")
-COMPARED_METRICS = {
-    "embedding/cost_ms": "embedding cost, ms",
-    THROUGHPUT: "samples/s",
-    "eval/auroc": "AUROC",
-}
-"""Titles of scalars. With the HParams, as many columns as TensorBoard's table shows on one page."""
-
-
-def hparams_config() -> Summary:
-    """Columns of the HParams table: the same from every run, as TensorBoard takes any one's."""
-    return hparams_config_pb(
-        hparams=[HParam(name) for name in HPARAMS],
-        metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
-    )
 
 
 class RunWriter:

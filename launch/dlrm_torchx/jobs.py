@@ -18,7 +18,7 @@ from torchx.specs.api import NONE, parse_app_handle
 
 from dlrm_torchx.app import ROLE
 from dlrm_torchx.exchange import Exchange
-from dlrm_torchx.schedulers import slurm_log
+from dlrm_torchx.slurm_scheduler import slurm_log
 
 LOG_NAME = "job.log"
 
@@ -68,7 +68,7 @@ class SweepJob:
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
         """Hand the app to the scheduler; whatever that raises passes."""
-        if scheduler.startswith("local"):
+        if scheduler == "local_cwd":
             args = {**args, "log_dir": str(self.exchange.folder)}
         self.started_s = time.monotonic()
         self.handle = runner.run(app, scheduler, args)
@@ -92,9 +92,12 @@ class SweepJob:
 
     def cancel(self, runner: Runner) -> None:
         assert self.handle is not None
-        runner.cancel(self.handle)
         self.seconds = time.monotonic() - self.started_s
         self.state, self.reason = JobState.CANCELLED, "the sweep was stopped"
+        try:
+            runner.cancel(self.handle)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.reason += f", but may run on: {error}"
 
     def fail(self, reason: str) -> None:
         self.state, self.reason = JobState.FAILED, reason

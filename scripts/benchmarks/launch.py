@@ -50,12 +50,12 @@ def compare(ranks: int, rounds: int, folder: Path) -> None:
         }
         for name in list(commands) if i % 2 else reversed(commands):
             seconds.setdefault(name, []).append(timed(commands[name]))
+    plain = seconds["torchrun"]
     for name in ("torchx run", "sweep of one"):
-        more = np.subtract(seconds[name], seconds["torchrun"])
-        low, median, high = np.percentile(more, [25, 50, 75])
+        low, median, high = np.percentile(np.subtract(seconds[name], plain), [25, 50, 75])
         print(
-            f"{name}: {np.median(seconds[name]):.2f} s, torchrun {np.median(seconds['torchrun']):.2f}"
-            f" s; more by {median:.2f} s (quartiles {low:.2f} to {high:.2f}, {rounds} rounds)",
+            f"{name}: {np.median(seconds[name]):.2f} s, torchrun {np.median(plain):.2f} s; "
+            f"more by {median:.2f} s (quartiles {low:.2f} to {high:.2f}, {rounds} rounds)",
             flush=True,
         )
 

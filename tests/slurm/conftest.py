@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.launch.conftest import application as application
 from tests.slurm.cluster import Cluster, slurm_cluster, why_not
 
 

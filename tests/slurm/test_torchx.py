@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
 TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
+SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
+NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
 LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
 
 
@@ -38,8 +40,7 @@ def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
 def sweep(sweep_dir: Path, *overrides: str) -> list[str]:
     return [
         *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"),
-        *("hydra.launcher.scheduler=slurm", "hydra.launcher.j=2x1", "hydra.launcher.gpu=0"),
-        *("hydra.launcher.cpu=1", "hydra.launcher.poll_s=0.2", *overrides),
+        *(*SLURM, *NODES, *overrides),
     ]
 
 
@@ -126,6 +127,23 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> No
     assert states_of(sweep_dir) == ["cancelled", "cancelled"]
     for job in jobs_of(sweep_dir):
         slurm.wait_for(job["app"].rpartition("/")[2], "CANCELLED", components=2)
+
+
+def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, application: Path) -> None:
+    sweep_dir = tmp_path / "sweep"
+    command = [
+        *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
+        *(f"hydra.sweep.dir={sweep_dir}", "+do=succeed_at_second", *SLURM, *NODES),
+        "hydra.launcher.max_retries=1",
+    ]
+    process = slurm.popen(command, cwd=tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("first_*"))) == 2, "the ranks have failed once")
+    job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
+    slurm.wait_for(job_id, "PENDING", "REQUEUED", components=2)
+    slurm.start_now(job_id)
+    said, failed = process.communicate(timeout=150)
+    assert process.returncode == 0, said + failed
+    assert states_of(sweep_dir) == ["succeeded"]
 
 
 @pytest.mark.parametrize("preempt_mode", ["REQUEUE", "CANCEL"])

@@ -19,7 +19,7 @@ from dlrm_sharded.report import compare, compare_sweep
 from dlrm_sharded.report.find import find_runs
 from dlrm_sharded.report.pictures import pictures
 from dlrm_sharded.report.summary import Comparison, summarize
-from dlrm_sharded.training.tensorboard import COMPARED_METRICS, HPARAMS
+from dlrm_sharded.training.tags import COMPARED_METRICS, HPARAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,6 +24,8 @@ class TorchXLauncherConf:
             their defaults.
         j: NODESxRANKS; on this machine one node of all GPUs, or of two CPU ranks, unless given.
         cpu, gpu, memMB: of a node; -1 for two cores a rank, one GPU a rank.
+        mounts: of the container, such as ["type=bind,src=/data,dst=/data"]; the sweep's folder must
+            be there under its own path.
         max_parallel: jobs at a time; one on this machine and all on a cluster, unless given.
         env: of the ranks, such as {NCCL_DEBUG: INFO}.
         poll_s: how often the scheduler is asked.
@@ -42,6 +44,7 @@ class TorchXLauncherConf:
     max_retries: int = 0
     env: Any = None
     image: str = ""
+    mounts: Any = None
     max_parallel: int | None = None
     poll_s: float | None = None
     after: str | None = "${oc.select:after_sweep,null}"
@@ -67,7 +70,8 @@ class TorchXLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from dlrm_torchx.sweep import SweepOptions, launch
+        from dlrm_torchx.options import SweepOptions
+        from dlrm_torchx.sweep import launch
 
         assert self._setup is not None
         hydra_context, task_function, config = self._setup

@@ -1,0 +1,73 @@
+"""The jobs of a sweep, from the overrides that Hydra's sweeper made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dlrm_torchx.exchange import Exchange
+from dlrm_torchx.jobs import JobState, SweepJob
+
+
+def prepare(
+    num: int,
+    overrides: Sequence[str],
+    hydra_context: HydraContext,
+    config: DictConfig,
+    sweep_dir: Path,
+) -> SweepJob:
+    """Compose one job's config, in a form that does not change with the time or the rank."""
+    job_config = hydra_context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(job_config):
+        job_config.hydra.job.id = str(num)
+        job_config.hydra.job.num = num
+        job_config.hydra.sweep.dir = str(sweep_dir)
+    subdir = resolved_subdir(job_config)
+    with open_dict(job_config):
+        job_config.hydra.sweep.subdir = subdir
+    swept = [item for item in overrides if item not in config.hydra.overrides.task]
+    job = SweepJob(
+        num=num,
+        title=" ".join([f"#{num}", *(swept or [subdir])]),
+        overrides=list(OmegaConf.to_container(job_config.hydra.overrides.task)),  # type: ignore[arg-type]
+        config=job_config,
+        folder=sweep_dir / subdir,
+        exchange=Exchange(sweep_dir / ".torchx" / str(num)),
+    )
+    lacking = glob_without_value(job_config, config, hydra_context)
+    if lacking is not None:
+        job.state, job.reason = JobState.SKIPPED, f"{lacking} is not set"
+    return job
+
+
+def resolved_subdir(job_config: DictConfig) -> str:
+    """`hydra.sweep.subdir`, where `${hydra:...}` speaks of this job."""
+    hydra_config = HydraConfig.instance()
+    outer = hydra_config.cfg
+    hydra_config.set_config(job_config.copy())
+    try:
+        return str(job_config.hydra.sweep.subdir)
+    finally:
+        hydra_config.cfg = outer
+
+
+def glob_without_value(
+    job_config: DictConfig, config: DictConfig, hydra_context: HydraContext
+) -> str | None:
+    """The key without which an option cannot be used that a glob named, and not the user."""
+    parser = OverridesParser.create(config_loader=hydra_context.config_loader)
+    for override in parser.parse_overrides(list(config.hydra.overrides.task)):
+        if override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
+            continue
+        key = override.get_key_element().lstrip("+").replace("/", ".")
+        node = OmegaConf.select(job_config, key)
+        missing = OmegaConf.missing_keys(node) if OmegaConf.is_config(node) else set()
+        if missing:
+            return min(missing)
+    return None

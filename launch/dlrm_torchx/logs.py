@@ -1,0 +1,23 @@
+"""What `torchx log` shows of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torchx.schedulers.api import Scheduler, filter_regex, split_lines_iterator
+from torchx.schedulers.local_scheduler import LogIterator
+
+
+def log_lines(
+    path: Path, app_id: str, scheduler: Scheduler[Any], regex: str | None, should_tail: bool
+) -> Iterable[str]:
+    """What a log has now, or all lines to come; TorchX's own iterator always waits for the end."""
+    lines: Iterable[str]
+    if should_tail:
+        lines = split_lines_iterator(LogIterator(app_id, str(path), scheduler))
+    else:
+        text = path.read_text(errors="replace") if path.exists() else ""
+        lines = text.splitlines(keepends=True)
+    return filter_regex(regex, lines) if regex else lines

@@ -1,0 +1,133 @@
+"""What a sweep is told: `hydra.launcher.*`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx.runner import Runner
+from torchx.runner.config import apply as apply_torchxconfig
+from torchx.schedulers import get_scheduler_factories
+from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
+
+from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, count_local_gpus, torchrun_app
+
+RANKS_WITHOUT_GPUS = 2
+LOCAL_POLL_S = 0.1
+CLUSTER_POLL_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """`hydra.launcher.*`, checked; see `TorchXLauncherConf`."""
+
+    scheduler: str
+    scheduler_args: Mapping[str, Any] | None
+    j: str | None
+    cpu: int
+    gpu: int
+    memMB: int  # noqa: N815, as TorchX's own components call it
+    max_restarts: int
+    max_retries: int
+    env: Mapping[str, object] | None
+    image: str
+    mounts: Sequence[str] | None
+    max_parallel: int | None
+    poll_s: float | None
+    after: str | None
+    _first_port: int = field(default_factory=lambda: random.choice(RENDEZVOUS_PORTS))
+
+    def __post_init__(self) -> None:
+        known = sorted(get_scheduler_factories())
+        if self.scheduler not in known:
+            raise ConfigError(
+                f"hydra.launcher.scheduler is {self.scheduler!r}; known: {', '.join(known)}"
+            )
+        for key, value in (("scheduler_args", self.scheduler_args), ("env", self.env)):
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"hydra.launcher.{key} is {value!r}, must be like {{a: b}}")
+        if self.mounts is not None and (
+            isinstance(self.mounts, str) or not isinstance(self.mounts, Sequence)
+        ):
+            raise ConfigError(f"hydra.launcher.mounts is {self.mounts!r}, must be a list")
+        if self.max_parallel is not None:
+            check_count("hydra.launcher.max_parallel", self.max_parallel, least=1)
+        if self.poll_s is not None:
+            check_number("hydra.launcher.poll_s", self.poll_s, above=True)
+
+    @property
+    def is_local(self) -> bool:
+        return self.scheduler.startswith("local")
+
+    def shape(self) -> JobShape:
+        """Of every job of the sweep.
+
+        Raises:
+            ConfigError: with the key of hydra.launcher that is wrong.
+        """
+        j = self.j
+        if j is None:
+            if not self.is_local:
+                raise ConfigError(
+                    f"hydra.launcher.j is not set; give NODESxRANKS for {self.scheduler}, such as "
+                    "hydra.launcher.j=2x8"
+                )
+            j = f"1x{count_local_gpus() or RANKS_WITHOUT_GPUS}"
+        try:
+            return JobShape.of(
+                j=j,
+                cpu=self.cpu,
+                gpu=self.gpu,
+                memMB=self.memMB,
+                max_restarts=self.max_restarts,
+                max_retries=self.max_retries,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"hydra.launcher.{error}") from None
+
+    def most_parallel(self, num_jobs: int) -> int:
+        return self.max_parallel or (1 if self.is_local else max(num_jobs, 1))
+
+    def seconds_between_polls(self) -> float:
+        return self.poll_s or (LOCAL_POLL_S if self.is_local else CLUSTER_POLL_S)
+
+    def args_for(self, runner: Runner) -> dict[str, Any]:
+        """The scheduler's own options, with the defaults of .torchxconfig.
+
+        Raises:
+            ConfigError: for one that the scheduler does not have, or of a wrong type.
+        """
+        options = runner.scheduler_run_opts(self.scheduler)
+        known = {name for name, _ in options}
+        args = dict(self.scheduler_args or {})
+        for name in args:
+            if name not in known:
+                raise ConfigError(
+                    f"hydra.launcher.scheduler_args.{name} is no option of {self.scheduler}; "
+                    f"known: {', '.join(sorted(known))}"
+                )
+        apply_torchxconfig(self.scheduler, args)
+        try:
+            options.resolve(args)
+        except InvalidRunConfigException as error:
+            raise ConfigError(f"hydra.launcher.scheduler_args: {error}") from None
+        return args
+
+    def app(self, job_name: str, num: int, folder: Path) -> AppDef:
+        """The app of one job, with a rendezvous port that no other job of the sweep has."""
+        first = RENDEZVOUS_PORTS.index(self._first_port)
+        port = RENDEZVOUS_PORTS[(first + num) % len(RENDEZVOUS_PORTS)]
+        return torchrun_app(
+            "dlrm_torchx.worker",
+            [str(folder)],
+            self.shape(),
+            name=f"{job_name}-{num}".replace("_", "-"),
+            image=self.image,
+            env={key: str(value) for key, value in (self.env or {}).items()},
+            rdzv_port=port,
+            mounts=parse_mounts(list(self.mounts or [])),
+        )

@@ -1,0 +1,181 @@
+"""TorchX's Slurm scheduler, mended where its users are left alone.
+
+Registered in pyproject.toml under TorchX's own name, so that the command line and sweeps use it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torchx.runner.config import get_config
+from torchx.schedulers.api import AppDryRunInfo, DescribeAppResponse, Stream
+from torchx.schedulers.slurm_scheduler import SlurmBatchRequest, SlurmScheduler
+from torchx.specs import AppDef, AppState, Role, RoleStatus, macros, runopts
+from torchx.specs.api import ReplicaStatus
+
+from dlrm_torchx.app import JobRefusedError
+from dlrm_torchx.logs import log_lines
+
+SLURM_LOG_DIR = "runs/slurm"
+
+
+def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
+    return TolerantSlurmScheduler(session_name)
+
+
+class TolerantSlurmScheduler(SlurmScheduler):
+    """`slurm`, with logs in a folder of their own, and words for what Slurm says of a job.
+
+    TorchX asserts that it knows Slurm's state, which a cancelled job's is not ("CANCELLED by 0"),
+    and asks the accounting only, which small clusters do not have.
+    """
+
+    def _run_opts(self) -> runopts:
+        options = super()._run_opts()
+        options.add(
+            "log_dir", type_=str, default=SLURM_LOG_DIR, help="where the output of jobs goes"
+        )
+        return options
+
+    def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[SlurmBatchRequest]:
+        info = super()._submit_dryrun(app, cfg)
+        folder = Path(cfg["log_dir"]).resolve()
+        for name, replica in info.request.replicas.items():
+            for stream, ending in (("output", "out"), ("error", "err")):
+                path = folder / f"slurm-{macros.app_id}-{name}.{ending}"
+                replica.srun_opts[stream] = str(path)
+            # Since Slurm 22.05 a step has one core, unless it asks for those of its job.
+            cpus = replica.sbatch_opts.get("cpus-per-task")
+            if cpus is not None:
+                replica.srun_opts["cpus-per-task"] = cpus
+        info.request.cmd.append(f"--output={folder}/slurm-%j.out")
+        return info
+
+    def schedule(self, dryrun_info: AppDryRunInfo[SlurmBatchRequest]) -> str:
+        """Raises JobRefusedError for what sbatch refuses."""
+        for replica in dryrun_info.request.replicas.values():
+            Path(str(replica.srun_opts["output"])).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return super().schedule(dryrun_info)
+        except FileNotFoundError:
+            raise JobRefusedError("scheduler is slurm, but this machine has no sbatch") from None
+        except subprocess.CalledProcessError as error:
+            raise JobRefusedError(
+                f"sbatch refused the job (exit code {error.returncode}, its words are above); "
+                "a cluster without GPUs needs gpu=0"
+            ) from None
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        """As the queue says, and for a job that it has forgotten, the accounting.
+
+        The accounting is seconds late: it calls a preempted job ended that the queue runs again.
+        """
+        rows = _queued(app_id) or _accounted(app_id)
+        if not rows:
+            return None
+        statuses: dict[str, RoleStatus] = {}
+        for row in rows:
+            role, _, replica = row["JobName"].rpartition("-")
+            if role and replica.isdigit():
+                found = statuses.setdefault(role, RoleStatus(role, []))
+                state = _app_state(row["State"])
+                found.replicas.append(
+                    ReplicaStatus(id=int(replica), role=role, state=state, hostname="")
+                )
+        # The parts of one job end together, so that any that did not succeed speaks for all.
+        words = [row["State"] for row in rows]
+        worst = max(words, key=lambda word: _GRAVITY.index(_app_state(word)))
+        return DescribeAppResponse(
+            app_id=app_id,
+            state=_app_state(worst),
+            msg=worst,
+            roles=[
+                Role(name=role, image="", num_replicas=len(status.replicas))
+                for role, status in statuses.items()
+            ],
+            roles_statuses=list(statuses.values()),
+        )
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        path = slurm_log(app_id, role_name, k, stream=streams)
+        return log_lines(path, app_id, self, regex, should_tail)
+
+
+def slurm_log(
+    app_id: str, role: str, replica: int, *, folder: str | None = None, stream: Stream | None = None
+) -> Path:
+    """Where a replica's output goes: standard error, as logs are, unless asked for the other."""
+    if folder is None:
+        folder = get_config(prefix="", name="slurm", key="log_dir") or SLURM_LOG_DIR
+    ending = "out" if stream == Stream.STDOUT else "err"
+    return Path(folder).resolve() / f"slurm-{app_id}-{role}-{replica}.{ending}"
+
+
+_SLURM_STATES: Mapping[str, AppState] = {
+    "COMPLETED": AppState.SUCCEEDED,
+    "CANCELLED": AppState.CANCELLED,
+    "REVOKED": AppState.CANCELLED,
+    "RUNNING": AppState.RUNNING,
+    "COMPLETING": AppState.RUNNING,
+    "STAGE_OUT": AppState.RUNNING,
+    "SIGNALING": AppState.RUNNING,
+    "PENDING": AppState.PENDING,
+    "CONFIGURING": AppState.PENDING,
+    "REQUEUED": AppState.PENDING,
+    "REQUEUE_HOLD": AppState.PENDING,
+    "REQUEUE_FED": AppState.PENDING,
+    "RESV_DEL_HOLD": AppState.PENDING,
+    "RESIZING": AppState.PENDING,
+    "SPECIAL_EXIT": AppState.PENDING,
+    "STOPPED": AppState.PENDING,
+    "SUSPENDED": AppState.PENDING,
+}
+"""Any other word is the name of a failure: FAILED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED."""
+
+_GRAVITY = (
+    AppState.SUCCEEDED,
+    AppState.RUNNING,
+    AppState.PENDING,
+    AppState.CANCELLED,
+    AppState.FAILED,
+)
+
+
+def _app_state(word: str) -> AppState:
+    """For Slurm's word, which may go on: `CANCELLED by 1000`."""
+    return _SLURM_STATES.get(word.split()[0], AppState.FAILED)
+
+
+def _accounted(app_id: str) -> list[dict[str, str]]:
+    """What the accounting has on a job and its parts (`12+1`), without their steps (`12.batch`)."""
+    return _rows(
+        ["sacct", "--parsable2", "--noheader", "--format=JobID,JobName,State", "-j", app_id]
+    )
+
+
+def _queued(app_id: str) -> list[dict[str, str]]:
+    return _rows(["squeue", "--noheader", "--states=all", "--format=%i|%j|%T", "-j", app_id])
+
+
+def _rows(command: list[str]) -> list[dict[str, str]]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    return [
+        dict(zip(("JobID", "JobName", "State"), row, strict=True))
+        for row in rows
+        if len(row) == 3 and "." not in row[0] and row[2]
+    ]
