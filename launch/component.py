@@ -2,12 +2,12 @@
 
 from typing import Dict, List, Optional  # noqa: UP035, the only ones that TorchX's linter knows
 
-from dlrm_torchx.app import JobShape, torchrun_app
-from dlrm_torchx.overrides import check_overrides
 from torchx.specs import AppDef, parse_mounts
 from torchx.specs.finder import ComponentValidationException
 
 from dlrm_sharded.errors import UserError
+from dlrm_torchx.app import JobShape, torchrun_app
+from dlrm_torchx.overrides import check_overrides
 
 
 def train(

@@ -41,4 +41,4 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
 def compare_sweep(sweep_dir: Path) -> str:
     """Compare the runs of a sweep in its own folder; the table for the terminal."""
     table = short_table(compare([sweep_dir], sweep_dir))
-    return f"{table}\ncomparison in {sweep_dir / 'summary.md'}"
+    return f"comparison in {sweep_dir / 'summary.md'}; tensorboard --logdir {sweep_dir}\n{table}"

@@ -117,6 +117,7 @@ def torchrun_app(
         rdzv_port: where the ranks of several nodes meet; 0 for one by chance, as two jobs with the
             same one on the same node would meet each other.
     """
+    port = rdzv_port or random.choice(RENDEZVOUS_PORTS)
     environment = {
         # Without this, restarted gloo ranks meet the store of those before them (pytorch #135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -128,7 +129,7 @@ def torchrun_app(
         arguments,
         shape,
         python="python" if image else sys.executable,
-        rdzv_port=rdzv_port or random.choice(RENDEZVOUS_PORTS),
+        rdzv_port=port,
     )
     role = Role(
         name=ROLE,
@@ -139,7 +140,7 @@ def torchrun_app(
         num_replicas=shape.num_nodes,
         max_retries=shape.max_retries,
         resource=Resource(cpu=shape.cpus, gpu=shape.gpus, memMB=shape.memory_mb),
-        port_map={"c10d": rdzv_port} if rdzv_port else {},
+        port_map={"c10d": port} if shape.num_nodes > 1 else {},
         mounts=list(mounts),
     )
     return AppDef(name=name, roles=[role])

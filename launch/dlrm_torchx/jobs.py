@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ from dlrm_torchx.exchange import Exchange
 from dlrm_torchx.slurm_scheduler import slurm_log
 
 LOG_NAME = "job.log"
+LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
+"""In the error of a rank that another one has left."""
 
 
 class JobState(enum.StrEnum):
@@ -83,8 +86,10 @@ class SweepJob:
             status = runner.status(self.handle)
         except (OSError, subprocess.CalledProcessError):
             return  # the scheduler is out of reach for now; the job is not
-        if status is None or not status.is_terminal():
-            running = status is not None and status.state == AppState.RUNNING
+        if status is None:
+            status = self._status_by_files()
+        if not status.is_terminal():
+            running = status.state == AppState.RUNNING
             self.state = JobState.RUNNING if running else JobState.PENDING
             return
         self.seconds = time.monotonic() - self.started_s
@@ -136,13 +141,26 @@ class SweepJob:
         elif status.msg.startswith("PREEMPTED"):
             self.state, self.reason = JobState.PREEMPTED, "the scheduler gave its nodes to another"
         else:
-            failure = self.exchange.receive_failure()
-            if failure is not None:
-                self.fail(failure.reason)
-            elif status.msg not in ("", "FAILED", NONE):
-                self.fail(f"the scheduler says {status.msg}")
-            else:
-                self.fail("a rank ended without a word: killed, or out of memory?")
+            self.fail(self._failure(status))
+
+    def _failure(self, status: AppStatus) -> str:
+        """What the scheduler knows better (TIMEOUT, OUT_OF_MEMORY), then what the ranks say."""
+        reasons = []
+        if status.msg not in ("", "FAILED", NONE):
+            reasons.append(f"the scheduler says {status.msg}")
+        first = self.exchange.receive_failure()
+        if first is not None:
+            reasons.append(first.reason)
+        if not reasons or (first is not None and LOST_PEER.search(first.reason)):
+            reasons.append("a rank ended without a word: killed, or out of memory?")
+        return "; ".join(reasons)
+
+    def _status_by_files(self) -> AppStatus:
+        """Of a job that the scheduler does not know: not yet, or no more."""
+        if self.exchange.receive_return() is not None:
+            return AppStatus(AppState.SUCCEEDED)
+        failed = self.exchange.receive_failure() is not None
+        return AppStatus(AppState.FAILED if failed else AppState.PENDING)
 
     def _link_log(self, scheduler: str, args: dict[str, Any]) -> Path | None:
         """A name in the job's folder for where the scheduler puts the job's output."""

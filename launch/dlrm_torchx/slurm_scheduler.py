@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx.runner.config import get_config
-from torchx.schedulers.api import AppDryRunInfo, DescribeAppResponse, Stream
+from torchx.schedulers.api import AppDryRunInfo, DescribeAppResponse, ListAppResponse, Stream
 from torchx.schedulers.slurm_scheduler import SlurmBatchRequest, SlurmScheduler
 from torchx.specs import AppDef, AppState, Role, RoleStatus, macros, runopts
 from torchx.specs.api import ReplicaStatus
@@ -21,6 +21,7 @@ from dlrm_torchx.app import JobRefusedError
 from dlrm_torchx.logs import log_lines
 
 SLURM_LOG_DIR = "runs/slurm"
+ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
@@ -86,9 +87,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
                 found.replicas.append(
                     ReplicaStatus(id=int(replica), role=role, state=state, hostname="")
                 )
-        # The parts of one job end together, so that any that did not succeed speaks for all.
-        words = [row["State"] for row in rows]
-        worst = max(words, key=lambda word: _GRAVITY.index(_app_state(word)))
+        worst = _worst(row["State"] for row in rows)
         return DescribeAppResponse(
             app_id=app_id,
             state=_app_state(worst),
@@ -99,6 +98,16 @@ class TolerantSlurmScheduler(SlurmScheduler):
             ],
             roles_statuses=list(statuses.values()),
         )
+
+    def list(self) -> list[ListAppResponse]:
+        """All jobs of the accounting; TorchX's own list has the parts of a job as jobs."""
+        parts: dict[str, list[str]] = {}
+        for row in _rows(["sacct", *ACCOUNTING, "--allocations", "--starttime=1970-01-01"]):
+            parts.setdefault(row["JobID"].partition("+")[0], []).append(row["State"])
+        return [
+            ListAppResponse(app_id=job_id, state=_app_state(_worst(words)))
+            for job_id, words in parts.items()
+        ]
 
     def log_iter(
         self,
@@ -160,11 +169,14 @@ def _app_state(word: str) -> AppState:
     return _SLURM_STATES.get(word.split()[0], AppState.FAILED)
 
 
+def _worst(words: Iterable[str]) -> str:
+    """The parts of one job end together, so that any that did not succeed speaks for all."""
+    return max(words, key=lambda word: _GRAVITY.index(_app_state(word)))
+
+
 def _accounted(app_id: str) -> list[dict[str, str]]:
     """What the accounting has on a job and its parts (`12+1`), without their steps (`12.batch`)."""
-    return _rows(
-        ["sacct", "--parsable2", "--noheader", "--format=JobID,JobName,State", "-j", app_id]
-    )
+    return _rows(["sacct", *ACCOUNTING, "-j", app_id])
 
 
 def _queued(app_id: str) -> list[dict[str, str]]:

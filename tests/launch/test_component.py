@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from dlrm_torchx.app import JobShape, torchrun_command
 from torchx.specs import Role, macros
 from torchx.specs.finder import get_component
 
 from dlrm_sharded.errors import ConfigError
+from dlrm_torchx.app import JobShape, torchrun_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))

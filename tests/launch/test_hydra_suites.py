@@ -8,6 +8,7 @@ from hydra.test_utils.launcher_common_tests import (
     IntegrationTestSuite,
     LauncherTestSuite,
 )
+
 from hydra_plugins.dlrm_torchx_launcher import TorchXLauncher
 
 SHAPES = ["1x1", "1x2"]
