@@ -170,7 +170,7 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
         raise ConfigError(f"{type(job.sharder).__name__}.shard gave {plan!r}, not a ShardingPlan")
     validate(plan, task)
     if (run_dir / "plan.json").exists() and not is_restart():
-        raise ConfigError(f"{run_dir} holds a run already; give another folder as hydra.run.dir")
+        raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
     write_json(run_dir / "plan.json", plan.to_json())
     write_json(run_dir / "task.json", task.to_json())
     log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)

@@ -63,6 +63,8 @@ def find_runs(folders: Sequence[Path]) -> Found:
         for path, job in sorted((unlisted | jobs).items())
         if path in found
     ]
+    if all(run.state == SKIPPED for run in runs):
+        raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
     problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
     return Found(tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems)))
 

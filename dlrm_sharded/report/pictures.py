@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from dlrm_sharded.training.explain import (
 
 ROWS_OF_ONE_HEIGHT = 6
 MAX_NAME = 26
+MAX_CONDITIONS = 8
 UNDIVIDED = "not divided"
 ROOM_FOR_NUMBERS = 1.34
 
@@ -43,13 +45,18 @@ BARS = {
 
 
 def pictures(comparison: Comparison) -> dict[str, Figure]:
-    """Figures by tag; those of one kind have the same axes, so that eyes can compare them."""
+    """Figures by tag; those of one kind have the same axes, so that eyes can compare them.
+
+    Of the first settings only where there are many: nobody looks at a hundred pictures.
+    """
     figures: dict[str, Figure] = {}
+    grouped = _by_conditions(comparison)
+    shown = [row for rows in grouped.values() for row in rows]
     for name, bars in BARS.items():
-        end = _end(comparison.rows, bars)
-        for conditions, rows in _by_conditions(comparison).items():
+        end = _end(shown, bars)
+        for conditions, rows in grouped.items():
             figures[_tag("comparison", name, *conditions)] = _plot(rows, bars, end)
-    figures |= _costs_by_rank(comparison)
+    figures |= _costs_by_rank(shown)
     return figures
 
 
@@ -57,7 +64,7 @@ def _by_conditions(comparison: Comparison) -> dict[tuple[str, ...], list[Row]]:
     grouped: dict[tuple[str, ...], list[Row]] = {}
     for row in comparison.rows:
         grouped.setdefault(tuple(row.conditions.values()), []).append(row)
-    return grouped
+    return dict(itertools.islice(grouped.items(), MAX_CONDITIONS))
 
 
 def _tag(*names: str) -> str:
@@ -65,10 +72,10 @@ def _tag(*names: str) -> str:
     return "/".join(name.replace("/", "_") for name in names)
 
 
-def _costs_by_rank(comparison: Comparison) -> dict[str, Figure]:
+def _costs_by_rank(rows: Sequence[Row]) -> dict[str, Figure]:
     """The first run of each row that succeeded and has its ranks' costs."""
     costs: dict[tuple[str, ...], tuple[str, PlanCost]] = {}
-    for row in comparison.rows:
+    for row in rows:
         for run in row.runs:
             if run.result is not None and run.result.cost is not None:
                 costs[row.sharder, *row.conditions.values()] = run.name, run.result.cost

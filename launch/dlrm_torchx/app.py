@@ -6,6 +6,7 @@ make them here.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -26,8 +27,9 @@ CPUS_PER_RANK = 2
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Below those that Linux gives to outgoing connections."""
 
-SHUTDOWN_S = 20
-"""From SIGTERM to SIGKILL inside a job; Slurm's own KillWait is 30 s."""
+SHUTDOWN_S = 8
+"""From SIGTERM to SIGKILL inside a job, before those outside lose patience: TorchX on this machine
+after 10 s, Slurm after 30. torch 2.11 does not know it, and waits for 30."""
 
 
 class JobRefusedError(ConfigError, ComponentValidationException):
@@ -75,7 +77,7 @@ class JobShape:
             raise ConfigError(f"j is {j!r}, must be NODESxRANKS, such as 1x2 or 2x8")
         num_nodes, ranks_per_node = int(parts[1]), int(parts[2])
         for option, value, least in (
-            ("cpu", cpu, -1),
+            ("cpu", cpu, 1 if cpu != -1 else -1),
             ("gpu", gpu, -1),
             ("memMB", memMB, 0),
             ("max_restarts", max_restarts, 0),
@@ -122,7 +124,10 @@ def torchrun_app(
         # Without this, restarted gloo ranks meet the store of those before them (pytorch #135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
-        **(env or {}),
+        # Ranks take the GPUs that they see.
+        **({"CUDA_VISIBLE_DEVICES": ""} if shape.gpus == 0 else {}),
+        # TorchX looks for its own `${...}` in values too.
+        **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
     }
     command = torchrun_command(
         module,
@@ -160,7 +165,7 @@ def torchrun_command(
         # Some schedulers tell every node but the first where the first one is.
         endpoint = f'"$${{{macros.rank0_env}:=localhost}}:{rdzv_port}"'
     torchrun = [
-        *(python, "-m", "torch.distributed.run"),
+        *(_quoted(python), "-m", "torch.distributed.run"),
         *("--nnodes", shape.num_nodes, "--nproc-per-node", shape.ranks_per_node),
         *("--rdzv-backend", "c10d", "--rdzv-id", macros.app_id, "--rdzv-endpoint", endpoint),
         *("--max-restarts", shape.max_restarts),
@@ -168,17 +173,25 @@ def torchrun_command(
         *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
         *("-m", module),
     ]
-    quoted = [shlex.quote(argument).replace("$", "$$") for argument in arguments]
-    return f"{threads}; exec {' '.join([*map(str, torchrun), *quoted])}"
+    return f"{threads}; exec {' '.join([*map(str, torchrun), *map(_quoted, arguments)])}"
 
 
-def count_local_gpus() -> int:
-    """GPUs that a process started here would see."""
+def _quoted(word: str) -> str:
+    """For bash, and for TorchX, which looks for its own `${...}`."""
+    return shlex.quote(word).replace("$", "$$")
+
+
+def visible_gpus() -> list[str]:
+    """GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip()])
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
+    if visible is None:
+        try:
+            command = ["nvidia-smi", "-L"]
+            listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return []
+        count = sum(line.startswith("GPU") for line in listed.stdout.splitlines())
+        return [str(i) for i in range(count)]
+    names = [name.strip() for name in visible.split(",")]
+    # As CUDA does: none after the first that is none.
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))

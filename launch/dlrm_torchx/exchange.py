@@ -64,21 +64,43 @@ class Exchange:
         task: Task = cloudpickle.loads((self.folder / "task.pickle").read_bytes())
         return task
 
-    def send_return(self, job_return: JobReturn) -> None:
-        part = self.folder / "return.part"
-        part.write_bytes(cloudpickle.dumps(job_return))
-        part.rename(self.folder / "return.pickle")
+    def forget(self, rank: int) -> None:
+        """What the rank said in an earlier attempt."""
+        self._failure(rank).unlink(missing_ok=True)
+        if rank == 0:
+            self._return.unlink(missing_ok=True)
 
-    def receive_return(self) -> JobReturn | None:
-        path = self.folder / "return.pickle"
-        return cloudpickle.loads(path.read_bytes()) if path.exists() else None
+    def send_return(self, job_return: JobReturn) -> None:
+        write_whole(self._return, cloudpickle.dumps(job_return))
+
+    def has_return(self) -> bool:
+        return self._return.exists()
+
+    def receive_return(self) -> JobReturn:
+        """Raises whatever unpickling does."""
+        job_return: JobReturn = cloudpickle.loads(self._return.read_bytes())
+        return job_return
 
     def send_failure(self, rank: int, reason: str) -> None:
         fields = {"rank": rank, "reason": reason, "time_s": time.time()}
-        (self.folder / f"failure_{rank}.json").write_text(json.dumps(fields))
+        write_whole(self._failure(rank), json.dumps(fields).encode())
 
     def receive_failure(self) -> Failure | None:
         """The first one: the others fail because a rank is gone."""
         paths = self.folder.glob("failure_*.json")
         failures = [Failure(**json.loads(path.read_text())) for path in paths]
         return min(failures, key=lambda failure: failure.time_s, default=None)
+
+    @property
+    def _return(self) -> Path:
+        return self.folder / "return.pickle"
+
+    def _failure(self, rank: int) -> Path:
+        return self.folder / f"failure_{rank}.json"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """So that readers see all of it or nothing."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.rename(path)

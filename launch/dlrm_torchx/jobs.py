@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ from dlrm_torchx.app import ROLE
 from dlrm_torchx.exchange import Exchange
 from dlrm_torchx.slurm_scheduler import slurm_log
 
+log = logging.getLogger(__name__)
+
 LOG_NAME = "job.log"
+PATIENCE = 20
+"""Answers in a row that the scheduler does not know a job: it may be slow to learn of a new one."""
+
+CANCEL_ATTEMPTS = 3
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
 """In the error of a rank that another one has left."""
 
@@ -53,6 +59,7 @@ class SweepJob:
         overrides: of this job, as Hydra's sweeper made them.
         config: composed, with Hydra's own node.
         folder: what it writes; Hydra's output directory.
+        seconds: from submission to its end, time in a queue included.
     """
 
     num: int
@@ -68,15 +75,16 @@ class SweepJob:
     seconds: float | None = None
     started_s: float = 0.0
     returned: JobReturn | None = None
+    _unknown: int = 0
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
         """Hand the app to the scheduler; whatever that raises passes."""
         if scheduler == "local_cwd":
             args = {**args, "log_dir": str(self.exchange.folder)}
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.started_s = time.monotonic()
         self.handle = runner.run(app, scheduler, args)
         self.state = JobState.PENDING
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self._link_log(scheduler, args)
 
     def poll(self, runner: Runner) -> None:
@@ -84,10 +92,14 @@ class SweepJob:
         assert self.handle is not None
         try:
             status = runner.status(self.handle)
-        except (OSError, subprocess.CalledProcessError):
-            return  # the scheduler is out of reach for now; the job is not
-        if status is None:
+        except Exception as error:  # of whatever client a scheduler has: out of reach for now
+            log.debug("%s: %s", self.title, error)
+            return
+        self._unknown = self._unknown + 1 if status is None else 0
+        if self._unknown >= PATIENCE:
             status = self._status_by_files()
+        if status is None:
+            return
         if not status.is_terminal():
             running = status.state == AppState.RUNNING
             self.state = JobState.RUNNING if running else JobState.PENDING
@@ -99,10 +111,13 @@ class SweepJob:
         assert self.handle is not None
         self.seconds = time.monotonic() - self.started_s
         self.state, self.reason = JobState.CANCELLED, "the sweep was stopped"
-        try:
-            runner.cancel(self.handle)
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.reason += f", but may run on: {error}"
+        for attempt in range(CANCEL_ATTEMPTS):
+            try:
+                runner.cancel(self.handle)
+                return
+            except Exception as error:  # of whatever client a scheduler has
+                self.reason = f"the sweep was stopped, but the job may run on: {error}"
+            time.sleep(attempt)
 
     def fail(self, reason: str) -> None:
         self.state, self.reason = JobState.FAILED, reason
@@ -127,14 +142,7 @@ class SweepJob:
 
     def _end(self, status: AppStatus) -> None:
         if status.state == AppState.SUCCEEDED:
-            self.returned = self.exchange.receive_return()
-            if self.returned is not None:
-                self.state = JobState.SUCCEEDED
-            else:
-                self.fail(
-                    f"it ended well, but {self.exchange.folder} has no result of it; the sweep's "
-                    "folder must be on a disk that jobs share with this machine"
-                )
+            self._succeed()
         elif status.state == AppState.CANCELLED:
             by_whom = "by another command" if status.msg in ("", NONE) else status.msg
             self.state, self.reason = JobState.CANCELLED, by_whom
@@ -142,6 +150,20 @@ class SweepJob:
             self.state, self.reason = JobState.PREEMPTED, "the scheduler gave its nodes to another"
         else:
             self.fail(self._failure(status))
+
+    def _succeed(self) -> None:
+        if not self.exchange.has_return():
+            self.fail(
+                f"it ended well, but {self.exchange.folder} has no result of it; the sweep's "
+                "folder must be on a disk that jobs share with this machine"
+            )
+            return
+        try:
+            self.returned = self.exchange.receive_return()
+        except Exception as error:  # whatever a class raises that is built again here
+            self.fail(f"what it returned cannot be read here: {type(error).__name__}: {error}")
+        else:
+            self.state = JobState.SUCCEEDED
 
     def _failure(self, status: AppStatus) -> str:
         """What the scheduler knows better (TIMEOUT, OUT_OF_MEMORY), then what the ranks say."""
@@ -156,11 +178,10 @@ class SweepJob:
         return "; ".join(reasons)
 
     def _status_by_files(self) -> AppStatus:
-        """Of a job that the scheduler does not know: not yet, or no more."""
-        if self.exchange.receive_return() is not None:
+        """Of a job that the scheduler knows no more."""
+        if self.exchange.has_return():
             return AppStatus(AppState.SUCCEEDED)
-        failed = self.exchange.receive_failure() is not None
-        return AppStatus(AppState.FAILED if failed else AppState.PENDING)
+        return AppStatus(AppState.FAILED, msg="nothing of it any more")
 
     def _link_log(self, scheduler: str, args: dict[str, Any]) -> Path | None:
         """A name in the job's folder for where the scheduler puts the job's output."""
@@ -172,6 +193,9 @@ class SweepJob:
         else:
             return None
         link = self.folder / LOG_NAME
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, self.folder.resolve()))
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(os.path.relpath(target, self.folder.resolve()))
+        except OSError:  # a disk without links; the job runs all the same
+            return target
         return link

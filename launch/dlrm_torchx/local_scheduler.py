@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from typing import Any
 from torchx.schedulers.api import AppDryRunInfo, DescribeAppResponse, ListAppResponse, Stream
 from torchx.schedulers.local_scheduler import (
     COMBINED_LOG,
+    ENV_CUDA_VISIBLE_DEVICES,
     STDERR_LOG,
     STDOUT_LOG,
     CWDImageProvider,
@@ -28,7 +30,8 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
-from dlrm_torchx.app import JobRefusedError, count_local_gpus
+from dlrm_torchx.app import JobRefusedError, visible_gpus
+from dlrm_torchx.exchange import write_whole
 from dlrm_torchx.logs import log_lines
 
 TERMINATION_S = 10
@@ -38,7 +41,7 @@ TERMINATION_S = 10
 def create_scheduler(
     session_name: str, cache_size: int = 100, **kwargs: object
 ) -> SharedLocalScheduler:
-    return SharedLocalScheduler(session_name, CWDImageProvider, cache_size)
+    return SharedLocalScheduler(session_name, cache_size)
 
 
 class SharedLocalScheduler(LocalScheduler):
@@ -48,45 +51,79 @@ class SharedLocalScheduler(LocalScheduler):
     they are; their state stands beside their logs.
     """
 
+    def __init__(self, session_name: str, cache_size: int) -> None:
+        super().__init__(session_name, CWDImageProvider, cache_size)
+        self._gpus: dict[str, set[str]] = {}
+
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[PopenRequest]:
-        num_gpus = count_local_gpus()
+        """Gives every replica GPUs of its own, of those that are visible and not in use.
+
+        TorchX would count from 0, whatever is visible and whoever runs there.
+
+        Raises:
+            JobRefusedError: there are fewer.
+        """
+        visible = visible_gpus()
+        used = {
+            gpu for app_id in self._apps if self._is_running(app_id) for gpu in self._gpus[app_id]
+        }
+        free = [gpu for gpu in visible if gpu not in used]
+        wanted = {role.name: role.resource.gpu if visible else 0 for role in app.roles}
+        total = sum(wanted[role.name] * role.num_replicas for role in app.roles)
+        if total > len(free):
+            raise JobRefusedError(
+                f"j and gpu ask for {total} GPUs, this machine has {len(visible)}, of which "
+                f"{len(free)} are free; give fewer ranks, or gpu=0 for ranks on the CPU"
+            )
         for role in app.roles:
-            wanted = role.resource.gpu * role.num_replicas
-            if wanted > num_gpus > 0:
-                raise JobRefusedError(
-                    f"j and gpu ask for {wanted} GPUs, this machine has {num_gpus}; "
-                    "give fewer ranks, or gpu=0 for ranks on the CPU"
-                )
-            if num_gpus == 0:
-                role.resource = dataclasses.replace(role.resource, gpu=0)
-        return super()._submit_dryrun(app, {**cfg, "auto_set_cuda_visible_devices": num_gpus > 0})
+            role.resource = dataclasses.replace(role.resource, gpu=0)
+        info = super()._submit_dryrun(app, cfg)
+        for role, replicas in info.request.role_params.items():
+            for replica in replicas:
+                if wanted[role]:
+                    replica.env[ENV_CUDA_VISIBLE_DEVICES] = ",".join(free[: wanted[role]])
+                    free = free[wanted[role] :]
+        return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[PopenRequest]) -> str:
         app_id = super().schedule(dryrun_info)
         app = self._apps[app_id]
+        self._gpus[app_id] = {
+            gpu
+            for replicas in dryrun_info.request.role_params.values()
+            for replica in replicas
+            for gpu in replica.env.get(ENV_CUDA_VISIBLE_DEVICES, "").split(",")
+        }
         known = {
             "log_dir": str(Path(app.log_dir).resolve()),
-            "pids": {
-                role: [replica.proc.pid for replica in replicas]
+            "processes": {
+                role: [[replica.proc.pid, _started(replica.proc.pid)] for replica in replicas]
                 for role, replicas in app.role_replicas.items()
             },
         }
         _forget_removed()
-        _registered(app_id).write_text(json.dumps(known))
+        write_whole(_registered(app_id), json.dumps(known).encode())
         return app_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         if app_id not in self._apps:
             return _describe_foreign(app_id)
         app = self._apps[app_id]
-        response = super().describe(app_id)
+        try:
+            response = super().describe(app_id)
+        except json.JSONDecodeError:  # torchrun is about to write why it ends
+            return DescribeAppResponse(app_id=app_id, state=AppState.RUNNING)
         assert response is not None
         if response.state == AppState.FAILED and (Path(app.log_dir) / "CANCELLED").exists():
             app.set_state(AppState.CANCELLED)
             response.state = AppState.CANCELLED
         if is_terminal(response.state):
-            (Path(app.log_dir) / "STATE").write_text(response.state.name)
+            write_whole(Path(app.log_dir) / "STATE", response.state.name.encode())
         return response
+
+    def _is_running(self, app_id: str) -> bool:
+        replicas = self._apps[app_id].role_replicas.values()
+        return any(replica.is_alive() for role in replicas for replica in role)
 
     def log_iter(
         self,
@@ -122,20 +159,23 @@ class SharedLocalScheduler(LocalScheduler):
             super()._cancel_existing(app_id)
             self.describe(app_id)
         elif known is not None:
-            _end([pid for pids in known["pids"].values() for pid in pids])
+            _end(_running(known))
 
 
 def _registry() -> Path:
     folder = Path(tempfile.gettempdir()) / f"dlrm_torchx-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a folder of this user")
     return folder
 
 
 def _forget_removed() -> None:
+    """Apps whose logs are gone."""
     for path in _registry().glob("*.json"):
-        if _known(path.stem) is None:
+        known = _known(path.stem)
+        if known is not None and not Path(known["log_dir"]).is_dir():
             path.unlink(missing_ok=True)
 
 
@@ -148,19 +188,37 @@ def _known(app_id: str) -> dict[str, Any] | None:
         known: dict[str, Any] = json.loads(_registered(app_id).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return known if Path(known["log_dir"]).is_dir() else None
+    return known if {"log_dir", "processes"} <= known.keys() else None
+
+
+def _running(known: dict[str, Any]) -> list[int]:
+    """Process ids of the replicas that still run; a number may be another process's by now."""
+    return [
+        pid
+        for replicas in known["processes"].values()
+        for pid, started in replicas
+        if started is not None and _started(pid) == started
+    ]
+
+
+def _started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
     """An app that another process started, and may have ended with."""
     known = _known(app_id)
-    if known is None:
+    if known is None or not Path(known["log_dir"]).is_dir():
         return None
     folder = Path(known["log_dir"])
-    running = [pid for pids in known["pids"].values() for pid in pids if _is_alive(pid)]
     if (folder / "STATE").exists():
         state = AppState[(folder / "STATE").read_text()]
-    elif running:
+    elif _running(known):
         state = AppState.RUNNING
     else:
         # Nobody has seen how it ended: the process that would have is gone too.
@@ -169,38 +227,33 @@ def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
         app_id=app_id,
         state=state,
         roles=[
-            Role(name=role, image="", num_replicas=len(pids))
-            for role, pids in known["pids"].items()
+            Role(name=role, image="", num_replicas=len(replicas))
+            for role, replicas in known["processes"].items()
         ],
         roles_statuses=[
             RoleStatus(
                 role,
                 [
                     ReplicaStatus(id=i, state=state, role=role, hostname="localhost")
-                    for i in range(len(pids))
+                    for i in range(len(replicas))
                 ],
             )
-            for role, pids in known["pids"].items()
+            for role, replicas in known["processes"].items()
         ],
         ui_url=folder.as_uri(),
     )
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the leader of a process group runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state != "Z" and os.getpgid(pid) == pid
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _end(pids: list[int]) -> None:
-    alive = [pid for pid in pids if _is_alive(pid)]
-    for pid in alive:
+    alive = {pid: _started(pid) for pid in pids}
+
+    def remaining() -> list[int]:
+        return [pid for pid, started in alive.items() if started and _started(pid) == started]
+
+    for pid in remaining():
         os.killpg(pid, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATION_S
-    while any(map(_is_alive, alive)) and time.monotonic() < deadline:
+    while remaining() and time.monotonic() < deadline:
         time.sleep(0.05)
-    for pid in filter(_is_alive, alive):
+    for pid in remaining():
         os.killpg(pid, signal.SIGKILL)

@@ -17,7 +17,8 @@ def log_lines(
     lines: Iterable[str]
     if should_tail:
         lines = split_lines_iterator(LogIterator(app_id, str(path), scheduler))
+    elif path.exists():
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
     else:
-        text = path.read_text(errors="replace") if path.exists() else ""
-        lines = text.splitlines(keepends=True)
+        return [f"no log yet, or none in {path}: started elsewhere, or with another log_dir?\n"]
     return filter_regex(regex, lines) if regex else lines

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_method
 from torchx.runner import Runner
 from torchx.runner.config import apply as apply_torchxconfig
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, count_local_gpus, torchrun_app
+from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app, visible_gpus
 
 RANKS_WITHOUT_GPUS = 2
 LOCAL_POLL_S = 0.1
@@ -50,6 +51,8 @@ class SweepOptions:
         for key, value in (("scheduler_args", self.scheduler_args), ("env", self.env)):
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"hydra.launcher.{key} is {value!r}, must be like {{a: b}}")
+        if unset := [key for key, value in (self.env or {}).items() if value is None]:
+            raise ConfigError(f"hydra.launcher.env.{unset[0]} is null, must have a value")
         if self.mounts is not None and (
             isinstance(self.mounts, str) or not isinstance(self.mounts, Sequence)
         ):
@@ -58,6 +61,11 @@ class SweepOptions:
             check_count("hydra.launcher.max_parallel", self.max_parallel, least=1)
         if self.poll_s is not None:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
+        if self.after is not None:
+            try:
+                get_method(self.after)
+            except Exception as error:  # whatever an import raises
+                raise ConfigError(f"hydra.launcher.after is {self.after!r}: {error}") from error
 
     @property
     def is_local(self) -> bool:
@@ -76,7 +84,7 @@ class SweepOptions:
                     f"hydra.launcher.j is not set; give NODESxRANKS for {self.scheduler}, such as "
                     "hydra.launcher.j=2x8"
                 )
-            j = f"1x{count_local_gpus() or RANKS_WITHOUT_GPUS}"
+            j = f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}"
         try:
             return JobShape.of(
                 j=j,

@@ -21,6 +21,7 @@ from dlrm_torchx.app import JobRefusedError
 from dlrm_torchx.logs import log_lines
 
 SLURM_LOG_DIR = "runs/slurm"
+CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 
 
@@ -53,6 +54,13 @@ class TolerantSlurmScheduler(SlurmScheduler):
             cpus = replica.sbatch_opts.get("cpus-per-task")
             if cpus is not None:
                 replica.srun_opts["cpus-per-task"] = cpus
+            # srun's --export ends a value at its first comma; env(1) does not.
+            lists = {key: value for key, value in replica.env.items() if "," in value}
+            if lists:
+                assignments = [f"{key}={value}" for key, value in lists.items()]
+                replica.args = [*assignments, replica.entrypoint, *replica.args]
+                replica.entrypoint = "env"
+                replica.env = {k: v for k, v in replica.env.items() if k not in lists}
         info.request.cmd.append(f"--output={folder}/slurm-%j.out")
         return info
 
@@ -98,6 +106,9 @@ class TolerantSlurmScheduler(SlurmScheduler):
             ],
             roles_statuses=list(statuses.values()),
         )
+
+    def _cancel_existing(self, app_id: str) -> None:
+        subprocess.run(["scancel", app_id], check=True, timeout=CANCEL_TIMEOUT_S)
 
     def list(self) -> list[ListAppResponse]:
         """All jobs of the accounting; TorchX's own list has the parts of a job as jobs."""
@@ -180,12 +191,25 @@ def _accounted(app_id: str) -> list[dict[str, str]]:
 
 
 def _queued(app_id: str) -> list[dict[str, str]]:
-    return _rows(["squeue", "--noheader", "--states=all", "--format=%i|%j|%T", "-j", app_id])
+    """What the queue has on a job and its parts.
+
+    Raises:
+        subprocess.CalledProcessError: it did not answer, which says nothing about the job.
+    """
+    command = ["squeue", "--noheader", "--states=all", "--format=%i|%j|%T", "-j", app_id]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        done.check_returncode()
+    return _parsed(done.stdout)
 
 
 def _rows(command: list[str]) -> list[dict[str, str]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [line.split("|") for line in done.stdout.splitlines()]
+    return _parsed(done.stdout)
+
+
+def _parsed(text: str) -> list[dict[str, str]]:
+    rows = [line.split("|") for line in text.splitlines()]
     return [
         dict(zip(("JobID", "JobName", "State"), row, strict=True))
         for row in rows

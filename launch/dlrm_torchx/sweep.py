@@ -19,14 +19,16 @@ from omegaconf import DictConfig
 from torchx.runner import Runner, get_runner
 from torchx.specs import InvalidRunConfigException
 
-from dlrm_sharded.errors import IncompleteSweepError, UserError
+from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError
 from dlrm_torchx.compose import prepare
-from dlrm_torchx.exchange import Task
+from dlrm_torchx.exchange import Task, write_whole
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.options import SweepOptions
-from dlrm_torchx.signals import kept_signals, no_signals, raise_on_signals
+from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 
 log = logging.getLogger(__name__)
+
+RECORD = "sweep.json"
 
 
 def launch(
@@ -52,29 +54,49 @@ def launch(
         prepare(num, overrides, hydra_context, config, sweep_dir)
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
-    with kept_signals(), get_runner() as runner:
-        sweep = Sweep(options, jobs, sweep_dir, runner)
-        raise_on_signals()
+    check_folders(jobs, sweep_dir, first_num)
+    with kept_signals() as before, get_runner() as runner:
+        sweep = Sweep(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
+        raise_on_signals(before)
         try:
             sweep.run(hydra_context, task_function)
         finally:
-            with no_signals():
+            with delayed_signals():
                 sweep.stop()
-                sweep.report()
+            sweep.report()
     return returns(jobs, sweep_dir)
+
+
+def check_folders(jobs: Sequence[SweepJob], sweep_dir: Path, first_num: int) -> None:
+    """Raise ConfigError where runs would write over each other, or over those of before."""
+    if first_num == 0 and (sweep_dir / RECORD).exists():
+        raise ConfigError(f"{sweep_dir} holds a sweep already; give another hydra.sweep.dir")
+    in_folder: dict[Path, SweepJob] = {}
+    for job in jobs:
+        other = in_folder.setdefault(job.folder, job)
+        if other is not job:
+            raise ConfigError(
+                f"{other.title} and {job.title} have the same folder {job.folder}; "
+                "give a hydra.sweep.subdir that tells them apart, such as ${hydra.job.num}"
+            )
 
 
 class Sweep:
     """The jobs of one batch, from the first submission to the last end."""
 
     def __init__(
-        self, options: SweepOptions, jobs: list[SweepJob], sweep_dir: Path, runner: Runner
+        self,
+        options: SweepOptions,
+        jobs: list[SweepJob],
+        earlier: list[dict[str, Any]],
+        sweep_dir: Path,
+        runner: Runner,
     ) -> None:
         self._options = options
         self._jobs = jobs
+        self._earlier = earlier
         self._sweep_dir = sweep_dir
         self._runner = runner
-        self._earlier = earlier_jobs(sweep_dir, before=jobs[0].num) if jobs else []
         self._shape = options.shape()
         self._args = options.args_for(runner)
 
@@ -123,9 +145,12 @@ class Sweep:
             try:
                 said = get_method(self._options.after)(self._sweep_dir)
             except UserError as error:
-                said = f"{self._options.after}: {error}"
-            if said:
-                log.info("%s", said)
+                log.error("%s: %s", self._options.after, error)
+            except Exception:  # the jobs have ended, and what they returned is worth more
+                log.exception("%s failed", self._options.after)
+            else:
+                if said:
+                    log.info("%s", said)
 
     def _active(self) -> list[SweepJob]:
         return [job for job in self._jobs if job.state.is_active]
@@ -138,7 +163,8 @@ class Sweep:
         )
         app = self._options.app(job.config.hydra.job.name, job.num, job.exchange.folder)
         try:
-            job.submit(self._runner, app, self._options.scheduler, self._args)
+            with delayed_signals():  # or an app could run that nobody knows of
+                job.submit(self._runner, app, self._options.scheduler, self._args)
         except (OSError, subprocess.SubprocessError, UserError, InvalidRunConfigException) as error:
             if not any(other.handle for other in self._jobs):
                 raise  # what refuses the first job would refuse the others
@@ -155,9 +181,7 @@ class Sweep:
 
     def _save(self) -> None:
         jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
-        part = self._sweep_dir / "sweep.json.part"
-        part.write_text(json.dumps({"jobs": jobs}, indent=1))
-        part.rename(self._sweep_dir / "sweep.json")
+        write_whole(self._sweep_dir / RECORD, json.dumps({"jobs": jobs}, indent=1).encode())
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
@@ -186,7 +210,7 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
 
 def earlier_jobs(sweep_dir: Path, *, before: int) -> list[dict[str, Any]]:
     """Jobs of the batches before this one, of a sweeper that works in batches."""
-    path = sweep_dir / "sweep.json"
+    path = sweep_dir / RECORD
     if before == 0 or not path.exists():
         return []
     return [job for job in json.loads(path.read_text())["jobs"] if job["num"] < before]

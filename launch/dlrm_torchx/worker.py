@@ -21,11 +21,13 @@ def main(folder: Path) -> None:
     die_with_parent()
     rank = int(os.environ["RANK"])
     exchange = Exchange(folder)
+    exchange.forget(rank)
     try:
         _run(exchange, rank)
     except SystemExit as ended:
         if ended.code:
-            exchange.send_failure(rank, getattr(ended, "reason", f"exit code {ended.code}"))
+            words = ended.code if isinstance(ended.code, str) else f"exit code {ended.code}"
+            exchange.send_failure(rank, getattr(ended, "reason", words))
         raise
     except Exception as error:
         exchange.send_failure(rank, f"{type(error).__name__}: {error}")

@@ -42,6 +42,15 @@ def main(cfg):
             return 3.0
         case "read_environment":
             return float(os.environ["NUMBER"])
+        case "write_environment":
+            (folder / f"value_{rank}").write_text(os.environ["VALUE"])
+            return 0.0
+        case "raise_then_die":
+            first = folder / f"first_{rank}"
+            if not first.exists():
+                first.touch()
+                raise ValueError("the first time")
+            os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             raise SystemExit(7)
         case "die_on_1":
@@ -49,6 +58,7 @@ def main(cfg):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
         case "hang":
+            print("this job hangs", flush=True)
             (folder / f"hangs_{rank}").touch()
             time.sleep(60)
         case "meet_a" | "meet_b":

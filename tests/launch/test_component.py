@@ -1,6 +1,7 @@
 """The TorchX component: what it asks of schedulers, and what it refuses before they are asked."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,11 +136,11 @@ def test_docker_request() -> None:
 
 def test_two_jobs_do_not_meet() -> None:
     """Each has a rendezvous port of its own, by chance: one of ten may meet another, not all."""
-    commands = {
+    ports = {
         dryrun("local_cwd", COMPONENT, "-j", "2x1").partition("=localhost}:")[2].split()[0]
         for _ in range(4)
     }
-    assert len(commands) > 1
+    assert len(ports) > 1
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,32 @@ def test_refused_before_submission(arguments: list[str], said: list[str]) -> Non
         assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert "://" not in done.stdout  # no app was started
+
+
+def gpus_of_replicas(j: str, gpu: int, visible: str) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each node of a local app."""
+    done = torchx(
+        *("run", "--dryrun", "-s", "local_cwd", COMPONENT, "-j", j, "--gpu", str(gpu)),
+        gpus=visible,
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", done.stdout.partition("role_params")[2])
+
+
+@pytest.mark.parametrize(
+    ("j", "gpu", "visible", "given"),
+    [
+        ("1x2", -1, "4,5,6,7", ["4,5"]),
+        ("2x2", -1, "4,5,6,7", ["4,5", "6,7"]),
+        ("1x1", 2, "GPU-a,GPU-b", ["GPU-a,GPU-b"]),
+        ("1x2", 0, "4,5", [""]),
+        ("1x2", -1, "", []),
+        ("1x2", -1, "-1", []),
+    ],
+)
+def test_gpus_of_this_machine(j: str, gpu: int, visible: str, given: list[str]) -> None:
+    """Those that are visible, shared out to the nodes; none of them for ranks on the CPU."""
+    assert gpus_of_replicas(j, gpu, visible) == given
 
 
 def test_more_ranks_than_gpus_here() -> None:

@@ -8,8 +8,16 @@ from hydra.test_utils.launcher_common_tests import (
     IntegrationTestSuite,
     LauncherTestSuite,
 )
+from hydra.version import Version, VersionBase
 
 from hydra_plugins.dlrm_torchx_launcher import TorchXLauncher
+
+
+@pytest.fixture(autouse=True)
+def hydras_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing our command sets a version_base for the process; Hydra's tests expect 1.1."""
+    monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
+
 
 SHAPES = ["1x1", "1x2"]
 

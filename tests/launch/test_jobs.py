@@ -10,9 +10,10 @@ from torchx.runner import Runner
 from torchx.specs import AppState, AppStatus
 
 from dlrm_torchx.exchange import Exchange
-from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.jobs import PATIENCE, JobState, SweepJob
 from dlrm_torchx.slurm_scheduler import _app_state
 
+FORGOTTEN = "the scheduler says nothing of it any more"
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
 
 
@@ -77,9 +78,7 @@ def after(
         (AppStatus(AppState.PENDING), False, (), "pending", None),
         (AppStatus(AppState.RUNNING), True, (), "running", None),
         (AppStatus(AppState.UNKNOWN), False, (), "running", None),
-        (None, False, (), "pending", None),
-        (None, True, (), "succeeded", None),
-        (None, False, ("ValueError: no",), "failed", "ValueError: no"),
+        (None, True, (), "running", None),
     ],
 )
 def test_end_of_a_job(
@@ -94,6 +93,33 @@ def test_end_of_a_job(
     assert job.state == state
     assert job.reason is None if reason is None else reason in str(job.reason)
     assert (job.seconds is not None) == (not job.state.is_active)
+
+
+@pytest.mark.parametrize(
+    ("returned", "failures", "state", "reason"),
+    [
+        (True, (), "succeeded", None),
+        (False, ("ValueError: no",), "failed", f"{FORGOTTEN}; ValueError: no"),
+        (False, (), "failed", FORGOTTEN),
+    ],
+)
+def test_a_job_that_the_scheduler_forgets(
+    returned: bool, failures: tuple[str, ...], state: str, reason: str | None, tmp_path: Path
+) -> None:
+    job = after(None, tmp_path, returned=returned, failures=failures)
+    for _ in range(PATIENCE - 2):
+        job.poll(cast(Runner, Scheduler(None)))
+    assert job.state == "running"
+    job.poll(cast(Runner, Scheduler(None)))
+    assert job.state == state
+    assert job.reason == reason
+
+
+def test_what_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
+    (tmp_path / "return.pickle").write_bytes(b"cut")
+    job = after(AppStatus(AppState.SUCCEEDED), tmp_path)
+    assert job.state == "failed"
+    assert "what it returned cannot be read here" in str(job.reason)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sweeps: jobs that fail, wait for each other, are stopped, or start again."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_torchx.options import SweepOptions
+from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 from tests.launch.conftest import jobs_of, states_of, wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
@@ -111,6 +114,12 @@ def test_a_job_that_another_command_cancels(
     )
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
     handle = jobs_of(tmp_path / "sweep")[0]["app"]
+    log = subprocess.run([TORCHX, "log", handle], capture_output=True, text=True, check=True)
+    assert "this job hangs" in log.stdout
+    listed = subprocess.run(
+        [TORCHX, "list", "-s", "local_cwd"], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[1] for line in listed.stdout.splitlines() if handle in line] == ["RUNNING"]
     status = subprocess.run([TORCHX, "status", handle], capture_output=True, text=True, check=True)
     assert "State: RUNNING" in status.stdout
     subprocess.run([TORCHX, "cancel", handle], capture_output=True, check=True)
@@ -129,6 +138,106 @@ def test_torchrun_starts_the_ranks_again(run_sweep: Run, tmp_path: Path) -> None
     assert {path.name for path in tmp_path.glob("first_*")} == {"first_0", "first_1"}
 
 
+def test_reasons_are_those_of_the_last_attempt(run_sweep: Run, tmp_path: Path) -> None:
+    run_sweep("+do=raise_then_die", "hydra.launcher.max_restarts=1")
+    (job,) = jobs_of(tmp_path / "sweep")
+    assert job["state"] == "failed"
+    assert "the first time" not in job["reason"]
+
+
+def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A signal that was ignored before stays ignored."""
+    process = subprocess.Popen(
+        ["nohup", *sweep_command("+do=meet_a")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: (tmp_path / "meet_a").exists(), "the job runs")
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "meet_b").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert states_of(tmp_path / "sweep") == ["succeeded"]
+
+
+def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
+    assert run_sweep("+do=succeed").returncode == 0
+    before = (tmp_path / "sweep" / "sweep.json").read_text()
+    done = run_sweep("+do=raise")
+    assert done.returncode == 1
+    assert "holds a sweep already; give another hydra.sweep.dir" in done.stderr
+    assert (tmp_path / "sweep" / "sweep.json").read_text() == before
+
+
+def test_jobs_have_folders_of_their_own(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep("+do=succeed,raise", "hydra.sweep.subdir=same")
+    assert done.returncode == 1
+    assert "#0 +do=succeed and #1 +do=raise have the same folder" in done.stderr
+    assert not (tmp_path / "sweep" / "sweep.json").exists()
+
+
+def test_folders_with_spaces(application: Path, tmp_path: Path) -> None:
+    sweep_dir = tmp_path / "a sweep's $folder"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(application), "-m", "hydra/launcher=torchx", "+do=succeed"),
+            *(f"+folder={tmp_path}", f'hydra.sweep.dir="{sweep_dir}"'),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert states_of(sweep_dir) == ["succeeded"]
+    assert (sweep_dir / "0" / "job.log").exists()
+
+
+def test_a_failing_comparison_takes_nothing_away(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep("+do=succeed", "hydra.launcher.after=json.loads")
+    assert done.returncode == 0, done.stderr
+    assert "json.loads failed" in done.stdout
+    assert states_of(tmp_path / "sweep") == ["succeeded"]
+
+
+def test_every_job_meets_at_a_port_of_its_own() -> None:
+    fields = inspect.signature(SweepOptions).parameters
+    options = SweepOptions(
+        **{name: None for name in fields if not name.startswith("_")}
+        | {"scheduler": "slurm", "j": "2x1", "cpu": 1, "gpu": 0, "memMB": 0}
+        | {"max_restarts": 0, "max_retries": 0, "image": ""}
+    )
+    apps = [options.app("train", num, Path("/x")) for num in range(300)]
+    assert len({app.roles[0].port_map["c10d"] for app in apps}) == 300
+
+
+def test_signals_wait_and_end_as_they_were() -> None:
+    reached = []
+
+    def kill_oneself() -> None:
+        with delayed_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("the end of the block")
+
+    def own(number: int, frame: object) -> None:
+        raise AssertionError
+
+    outer = signal.signal(signal.SIGTERM, own)
+    try:
+        with kept_signals() as before:
+            raise_on_signals(before)
+            with pytest.raises(SystemExit) as ended:
+                kill_oneself()
+        assert reached
+        assert ended.value.code == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, outer)
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -143,6 +252,9 @@ def test_torchrun_starts_the_ranks_again(run_sweep: Run, tmp_path: Path) -> None
             ["scheduler_args.queue", "log_dir", "local_cwd"],
         ),
         ("hydra.launcher.gpus=1", ["hydra.launcher.gpus", "known there", "max_restarts"]),
+        ("hydra.launcher.env={A: null}", ["hydra.launcher.env.A is null"]),
+        ("hydra.launcher.after=dlrm_sharded.report.nope", ["hydra.launcher.after", "nope"]),
+        ("hydra.launcher.cpu=0", ["hydra.launcher.cpu is 0", ">= 1"]),
         ("sharder=random,dmi", ["sharder/dmi", "size_lookup"]),
         ("sharder.sede=1,2", ["sharder.sede"]),
     ],

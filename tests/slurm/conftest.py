@@ -7,8 +7,12 @@ from tests.slurm.cluster import Cluster, slurm_cluster, why_not
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def needs_slurm() -> None:
     if reason := why_not():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm(needs_slurm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), kill_wait_s=10) as cluster:
         yield cluster

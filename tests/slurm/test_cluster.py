@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, slurm_cluster, why_not
+from tests.slurm.cluster import Cluster, slurm_cluster
 
 pytestmark = pytest.mark.slurm
 
@@ -23,12 +23,6 @@ REQUEUED_JOB = """\
 echo "run ${SLURM_RESTART_COUNT:-0}"
 test -n "$SLURM_RESTART_COUNT" || sleep 300
 """
-
-
-@pytest.fixture
-def needs_slurm() -> None:
-    if reason := why_not():
-        pytest.skip(reason)
 
 
 def test_a_heterogeneous_job_runs_on_both_nodes(slurm: Cluster, tmp_path: Path) -> None:

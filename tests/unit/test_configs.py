@@ -120,8 +120,8 @@ def test_trainer_builds(name: str) -> None:
 @pytest.mark.parametrize("name", names("sharder"))
 def test_sharder_builds(name: str, config: str) -> None:
     cfg = composed(f"sharder={name}", config=config)
-    if "path" in cfg.sharder:
-        cfg.sharder.path = "plan.json"
+    for key in OmegaConf.missing_keys(cfg.sharder):
+        OmegaConf.update(cfg, key, "plan.json")
     assert callable(instantiate(cfg.sharder).shard)
 
 

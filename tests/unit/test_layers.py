@@ -167,7 +167,7 @@ def test_never_imports(package: str, other: str) -> None:
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
         ("dlrm_sharded.train", ["torch", "torchx", "matplotlib"]),
-        ("dlrm_sharded.report", ["torch", "matplotlib"]),
+        ("dlrm_sharded.report", ["torch", "hydra", "omegaconf", "matplotlib", "tensorboard"]),
         ("dlrm_sharded.report.board", ["torch"]),
         ("dlrm_torchx.worker", ["torch", "torchx"]),
         ("hydra_plugins.dlrm_torchx_launcher", ["torch", "torchx", "dlrm_torchx"]),

@@ -3,7 +3,6 @@
 import csv
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -265,13 +264,3 @@ def test_the_command_ends_with_2_and_one_message(
     (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
     assert "missing is not a folder" in line
-
-
-def test_a_driver_starts_without_torch() -> None:
-    code = "import sys, dlrm_sharded.report; print(*sys.modules)"
-    python = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = set(python.stdout.split())
-    assert "dlrm_sharded.report" in loaded
-    assert not {"torch", "hydra", "omegaconf", "matplotlib", "tensorboard"} & loaded

@@ -232,3 +232,14 @@ def test_no_runs(tmp_path: Path) -> None:
         find_runs([tmp_path / "empty"])
     with pytest.raises(DataError, match="missing is not a folder"):
         find_runs([tmp_path, tmp_path / "missing"])
+
+
+def test_skipped_jobs_are_no_runs(tmp_path: Path) -> None:
+    skipped = {"overrides": ["sharder=plan_file"], "folder": "plan_file_1", "state": "skipped"}
+    write_sweep(tmp_path, skipped | {"reason": "sharder.path is not set"})
+    with pytest.raises(DataError, match=r"all 1 runs .* were skipped: sharder.path is not set"):
+        find_runs([tmp_path])
+    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
+    found = find_runs([tmp_path])
+    assert [run.name for run in found.runs] == ["dim_0"]
+    assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)
