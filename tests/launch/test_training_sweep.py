@@ -18,6 +18,19 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = ["random_0", "size_lookup_1", "random_2", "size_lookup_3"]
 
 
+def run_sweep(sweep_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """A sweep of small runs."""
+    command = [sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"]
+    return subprocess.run(
+        [*command, *SMALL_RUN, *overrides],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
 def result_of(folder: Path) -> dict[str, object]:
     fields: dict[str, object] = json.loads((folder / "result.json").read_text())
     return fields
@@ -84,17 +97,7 @@ def test_figures_of_a_run_stand_at_both_ends(finished_sweep: Path) -> None:
 
 def test_failures_and_globs(tmp_path: Path) -> None:
     """A bad value fails its own job; a glob leaves out what lacks a value."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
-            *(*SMALL_RUN, "sharder=glob([dim,plan*])", "trainer.num_epochs=1,0"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_sweep(tmp_path, "sharder=glob([dim,plan*])", "trainer.num_epochs=1,0")
     assert done.returncode == 1
     assert states_of(tmp_path) == ["succeeded", "failed", "skipped", "skipped"]
     reason = "trainer.num_epochs is 0, must be an integer >= 1"
@@ -111,17 +114,7 @@ def test_failures_and_globs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objective", ["embedding_cost_ms", "speed"])
 def test_objective(objective: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
-            *(*SMALL_RUN, "sharder=dim", f"objective={objective}"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_sweep(tmp_path, "sharder=dim", f"objective={objective}")
     if objective == "speed":
         assert done.returncode == 1
         (reason,) = (job["reason"] for job in jobs_of(tmp_path))
@@ -134,19 +127,12 @@ def test_objective(objective: str, tmp_path: Path) -> None:
 
 def test_optuna_finds_the_better_one(tmp_path: Path) -> None:
     """A maintained sweeper beside TorchX: it asks in batches, and optimises the objective."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
-            *(*SMALL_RUN, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"),
-            *("hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize"),
-            *("hydra.sweeper.sampler.seed=1", "objective=loss"),
-            "optimizer.embedding_learning_rate=choice(0.0001,1.0)",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
+    done = run_sweep(
+        tmp_path,
+        *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"),
+        *("hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize"),
+        *("hydra.sweeper.sampler.seed=1", "objective=loss"),
+        "optimizer.embedding_learning_rate=choice(0.0001,1.0)",
     )
     assert done.returncode == 0, done.stderr
     assert states_of(tmp_path) == ["succeeded"] * 3
