@@ -117,8 +117,9 @@ class SharedLocalScheduler(LocalScheduler):
         if response.state == AppState.FAILED and (Path(app.log_dir) / "CANCELLED").exists():
             app.set_state(AppState.CANCELLED)
             response.state = AppState.CANCELLED
-        if is_terminal(response.state):
-            write_whole(Path(app.log_dir) / "STATE", response.state.name.encode())
+        known_state = Path(app.log_dir) / "STATE"
+        if is_terminal(response.state) and not known_state.exists():
+            write_whole(known_state, response.state.name.encode())
         return response
 
     def _is_running(self, app_id: str) -> bool:

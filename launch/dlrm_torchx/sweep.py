@@ -54,7 +54,11 @@ def launch(
         prepare(num, overrides, hydra_context, config, sweep_dir)
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
-    check_folders(jobs, sweep_dir, first_num)
+    check_folders(jobs)
+    if first_num == 0 and options.after is not None and (sweep_dir / RECORD).exists():
+        raise ConfigError(
+            f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir"
+        )
     with kept_signals() as before, get_runner() as runner:
         sweep = Sweep(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
         raise_on_signals(before)
@@ -67,10 +71,8 @@ def launch(
     return returns(jobs, sweep_dir)
 
 
-def check_folders(jobs: Sequence[SweepJob], sweep_dir: Path, first_num: int) -> None:
-    """Raise ConfigError where runs would write over each other, or over those of before."""
-    if first_num == 0 and (sweep_dir / RECORD).exists():
-        raise ConfigError(f"{sweep_dir} holds a sweep already; give another hydra.sweep.dir")
+def check_folders(jobs: Sequence[SweepJob]) -> None:
+    """Raise ConfigError where runs would write over each other."""
     in_folder: dict[Path, SweepJob] = {}
     for job in jobs:
         other = in_folder.setdefault(job.folder, job)

@@ -77,6 +77,10 @@ if __name__ == "__main__":
 """
 
 
+LISTENING = ["env", "--default-signal=INT,TERM,HUP"]
+"""Before a command that is to be stopped: tests may run where signals are ignored."""
+
+
 @pytest.fixture
 def application(tmp_path: Path) -> Path:
     path = tmp_path / "application.py"

@@ -12,7 +12,7 @@ import pytest
 
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
-from tests.launch.conftest import jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -92,7 +92,10 @@ def test_stopping_ends_the_apps(
     number: int, code: int | None, sweep_command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
-        sweep_command("+do=hang,succeed"), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*LISTENING, *sweep_command("+do=hang,succeed")],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
     assert processes_naming(str(tmp_path / "sweep" / ".torchx"))
@@ -163,11 +166,12 @@ def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
-    assert run_sweep("+do=succeed").returncode == 0
+    after = "hydra.launcher.after=json.loads"
+    assert run_sweep("+do=succeed", after).returncode == 0
     before = (tmp_path / "sweep" / "sweep.json").read_text()
-    done = run_sweep("+do=raise")
+    done = run_sweep("+do=raise", after)
     assert done.returncode == 1
-    assert "holds a sweep already; give another hydra.sweep.dir" in done.stderr
+    assert "holds a sweep already, with its comparison; give another" in done.stderr
     assert (tmp_path / "sweep" / "sweep.json").read_text() == before
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SMALL_RUN
-from tests.launch.conftest import jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
 from tests.slurm.cluster import Cluster, slurm_cluster
 
 pytestmark = pytest.mark.slurm
@@ -126,7 +126,8 @@ def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
 
 def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> None:
     sweep_dir = tmp_path / "sweep"
-    process = slurm.popen(sweep(sweep_dir, *LONG, "sharder=random,dim"), cwd=tmp_path)
+    command = [*LISTENING, *sweep(sweep_dir, *LONG, "sharder=random,dim")]
+    process = slurm.popen(command, cwd=tmp_path)
     wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the first one trains", 90)
     # Both are submitted at once; the second waits for the nodes' memory.
     wait_until(lambda: states_of(sweep_dir) == ["running", "pending"], "one runs, one waits")
