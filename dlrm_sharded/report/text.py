@@ -13,7 +13,7 @@ from dlrm_sharded.report.frames import GAIN
 from dlrm_sharded.report.result import Platform, written
 from dlrm_sharded.report.summary import Comparison, Row
 
-TERMINAL_COLUMNS = 100
+TERMINAL_COLUMNS = 400
 MAX_SEEDS_SHOWN = 16
 
 

@@ -38,6 +38,10 @@ TERMINATION_S = 10
 """From SIGTERM to SIGKILL for an app of another process; TorchX's own patience."""
 
 
+MAX_UNKNOWN = 2
+"""`torchx log` would ask for ever for an app that does not exist."""
+
+
 def create_scheduler(
     session_name: str, cache_size: int = 100, **kwargs: object
 ) -> SharedLocalScheduler:
@@ -54,6 +58,7 @@ class SharedLocalScheduler(LocalScheduler):
     def __init__(self, session_name: str, cache_size: int) -> None:
         super().__init__(session_name, CWDImageProvider, cache_size)
         self._gpus: dict[str, set[str]] = {}
+        self._unknown = 0
 
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[PopenRequest]:
         """Gives every replica GPUs of its own, of those that are visible and not in use.
@@ -107,7 +112,14 @@ class SharedLocalScheduler(LocalScheduler):
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         if app_id not in self._apps:
-            return _describe_foreign(app_id)
+            response = _describe_foreign(app_id)
+            self._unknown += response is None
+            if self._unknown > MAX_UNKNOWN:
+                raise LookupError(
+                    f"{app_id} is not known here: mistyped, or its logs were removed; "
+                    "`torchx list -s local_cwd` shows those that are"
+                )
+            return response
         app = self._apps[app_id]
         try:
             response = super().describe(app_id)
@@ -147,9 +159,10 @@ class SharedLocalScheduler(LocalScheduler):
     def list(self) -> list[ListAppResponse]:
         found = []
         for path in sorted(_registry().glob("*.json"), key=lambda path: path.stat().st_mtime):
-            response = self.describe(path.stem)
+            app_id = path.stem
+            response = self.describe(app_id) if app_id in self._apps else _describe_foreign(app_id)
             if response is not None:
-                found.append(ListAppResponse(app_id=path.stem, state=response.state))
+                found.append(ListAppResponse(app_id=app_id, state=response.state))
         return found
 
     def _cancel_existing(self, app_id: str) -> None:

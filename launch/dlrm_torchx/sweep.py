@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -56,9 +57,11 @@ def launch(
     ]
     check_folders(jobs)
     if first_num == 0 and options.after is not None and (sweep_dir / RECORD).exists():
+        keep_settings(sweep_dir, restore=True)
         raise ConfigError(
             f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir"
         )
+    keep_settings(sweep_dir)
     with kept_signals() as before, get_runner() as runner:
         sweep = Sweep(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
         raise_on_signals(before)
@@ -69,6 +72,15 @@ def launch(
                 sweep.stop()
             sweep.report()
     return returns(jobs, sweep_dir)
+
+
+def keep_settings(sweep_dir: Path, *, restore: bool = False) -> None:
+    """Copy Hydra's multirun.yaml, which the next sweep in the folder writes before we see it."""
+    pair = sweep_dir / "multirun.yaml", sweep_dir / ".torchx" / "multirun.yaml"
+    source, copy = reversed(pair) if restore else pair
+    if source.exists():
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, copy)
 
 
 def check_folders(jobs: Sequence[SweepJob]) -> None:
@@ -118,6 +130,7 @@ class Sweep:
         for job in self._jobs:
             if job.state is JobState.SKIPPED:
                 log.info("%s: skipped: %s", job.title, job.reason)
+        self._save()
         while waiting or self._active():
             while waiting and len(self._active()) < most:
                 self._submit(waiting.pop(), hydra_context, task_function)
@@ -133,6 +146,9 @@ class Sweep:
 
     def stop(self) -> None:
         """End the apps that still run: after an error, or Ctrl-C."""
+        for job in self._jobs:
+            if job.state is JobState.NOT_STARTED:
+                job.reason = "the sweep was stopped before"
         active = self._active()
         if not active:
             return

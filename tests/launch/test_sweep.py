@@ -107,6 +107,20 @@ def test_stopping_ends_the_apps(
         lambda: not processes_naming(str(tmp_path / "sweep" / ".torchx")), "no process is left", 15
     )
     assert states_of(tmp_path / "sweep") == ["cancelled", "not_started"]
+    reasons = [job["reason"] for job in jobs_of(tmp_path / "sweep")]
+    assert reasons == ["the sweep was stopped", "the sweep was stopped before"]
+
+
+def test_an_app_that_nobody_knows() -> None:
+    done = subprocess.run(
+        [TORCHX, "log", "local_cwd://torchx/mistyped"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "mistyped is not known here" in done.stderr
 
 
 def test_a_job_that_another_command_cancels(
@@ -168,11 +182,12 @@ def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
 def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
     after = "hydra.launcher.after=json.loads"
     assert run_sweep("+do=succeed", after).returncode == 0
-    before = (tmp_path / "sweep" / "sweep.json").read_text()
+    kept = [tmp_path / "sweep" / name for name in ("sweep.json", "multirun.yaml")]
+    before = [path.read_text() for path in kept]
     done = run_sweep("+do=raise", after)
     assert done.returncode == 1
     assert "holds a sweep already, with its comparison; give another" in done.stderr
-    assert (tmp_path / "sweep" / "sweep.json").read_text() == before
+    assert [path.read_text() for path in kept] == before
 
 
 def test_jobs_have_folders_of_their_own(run_sweep: Run, tmp_path: Path) -> None:

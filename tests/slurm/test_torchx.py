@@ -141,7 +141,7 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> No
 
 def test_environment_arrives_whole(slurm: Cluster, tmp_path: Path, application: Path) -> None:
     """Commas end a value of srun's --export, and TorchX looks for ${...} in it."""
-    value = "eth0,eth1 $HOME ${app_id} a=b"
+    value = "eth0,eth1 $HOME $$ a=b"
     command = [
         *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
         *(f"hydra.sweep.dir={tmp_path / 'sweep'}", "+do=write_environment", *SLURM, *NODES),
