@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.errors import ConfigError, UserError, check_number, from_other_rank
-from dlrm_sharded.process import die_with_parent
+from dlrm_sharded.process import die_with_parent, keep_freed_memory
 from dlrm_sharded.task import GIB, Topology
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
                 f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
             )
         torch.cuda.set_device(rank.device)
+    else:
+        keep_freed_memory()
     alone = "MASTER_ADDR" not in os.environ
     if not alone:
         die_with_parent()
