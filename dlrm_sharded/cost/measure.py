@@ -68,38 +68,50 @@ def measure(
     embeddings: ShardedEmbeddingBagCollection,
     batches: Sequence[KeyedJaggedTensor],
     config: MeasureConfig,
+    *,
+    group: dist.ProcessGroup | None = None,
 ) -> MeasuredCost:
     """Time the four stages and the redistribution of ids, each started from a barrier.
 
-    All ranks call it together. Gradients are zeros and the optimizers' step counts are put back,
-    so weights and optimizer state are afterwards what they were, but for an Adam that has taken
-    steps before: its moments would decay.
+    All ranks of the group call it together. Gradients are zeros and the optimizers' step counts
+    are put back, so weights and optimizer state are afterwards what they were, but for an Adam
+    that has taken steps before: its moments would decay.
 
     Args:
         batches: this rank's ids, on the module's device; used in turn.
+        group: the ranks that share the module, where they are not all of the job.
     """
     device = batches[0].device()
+
+    def time_once(i: int) -> list[float]:
+        return _time_once(embeddings, batches[i % len(batches)], device, group)
+
     with _optimizer_steps_kept(embeddings):
         started = time.perf_counter()
         for i in range(config.warmup):
-            _time_once(embeddings, batches[i % len(batches)], device)
-        warmup_s = _max_over_ranks(time.perf_counter() - started, device)
-        affordable = int((config.time_budget_s - warmup_s) / (warmup_s / config.warmup))
+            last_started = time.perf_counter()
+            time_once(i)
+        ended = time.perf_counter()
+        # the first iteration allocates, and is no measure of the others
+        spent_s = _max_over_ranks(ended - started, device, group)
+        once_s = _max_over_ranks(ended - last_started, device, group)
+        affordable = int((config.time_budget_s - spent_s) / once_s)
         iterations = max(MIN_ITERATIONS, min(config.iterations, affordable))
-        samples = [
-            _time_once(embeddings, batches[i % len(batches)], device) for i in range(iterations)
-        ]
-    return _over_ranks(np.array(samples))
+        samples = [time_once(i) for i in range(iterations)]
+    return _over_ranks(np.array(samples), group)
 
 
 def _time_once(
-    embeddings: ShardedEmbeddingBagCollection, ids: KeyedJaggedTensor, device: torch.device
+    embeddings: ShardedEmbeddingBagCollection,
+    ids: KeyedJaggedTensor,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
 ) -> list[float]:
     """Times of `PARTS` in ms, on this rank."""
     times_ms: list[float] = []
 
     def timed(work: Callable[[], Any]) -> Any:
-        dist.barrier()
+        dist.barrier(group)
         watch = Stopwatch(device)
         watch.mark()
         result = work()
@@ -137,17 +149,17 @@ def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator
             module.iter_cpu.copy_(step_cpu)
 
 
-def _max_over_ranks(value: float, device: torch.device) -> float:
+def _max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup | None) -> float:
     tensor = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
     return float(tensor)
 
 
-def _over_ranks(samples: np.ndarray) -> MeasuredCost:
+def _over_ranks(samples: np.ndarray, group: dist.ProcessGroup | None) -> MeasuredCost:
     """Gather [iterations, parts] of every rank."""
     quartiles = np.percentile(samples, [25, 50, 75], axis=0)
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, quartiles.tolist())
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, quartiles.tolist(), group=group)
     low, median, high = np.moveaxis(np.array(gathered), 1, 0)
     spread = ((high - low) / np.maximum(median, 1e-9)).mean(axis=0)
     return MeasuredCost(

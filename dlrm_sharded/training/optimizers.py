@@ -9,20 +9,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model import Dlrm, embedding_parameters
 
-EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "adam": torch.optim.Adam,
-}
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -111,11 +105,7 @@ class OptimizerConfig:
 
     def fuse_into(self, model: Dlrm) -> None:
         """Register the embedding optimizer; before the model is sharded."""
-        apply_optimizer_in_backward(
-            EMBEDDING_OPTIMIZERS[self.embedding],
-            embedding_parameters(model),
-            {"lr": self.embedding_learning_rate},
-        )
+        fuse(self.embedding, embedding_parameters(model), self.embedding_learning_rate)
 
     def of(self, model: DistributedModelParallel) -> CombinedOptimizer:
         """Both optimizers of the sharded model as one."""

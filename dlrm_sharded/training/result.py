@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
-import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from dlrm_sharded.cost.measure import MeasuredCost
 from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.training.trainer import TrainingResult
 
 OBJECTIVES = (
@@ -30,8 +28,6 @@ OBJECTIVES = (
     "peak_gib",
 )
 """Keys of result.json that a sweep can optimise."""
-
-PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
 def result_json(
@@ -108,38 +104,6 @@ def _throughput(result: TrainingResult) -> str:
         f"{result.samples_per_s:,.0f} samples/s ({result.step_ms:.1f} ms a step; "
         f"slowest tenth {result.samples_per_s_p10:,.0f} samples/s)"
     )
-
-
-def device_name(device: torch.device) -> str:
-    """The hardware's own name, for figures that are compared later."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"cpu: {line.split(':', 1)[1].strip()}"
-    return f"cpu: {platform.processor() or platform.machine()}"
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of what a figure depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """The checkout's commit; None outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        return subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _known(value: float) -> float | None:

@@ -25,6 +25,8 @@ LAYERS = {
     "dlrm_sharded.model": 2,
     "dlrm_sharded.torchrec_adapter": 2,
     "dlrm_sharded.process": 0,
+    "dlrm_sharded.provenance": 2,
+    "dlrm_sharded.fused_optimizers": 2,
     "dlrm_sharded.distributed": 2,
     "dlrm_sharded.testing": 2,
     "dlrm_sharded.training": 3,

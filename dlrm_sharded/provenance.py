@@ -1,0 +1,44 @@
+"""What a figure depends on: the hardware, the versions and the commit that it was measured with."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The hardware's own name, for figures that are compared later."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return f"cpu: {line.split(':', 1)[1].strip()}"
+    return f"cpu: {platform.processor() or platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what a figure depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
