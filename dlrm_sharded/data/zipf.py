@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.special import gammaincc
 
 from dlrm_sharded.data.counter_random import Bits
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
@@ -65,13 +65,11 @@ class Zipf:
         num_unique = self.expected_num_unique(num_draws)
         if num_unique == 0.0:
             return (0.0,) * NUM_REUSE_BINS
-        uses = torch.from_numpy(self._expected_uses(num_draws))
-        at_most = [torch.exp(-uses)]
-        for i in range(NUM_REUSE_BINS - 1):
-            order = torch.tensor(2.0**i + 1.0, dtype=torch.float64)
-            at_most.append(torch.special.gammaincc(order, uses))
-        at_most.append(torch.ones_like(uses))
-        in_bin = torch.stack(at_most).diff(dim=0) @ torch.from_numpy(self._ranks_per_range)
+        uses = self._expected_uses(num_draws)
+        at_most = [np.exp(-uses)]
+        at_most += [gammaincc(2.0**i + 1.0, uses) for i in range(NUM_REUSE_BINS - 1)]
+        at_most.append(np.ones_like(uses))
+        in_bin = np.diff(at_most, axis=0) @ self._ranks_per_range
         return tuple((in_bin / num_unique).tolist())
 
     def _expected_uses(self, num_draws: float) -> NDArray[np.float64]:
