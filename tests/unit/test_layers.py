@@ -59,10 +59,12 @@ HOMES = {
     "omegaconf": COMMANDS,
     "torchx": ["dlrm_torchx", "component"],
     "fbgemm_gpu": ["dlrm_sharded.cost.measure"],
+    "safetensors": ["dlrm_sharded.cost.artifact"],
     "torchrec.distributed": [
         *PLANNING,
         "dlrm_sharded.model",
         "dlrm_sharded.cost.measure",
+        "dlrm_sharded.cost.collect",
         "dlrm_sharded.training",
     ],
     **{

@@ -1,0 +1,149 @@
+"""Collecting costs as a user does: whole, after a kill, and with settings that cannot be used."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from dlrm_sharded.cost.collect import CollectConfig, schedule
+from dlrm_sharded.cost.samples import CollectedCosts, Sample, read_costs
+from dlrm_sharded.cost.types import STAGES
+from dlrm_sharded.plan import row_blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_SAMPLES = 10
+TINY = [
+    f"collect.num_samples={NUM_SAMPLES}",
+    *("collect.table_gib=0.01", "collect.ids_per_step=2000", "collect.batch_sizes=[66,132]"),
+    *("collect.measure.iterations=3", "collect.measure.warmup=1"),
+    "collect.measure.time_budget_s=0.01",
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+SCRIPT = "scripts/collect_costs.py"
+
+
+def start(command: list[str], out: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, SCRIPT, f"out={out}", *TINY, *overrides],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def collect(command: list[str], out: Path, *overrides: str) -> tuple[int, str]:
+    """Exit code and all output."""
+    process = start(command, out, *overrides)
+    try:
+        output, _ = process.communicate(timeout=120)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, output
+
+
+def assert_whole(collected: CollectedCosts, computing: int, communicating: list[int]) -> None:
+    """All that was scheduled is there, and is what it should be."""
+    planned = schedule(CollectConfig(num_samples=NUM_SAMPLES), computing, communicating)
+    assert Counter((s.number, s.attempt, s.kind, s.world_size) for s in collected.samples) == (
+        Counter((s.number, s.attempt, s.kind, s.world_size) for s in planned)
+    )
+    for sample in collected.samples:
+        assert len(sample.input_dist_ms) == len(sample.cost.per_rank) == sample.world_size
+        assert sample.ranks_per_host == sample.world_size
+        assert sample.batch_size in (66, 132)
+        assert min(sample.input_dist_ms) > 0
+        for stages in sample.cost.per_rank:
+            assert all(stages.stage_ms(stage) > 0 for stage in STAGES)
+        assert_row_blocks_tile(sample)
+    by_plan = {(s.number, s.attempt): (s.batch_size, s.shards) for s in collected.samples}
+    for (number, attempt), plan in by_plan.items():
+        assert attempt == 0 or plan == by_plan[number, 0]
+    assert len({str(plan) for plan in by_plan.values()}) == NUM_SAMPLES
+
+
+def assert_row_blocks_tile(sample: Sample) -> None:
+    """The row blocks follow each other table by table, one on every rank, and even."""
+    blocks = [shard for shard in sample.shards if shard.row_wise]
+    for i in range(0, len(blocks), sample.world_size):
+        table = blocks[i : i + sample.world_size]
+        assert [block.rank for block in table] == list(range(sample.world_size))
+        num_rows = [block.num_rows for block in table]
+        even = row_blocks(sum(num_rows), sample.world_size)
+        assert num_rows == [stop - begin for begin, stop in even]
+        assert len({(block.num_cols, block.reuse_histogram) for block in table}) == 1
+
+
+def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "calibration" / "costs.parquet"
+    lines = out.with_name("costs.parquet.partial") / "samples.jsonl"
+    ranks = "num_ranks=3"
+    process = start([sys.executable], out, ranks)
+    deadline = time.monotonic() + 100
+    while not lines.exists() or lines.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None, process.communicate()[0]
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = [json.loads(line) for line in lines.read_text().splitlines(keepends=True)[:3]]
+    assert not out.exists()
+    with lines.open("a") as file:
+        file.write('{"kind": "computation", "number": 9')
+
+    code, output = collect([sys.executable], out, ranks)
+    assert code == 0, output
+    collected = read_costs(out)
+    computing = collected.manifest["computation_ranks"]
+    assert_whole(collected, computing, [2, 3])
+    for i, row in enumerate(before):
+        assert [rank.to_json() for rank in collected.samples[i].cost.per_rank] == [
+            {key: time_ms for key, time_ms in rank.items() if key != "input_dist_ms"}
+            for rank in row["per_rank"]
+        ]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["costs.json", "costs.parquet"]
+    manifest = collected.manifest
+    assert manifest["device"] == "cpu"
+    assert manifest["hardware"].startswith("cpu: ")
+    assert manifest["batch_sizes"] == [66, 132]
+    assert manifest["num_samples"] == len(collected.samples)
+    assert {name.split(",")[0] for name in manifest["repeatability"]} == {"computation"}
+    assert "FutureWarning" not in output
+    assert "Traceback" not in output
+
+
+def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
+    out = tmp_path / "costs.parquet"
+    code, output = collect([*TORCHRUN, "1"], out)
+    assert code == 0, output
+    collected = read_costs(out)
+    assert_whole(collected, 1, [])
+
+
+def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
+    code, output = collect([sys.executable], tmp_path / "c.parquet", "collect.time_budget_s=-5")
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert "time_budget_s is -5, must be a number > 0" in output
+    assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_ranks_find_wrong_is_said_once(tmp_path: Path) -> None:
+    out = tmp_path / "costs.parquet"
+    out.write_bytes(b"precious")
+    code, output = collect([sys.executable], out, "num_ranks=2")
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert f"{out} is there already" in output
+    assert "Traceback" not in output
+    assert out.read_bytes() == b"precious"
+    assert list(tmp_path.iterdir()) == [out]
