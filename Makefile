@@ -18,13 +18,18 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep test check lint unit tensorboard benchmark clean
+.PHONY: run sweep calibrate test check lint unit tensorboard benchmark clean
 run: $(VENV)/installed  ## one training run; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(ARGS)
 
 sweep: $(VENV)/installed  ## every sharder, then the comparison; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(ARGS) "sharder=glob(*,exclude=plan_file)" \
 	    hydra.launcher.j=1x$(NPROC)
+
+calibrate: $(VENV)/installed  ## a cost model of this hardware (10 minutes, on a quiet machine)
+	rm -f calibration/costs.parquet calibration/costs.json
+	$(BIN)/python scripts/collect_costs.py $(ARGS)
+	$(BIN)/python scripts/fit_cost_model.py
 
 test: $(VENV)/installed  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)

@@ -27,8 +27,8 @@ class Topology:
             4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
         optimizer_bytes_per_row: optimizer state per row of a shard: 4 for row-wise Adagrad.
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
-        intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth of one rank to a rank of the
-            same and of another host; None where not known.
+        intra_host_bytes_per_s, inter_host_bytes_per_s: what one rank can send in all to the ranks
+            of its host, and to those of other hosts; None where not known.
     """
 
     world_size: int

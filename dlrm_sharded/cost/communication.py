@@ -1,0 +1,226 @@
+"""What exchanges between ranks take: one model for any number of ranks and hosts.
+
+A rank's time in an all-to-all is a weighted sum, with weights that are not negative, of what can
+hold it up: its own bytes, the fullest rank's, the fullest host's, the number of peers, each for the
+links within a host and between hosts. Nothing depends on a rank's number, and the world size is
+only a number in the terms, where NeuroShard (arXiv:2305.01868, sec. 3.2) has one net per world
+size that reads the ranks in their order.
+
+Letters: N plans, W ranks, F terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.task import Topology
+
+EXCHANGES = ("fwd_comm", "bwd_comm", "input_dist")
+_LINK_TERMS = ("peers", "out", "in", "busier", "max_out", "max_in", "max_busier", "host")
+EXCHANGE_TERMS = (
+    "one",
+    "log2_ranks",
+    "shards",
+    "own_shards",
+    "own_bytes",
+    "all_bytes",
+    *(f"{term}_{link}" for link in ("intra", "inter") for term in _LINK_TERMS),
+    "max_both_links",
+)
+"""All-to-all, per rank: counts in thousands, bytes in MB, or in ms where a bandwidth is known."""
+
+REDUCE_TERMS = (
+    "one",
+    "log2_ranks",
+    "shards",
+    "bytes",
+    "peers_intra",
+    "peers_inter",
+    "intra",
+    "inter",
+)
+"""Reduce-scatter of row-wise tables: the same for all ranks."""
+
+
+LINKS = ("intra", "inter")
+"""Between ranks of one host, and of different ones."""
+
+ASSUMED_MS_PER_MB = 1.0
+"""1 GB/s: of a link that was neither measured nor stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """How ranks lie on hosts, and how bytes become time between them.
+
+    Args:
+        intra_ms_per_mb, inter_ms_per_mb: of one rank in one direction; 1 where the model was fitted
+            to measurements of the link, whose weights then have the unit ms per MB.
+    """
+
+    world_size: int
+    ranks_per_host: int
+    intra_ms_per_mb: float = 1.0
+    inter_ms_per_mb: float = 1.0
+
+    @classmethod
+    def of(cls, topology: Topology, *, measured: Collection[str]) -> Hosts:
+        """The topology's, with its bandwidths for those of `LINKS` that were not measured."""
+        stated = (topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s)
+        intra, inter = (
+            1e9 / bandwidth if bandwidth and link not in measured else ASSUMED_MS_PER_MB
+            for link, bandwidth in zip(LINKS, stated, strict=True)
+        )
+        return cls(topology.world_size, topology.ranks_per_host, intra, inter)
+
+    def alone(self) -> Hosts:
+        """One of the hosts by itself."""
+        return dataclasses.replace(self, world_size=self.ranks_per_host)
+
+
+def exchange_terms(
+    volume: Floats, num_shards: Floats, hosts: Hosts, *, sends_own: bool
+) -> Iterator[Floats]:
+    """The `EXCHANGE_TERMS` of all-to-alls, one after the other: [N, W], or [N, 1] for all ranks.
+
+    Args:
+        volume: [N, W], bytes that each rank exchanges with every other one.
+        num_shards: [N, W].
+        sends_own: a rank sends its volume to the others (pooled vectors), or gets it from them
+            (gradients, ids).
+    """
+    for term in _terms_by_rank(volume.T / 1e6, num_shards.T / 1e3, hosts, sends_own=sends_own):
+        yield term.T
+
+
+def _terms_by_rank(
+    mb: Floats, shards: Floats, hosts: Hosts, *, sends_own: bool
+) -> Iterator[Floats]:
+    """[W, N] or [1, N]: ranks first, so that maxima over them run along the memory."""
+    mb, per_host = np.ascontiguousarray(mb), hosts.ranks_per_host
+    of_all = mb.sum(axis=0, keepdims=True)
+    of_host = of_all
+    if per_host < hosts.world_size:
+        by_host = mb.reshape(-1, per_host, mb.shape[1]).sum(axis=1)
+        of_host = np.repeat(by_host, per_host, axis=0)
+    one = np.ones_like(of_all)
+    yield one
+    yield one * np.log2(hosts.world_size)
+    yield shards.sum(axis=0, keepdims=True)
+    yield shards
+    yield mb * hosts.world_size
+    yield of_all
+    both_links = np.zeros_like(mb)
+    for peers, others, ms_per_mb in (
+        (per_host - 1, of_host - mb, hosts.intra_ms_per_mb),
+        (hosts.world_size - per_host, of_all - of_host, hosts.inter_ms_per_mb),
+    ):
+        if peers == 0:
+            yield from itertools.repeat(np.zeros((1, 1)), len(_LINK_TERMS))
+            continue
+        own, foreign = mb * (peers * ms_per_mb), others * ms_per_mb
+        out, into = (own, foreign) if sends_own else (foreign, own)
+        busier = np.maximum(out, into)
+        both_links += busier
+        yield one * (peers / 1e3)
+        yield out
+        yield into
+        yield busier
+        yield out.max(axis=0, keepdims=True)
+        yield into.max(axis=0, keepdims=True)
+        yield busier.max(axis=0, keepdims=True)
+        by_host = np.broadcast_to(out, mb.shape).reshape(-1, per_host, mb.shape[1])
+        yield by_host.sum(axis=1).max(axis=0, keepdims=True)
+    yield both_links.max(axis=0, keepdims=True)
+
+
+def reduce_terms(volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
+    """[N, F], the `REDUCE_TERMS` of reduce-scatters and all-gathers; zeros where there is none.
+
+    Args:
+        volume: [N], bytes that each rank sends to every other one.
+        num_shards: [N], of one rank.
+    """
+    mb = volume / 1e6
+    there = (num_shards > 0).astype(np.float64)
+    intra, inter = hosts.ranks_per_host - 1, hosts.world_size - hosts.ranks_per_host
+    return np.stack(
+        [
+            there,
+            there * np.log2(hosts.world_size),
+            num_shards / 1e3,
+            mb * hosts.world_size,
+            there * intra / 1e3,
+            there * inter / 1e3,
+            mb * intra * hosts.intra_ms_per_mb,
+            mb * inter * hosts.inter_ms_per_mb,
+        ],
+        axis=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationModel:
+    """The exchanges of a step.
+
+    Args:
+        exchange: [3, F], weights of `EXCHANGE_TERMS` for each of `EXCHANGES`.
+        reduce: [3, F'], weights of `REDUCE_TERMS`, likewise.
+    """
+
+    exchange: Floats
+    reduce: Floats
+
+    def times_ms(
+        self,
+        kind: str,
+        volume: Floats,
+        num_shards: Floats,
+        reduce_volume: Floats,
+        reduce_shards: Floats,
+        hosts: Hosts,
+    ) -> Floats:
+        """[N, W], of one of `EXCHANGES`; zeros for one rank alone.
+
+        Args:
+            volume, num_shards: [N, W], of column shards, see `exchange_terms`.
+            reduce_volume, reduce_shards: [N], of row blocks, see `reduce_terms`.
+        """
+        i = EXCHANGES.index(kind)
+        times = np.zeros(volume.shape[::-1]).T
+        if hosts.world_size == 1:
+            return times
+        terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
+        for weight, term in zip(self.exchange[i].tolist(), terms, strict=True):
+            if weight:
+                times += weight * term
+        times *= num_shards.sum(axis=1, keepdims=True) > 0
+        if reduce_shards.any():
+            times += self.reduce_ms(kind, reduce_volume, reduce_shards, hosts)[:, None]
+        return times
+
+    def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
+        """[N], of reduce-scatters, or of what they are in another of `EXCHANGES`."""
+        weights = self.reduce[EXCHANGES.index(kind)]
+        times: Floats = reduce_terms(volume, num_shards, hosts) @ weights
+        return times
+
+
+def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:
+    """The model with the fullest rank's bytes over the bandwidth for links not measured."""
+    exchange, reduce = model.exchange.copy(), model.reduce.copy()
+    for link in set(LINKS) - set(measured):
+        exchange[:, EXCHANGE_TERMS.index(f"max_busier_{link}")] = 1.0
+        reduce[:, REDUCE_TERMS.index(link)] = 1.0
+    return CommunicationModel(exchange, reduce)
+
+
+UNMEASURED = CommunicationModel(
+    np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS))), np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
+)

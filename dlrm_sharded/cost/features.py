@@ -1,0 +1,292 @@
+"""What a plan asks of its ranks, in the numbers that cost models read.
+
+Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.samples import Sample
+from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask
+
+Floats = NDArray[np.float64]
+
+COLUMNS, ROWS, HOST_ROWS = range(3)
+"""Lookups of a rank: an FBGEMM module each for column shards and both kinds of row blocks."""
+
+CACHE_MB = (0.25, 2.0, 16.0, 128.0)
+"""Between the sizes of caches; what spills over one of them is read from the next."""
+
+WORK_TERMS = (
+    "shards",
+    "bags",
+    "pooled_columns",
+    "ids",
+    "id_sort_passes",
+    "id_lines",
+    "id_columns",
+    *(f"id_lines_of_rows_beyond_{size:g}_mb" for size in CACHE_MB),
+    *(f"id_lines_of_gradients_beyond_{size:g}_mb" for size in CACHE_MB),
+    "unique_ids",
+    "unique_lines",
+    "unique_columns",
+)
+"""What a lookup's time is made of; each grows with columns, ids and shards, or stays.
+
+Rows that a step uses again come from the cache that holds all the rows it uses; the backward pass
+reads each id's gradient from a matrix [batch, columns].
+"""
+
+PROFILE = ("log_rows", "log_reuse", *(f"accesses_reused_{name}" for name in ("little", "often")))
+"""Where a table's accesses fall in the caches: what the price of its work depends on."""
+
+LITTLE_REUSE, OFTEN_REUSE = slice(1, 4), slice(7, None)
+"""Reuse bins: 2 to 8 times, over 64 times."""
+
+SORT_BITS = 8
+"""Of a row's number, that one pass of FBGEMM's radix sort takes."""
+
+LINE_COLUMNS = 16
+"""fp32 columns in a cache line of 64 B."""
+
+EXTENT = (
+    "rows of a shard",
+    "columns of a shard",
+    "ids per sample of a shard",
+    "shards on a rank",
+    "ids per rank",
+    "batch size",
+    "ranks",
+)
+"""What a fit covers, and beyond which it is only an extrapolation."""
+
+FLOAT_BYTES, ID_BYTES = 4.0, 4.0
+
+_USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
+_USES_OF_BIN[1] = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange of a step.
+
+    Args:
+        volume: [W], bytes that a rank exchanges with each other one for its column shards.
+        num_shards: [W], column shards.
+        reduce_volume: bytes that each rank exchanges with each other one for row-wise tables.
+        reduce_shards: row-wise tables.
+        host_reduce_volume, host_reduce_shards: [W], likewise among the ranks of a host, for tables
+            whose row blocks are on one host.
+    """
+
+    volume: Floats
+    num_shards: Floats
+    reduce_volume: float
+    reduce_shards: float
+    host_reduce_volume: Floats
+    host_reduce_shards: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The shards of one plan, as arrays [S].
+
+    Args:
+        lookup: `COLUMNS`, `ROWS` or `HOST_ROWS`.
+        num_ids: that reach the shard in one step.
+        reuse_histogram: [S, 17].
+    """
+
+    world_size: int
+    ranks_per_host: int
+    batch_size: int
+    rank: NDArray[np.int64]
+    lookup: NDArray[np.int64]
+    num_rows: Floats
+    num_cols: Floats
+    num_ids: Floats
+    reuse_histogram: Floats
+
+    @property
+    def num_unique(self) -> Floats:
+        """[S], different ids of a step, from the histogram; not more than there are ids or rows."""
+        unique: Floats = np.minimum(self.num_ids / self._uses(), self.num_rows)
+        return unique
+
+    def _uses(self) -> Floats:
+        """[S], how often a step uses an id that it uses, in the mean."""
+        uses: Floats = np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
+        return uses
+
+    def work(self) -> Floats:
+        """[S, K], the `WORK_TERMS` of every shard, in thousands."""
+        cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
+        lines = np.ceil(cols / LINE_COLUMNS)
+        bags = np.full_like(cols, self.batch_size)
+        passes = np.ceil(np.log2(np.maximum(self.num_rows, 2.0)) / SORT_BITS)
+        gradient_bytes = bags * cols * FLOAT_BYTES
+        terms = [
+            np.full_like(cols, 1e3),
+            bags,
+            bags * cols / LINE_COLUMNS,
+            ids,
+            ids * passes,
+            ids * lines,
+            ids * cols / LINE_COLUMNS,
+            *(ids * lines * _beyond(self.unique_bytes(), size) for size in CACHE_MB),
+            *(ids * lines * _beyond(gradient_bytes, size) for size in CACHE_MB),
+            unique,
+            unique * lines,
+            unique * cols / LINE_COLUMNS,
+        ]
+        return np.stack(terms, axis=1) / 1e3
+
+    def unique_bytes(self) -> Floats:
+        """[S], weights that one step reads."""
+        return self.num_unique * self.num_cols * FLOAT_BYTES
+
+    def extent(self) -> Floats:
+        """[E, 2], lowest and highest value of each of `EXTENT`."""
+        counts = np.bincount(self.rank, minlength=self.world_size)
+        used = counts > 0
+        values = (
+            self.num_rows,
+            self.num_cols,
+            self.num_ids / self.batch_size,
+            counts[used],
+            self.by_rank(self.num_ids)[used],
+            self.batch_size,
+            self.world_size,
+        )
+        return np.array([(np.min(value), np.max(value)) for value in values])
+
+    def by_rank(self, values: Floats) -> Floats:
+        """[W, ...], sums over each rank's shards of values [S, ...]."""
+        sums = np.zeros((self.world_size, *values.shape[1:]))
+        np.add.at(sums, self.rank, values)
+        return sums
+
+    def num_lookups(self) -> Floats:
+        """[W], fused modules that have a shard on the rank."""
+        present = np.zeros((self.world_size, HOST_ROWS + 1))
+        present[self.rank, self.lookup] = 1.0
+        return present.sum(axis=1)
+
+    def exchange(self, *, of_ids: bool) -> Exchange:
+        """What the ranks send each other: ids and lengths of bags, or pooled vectors."""
+        if of_ids:
+            num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
+        else:
+            num_bytes = self.num_cols * (FLOAT_BYTES * self.batch_size / self.world_size)
+        # Row blocks on one host: its ranks reduce the vectors of all samples among themselves, then
+        # each exchanges its part of them with other hosts, as if it were a shard of the columns.
+        on_host = self.lookup == HOST_ROWS
+        parts = np.where(on_host & (not of_ids), self.ranks_per_host, 1)
+        in_reduce = (self.lookup == ROWS) / self.world_size
+        num_hosts = self.world_size / self.ranks_per_host
+        host_reduce = self.by_rank(num_bytes * num_hosts * on_host) * (not of_ids)
+        return Exchange(
+            volume=self.by_rank(num_bytes * (self.lookup != ROWS) / parts),
+            num_shards=self.by_rank((self.lookup != ROWS).astype(np.float64)),
+            reduce_volume=float((num_bytes * in_reduce).sum()),
+            reduce_shards=float(in_reduce.sum()),
+            host_reduce_volume=host_reduce,
+            host_reduce_shards=self.by_rank(on_host.astype(np.float64)) * (not of_ids),
+        )
+
+    def profile(self) -> Floats:
+        """[S, C], the `PROFILE` of every shard."""
+        accesses = self.reuse_histogram * _USES_OF_BIN
+        shares = accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)
+        return np.column_stack(
+            [
+                np.log10(self.num_rows),
+                np.log10(self._uses()),
+                shares[:, LITTLE_REUSE].sum(axis=1),
+                shares[:, OFTEN_REUSE].sum(axis=1),
+            ]
+        )
+
+
+def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
+    """[S], from 0 to 1: how much of what is read does not fit a cache; a half at its size."""
+    share: Floats = num_bytes / (num_bytes + cache_mb * 1e6)
+    return share
+
+
+def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
+    """The shards of a valid plan, in its order. Tables without a reuse histogram have zeros."""
+    tables = {table.name: table for table in task.tables}
+    by_table = plan.shards_by_table()
+    lookup_of = {
+        name: _lookup_of_table(shards, tables[name], plan.world_size)
+        for name, shards in by_table.items()
+    }
+    rows = [
+        (
+            shard.rank,
+            lookup_of[shard.table],
+            shard.num_rows,
+            shard.num_cols,
+            task.batch_size
+            * tables[shard.table].pooling_factor
+            * shard.num_rows
+            / tables[shard.table].num_embeddings,
+        )
+        for shard in plan.shards
+    ]
+    none = (0.0,) * NUM_REUSE_BINS
+    histograms = [tables[shard.table].reuse_histogram or none for shard in plan.shards]
+    return _workload(
+        task.topology.world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
+    )
+
+
+def workload_of_sample(sample: Sample) -> Workload:
+    """The shards of a measured plan."""
+    rows = [
+        (
+            shard.rank,
+            ROWS if shard.row_wise else COLUMNS,
+            shard.num_rows,
+            shard.num_cols,
+            sample.batch_size * shard.pooling_factor,
+        )
+        for shard in sample.shards
+    ]
+    histograms = [shard.reuse_histogram for shard in sample.shards]
+    return _workload(sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms)
+
+
+def _workload(
+    world_size: int,
+    ranks_per_host: int,
+    batch_size: int,
+    rows: Sequence[tuple[float, ...]],
+    histograms: Sequence[tuple[float, ...]],
+) -> Workload:
+    rank, lookup, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
+    return Workload(
+        world_size=world_size,
+        ranks_per_host=ranks_per_host,
+        batch_size=batch_size,
+        rank=rank.astype(np.int64),
+        lookup=lookup.astype(np.int64),
+        num_rows=num_rows,
+        num_cols=num_cols,
+        num_ids=num_ids,
+        reuse_histogram=np.array(histograms, dtype=np.float64),
+    )
+
+
+def _lookup_of_table(shards: Sequence[Shard], table: Table, world_size: int) -> int:
+    if not is_row_wise(shards, table):
+        return COLUMNS
+    return ROWS if len(shards) == world_size else HOST_ROWS

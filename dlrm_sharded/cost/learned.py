@@ -1,0 +1,256 @@
+"""The cost model that is calibrated on measurements of some hardware."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.cost.artifact import Arrays, load_artifact
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    LINKS,
+    REDUCE_TERMS,
+    UNMEASURED,
+    CommunicationModel,
+    Hosts,
+    with_stated,
+)
+from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
+from dlrm_sharded.cost.features import (
+    EXTENT,
+    HOST_ROWS,
+    PROFILE,
+    WORK_TERMS,
+    Floats,
+    Workload,
+    workload_of_plan,
+)
+from dlrm_sharded.cost.types import PlanCost, StageCost
+from dlrm_sharded.data.zipf import with_expected_profile
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.task import ShardingTask, Topology
+
+log = logging.getLogger(__name__)
+
+KIND = "learned"
+FEATURES = {
+    "work": list(WORK_TERMS),
+    "profile": list(PROFILE),
+    "exchange": list(EXCHANGE_TERMS),
+    "reduce": list(REDUCE_TERMS),
+}
+ASSUMED_EXPONENT = 0.9
+"""Zipf exponent of tables without a measured profile: it fits Meta's dlrm_datasets best."""
+
+RANGE_SLACK = 1.1
+"""How far beyond the fitted range is not worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedCostModel:
+    """Predicts what `cost.measure` measures, from random plans measured on the same hardware.
+
+    The idea is NeuroShard's (arXiv:2305.01868, sec. 3.2): costs of random ranks, pre-trained nets.
+    What differs is said in `compute` and `communication`.
+
+    Args:
+        name: of the hardware.
+        ranges: lowest and highest fitted value, by name of `features.EXTENT`.
+        measured_links: those of `communication.LINKS` that were measured; others take the
+            bandwidths that a topology states.
+    """
+
+    compute: ComputeModel
+    communication: CommunicationModel
+    name: str
+    ranges: dict[str, tuple[float, float]]
+    measured_links: tuple[str, ...]
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        """Warns of what it has to assume, and of what is beyond the fitted range."""
+        workload = workload_of_plan(plan, with_profiles(task))
+        unknown = sum(table.reuse_histogram is None for table in task.tables)
+        if unknown:
+            log.warning(
+                "%d of %d tables have no reuse_histogram; accesses of a Zipf exponent of %.1f are "
+                "assumed for them",
+                unknown,
+                len(task.tables),
+                ASSUMED_EXPONENT,
+            )
+        for beyond in self.beyond_range(workload):
+            log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
+        if (workload.lookup == HOST_ROWS).any():
+            log.warning(
+                "row blocks on the ranks of one host were not measured for the cost model of %s; "
+                "they are priced as row blocks over all ranks and an exchange between hosts",
+                self.name,
+            )
+        for link in self.unknown_links(task.topology):
+            log.warning(
+                "the cost model of %s has no measurements of the links between ranks of %s, and "
+                "topology.%s_host_gb_per_s is not given; 1 GB/s is assumed",
+                self.name,
+                "one host" if link == "intra" else "different hosts",
+                link,
+            )
+        return self.predict_workload(workload, self.hosts(task.topology))
+
+    def hosts(self, topology: Topology) -> Hosts:
+        """The topology, as the communication model sees it."""
+        return Hosts.of(topology, measured=self.measured_links)
+
+    def unknown_links(self, topology: Topology) -> list[str]:
+        """Links that the topology has, and that are neither measured nor stated."""
+        stated = {
+            "intra": topology.intra_host_bytes_per_s,
+            "inter": topology.inter_host_bytes_per_s,
+        }
+        used = {
+            "intra": topology.ranks_per_host > 1,
+            "inter": topology.world_size > topology.ranks_per_host,
+        }
+        return [
+            link
+            for link in LINKS
+            if used[link] and link not in self.measured_links and stated[link] is None
+        ]
+
+    def predict_input_dist_ms(self, plan: ShardingPlan, task: ShardingTask) -> tuple[float, ...]:
+        workload = workload_of_plan(plan, with_profiles(task))
+        times = self.exchange_ms("input_dist", workload, self.hosts(task.topology))
+        return tuple(times.tolist())
+
+    def beyond_range(self, workload: Workload) -> list[str]:
+        """What of a workload the model was not fitted on, in words."""
+        found = []
+        for name, (low, high) in zip(EXTENT, workload.extent().tolist(), strict=True):
+            fitted_low, fitted_high = self.ranges[name]
+            if low < fitted_low / RANGE_SLACK or high > fitted_high * RANGE_SLACK:
+                found.append(
+                    f"{name} {_number(low)} to {_number(high)}, fitted on "
+                    f"{_number(fitted_low)} to {_number(fitted_high)}"
+                )
+        return found
+
+    def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
+        """What the shards of a workload cost, on any hosts."""
+        sums = workload.by_rank(self.compute.vectors(workload))
+        forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
+        stages = (
+            forward,
+            self.exchange_ms("fwd_comm", workload, hosts),
+            self.exchange_ms("bwd_comm", workload, hosts),
+            backward,
+        )
+        return PlanCost(tuple(StageCost(*rank) for rank in np.column_stack(stages).tolist()))
+
+    def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
+        """[W], of one of `communication.EXCHANGES`."""
+        exchange = workload.exchange(of_ids=kind == "input_dist")
+        times: Floats = self.communication.times_ms(
+            kind,
+            exchange.volume[None],
+            exchange.num_shards[None],
+            np.array([exchange.reduce_volume]),
+            np.array([exchange.reduce_shards]),
+            hosts,
+        )[0]
+        if exchange.host_reduce_shards.any():
+            times += self.communication.reduce_ms(
+                kind, exchange.host_reduce_volume, exchange.host_reduce_shards, hosts.alone()
+            )
+        return times
+
+
+def learned_cost_model(
+    artifact: str | None = None,
+    *,
+    hardware: str | None = None,
+    device: str,
+    optimizer: str | None = None,
+) -> LearnedCostModel:
+    """The model of some hardware, or with a warning one of other hardware.
+
+    Args:
+        artifact: json of a fitted model; None for the one of the hardware.
+        hardware: as `device_name` says it; None for any.
+        device: "cpu" or "cuda".
+        optimizer: fused one of the run, a warning where the model is of another; None for any.
+
+    Raises:
+        DataError: the file is missing or damaged, or there is none.
+    """
+    found = load_artifact(
+        artifact, KIND, FEATURES, hardware=hardware, device=device, optimizer=optimizer
+    )
+    compute, communication = from_arrays(found.arrays)
+    measured_links = tuple(found.meta["measured_links"])
+    if found.meta["device"] != device:
+        # the exchanges of a CPU say nothing of a GPU's
+        communication, measured_links = with_stated(UNMEASURED, measured=()), ()
+    ranges = {key: (low, high) for key, (low, high) in found.meta["ranges"].items()}
+    return LearnedCostModel(
+        compute,
+        communication,
+        name=found.meta["hardware"],
+        ranges=ranges,
+        measured_links=measured_links,
+    )
+
+
+def with_profiles(task: ShardingTask) -> ShardingTask:
+    """The task with a reuse histogram for every table: assumed where none was measured."""
+    unknown = [table for table in task.tables if table.reuse_histogram is None]
+    assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
+    by_name = {table.name: table for table in assumed}
+    tables = tuple(by_name.get(table.name, table) for table in task.tables)
+    return ShardingTask(tables, task.topology, task.batch_size)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Arrays:
+    """What the safetensors file of an artefact holds."""
+    arrays: Arrays = {
+        key: getattr(compute, key)
+        for key in ("profile_mean", "profile_std", "profile_low", "profile_high")
+    }
+    for direction in DIRECTIONS:
+        net: PriceNet = getattr(compute, direction)
+        for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
+            arrays[f"{direction}.weight_{i}"], arrays[f"{direction}.bias_{i}"] = weight, bias
+        for key in ("cache_gain", "cache_mb", "cache_slope"):
+            arrays[f"{direction}.{key}"] = getattr(net, key)
+        arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
+    return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
+
+
+def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
+    """The models that `to_arrays` took apart."""
+
+    def net(direction: str) -> PriceNet:
+        layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
+        return PriceNet(
+            weights=tuple(arrays[f"{direction}.weight_{i}"] for i in layers),
+            biases=tuple(arrays[f"{direction}.bias_{i}"] for i in layers),
+            cache_gain=arrays[f"{direction}.cache_gain"],
+            cache_mb=arrays[f"{direction}.cache_mb"],
+            cache_slope=arrays[f"{direction}.cache_slope"],
+            launch_ms=float(arrays[f"{direction}.launch_ms"][0]),
+            next_launch_ms=float(arrays[f"{direction}.launch_ms"][1]),
+        )
+
+    compute = ComputeModel(
+        profile_mean=arrays["profile_mean"],
+        profile_std=arrays["profile_std"],
+        profile_low=arrays["profile_low"],
+        profile_high=arrays["profile_high"],
+        forward=net("forward"),
+        backward=net("backward"),
+    )
+    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"])

@@ -1,0 +1,255 @@
+"""A fitted cost model on disk: whole, of the right kind, and found where it is looked for."""
+
+import hashlib
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dlrm_sharded.cost import artifact
+from dlrm_sharded.cost.artifact import (
+    artifact_name,
+    find_artifact,
+    read_artifact,
+    write_artifact,
+)
+from dlrm_sharded.errors import DataError
+
+KIND = "learned"
+FEATURES = {"work": ["ids", "bags"], "profile": ("log_rows",)}
+ARRAYS = {
+    "net.weight_0": np.arange(6.0).reshape(2, 3),
+    "transposed": np.arange(6.0).reshape(2, 3).T,
+    "single": np.array(0.25),
+    "small": np.array([1, 2], dtype=np.float32),
+}
+
+
+def meta(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "hardware": "cpu: test",
+        "device": "cpu",
+        "cores": 2,
+        "optimizer": "sgd",
+        "features": FEATURES,
+        "ranges": {"ranks": [1, 4]},
+        **changes,
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_artifact(tmp_path / "deep" / "er", "learned-cpu_test", ARRAYS, meta())
+
+
+def test_reads_what_was_written(path: Path) -> None:
+    found = read_artifact(path, kind=KIND, features=FEATURES)
+    assert found.path == path
+    assert found.meta["ranges"] == {"ranks": [1, 4]}
+    assert found.meta["hardware"] == "cpu: test"
+    assert found.arrays.keys() == ARRAYS.keys()
+    for key, array in ARRAYS.items():
+        assert found.arrays[key].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[key], array)
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "learned-cpu_test.json",
+        "learned-cpu_test.safetensors",
+    ]
+
+
+def test_anyone_can_read_it_without_running_our_code(path: Path) -> None:
+    """No pickle: the arrays need safetensors alone, the rest is JSON."""
+    arrays = load_file(path.with_suffix(".safetensors"))
+    np.testing.assert_array_equal(arrays["transposed"], ARRAYS["transposed"])
+    assert json.loads(path.read_text())["features"] == json.loads(json.dumps(FEATURES))
+
+
+def test_a_second_model_takes_the_place_of_the_first(path: Path) -> None:
+    write_artifact(path.parent, path.stem, {"other": np.ones(2)}, meta(seed=1))
+    found = read_artifact(path, kind=KIND, features=FEATURES)
+    assert list(found.arrays) == ["other"]
+    assert found.meta["seed"] == 1
+
+
+def weights(path: Path) -> Path:
+    return path.with_suffix(".safetensors")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def change_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes)) and None
+
+
+def replace_weights(path: Path) -> None:
+    weights(path).write_bytes(b"no arrays")
+    edit(sha256=hashlib.sha256(b"no arrays").hexdigest())(path)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no_json": (lambda path: path.unlink(), "cannot read the cost model .*No such file"),
+    "no_weights": (lambda path: weights(path).unlink(), "cannot read the cost model .*No such"),
+    "no_folder": (lambda path: path.parent.rename(path.parents[1] / "moved"), "No such file"),
+    "truncated_weights": (lambda path: truncate(weights(path)), "truncated, or changed since"),
+    "changed_byte": (lambda path: change_a_byte(weights(path)), "truncated, or changed since"),
+    "wrong_checksum": (edit(sha256="0" * 64), "has not the checksum"),
+    "no_checksum": (edit(sha256=None), "has not the checksum"),
+    "no_safetensors": (replace_weights, "no safetensors"),
+    "truncated_json": (truncate, "is not JSON"),
+    "json_list": (lambda path: path.write_text("[]"), "is not a cost model of the kind"),
+    "binary_json": (lambda path: path.write_bytes(b"\xff\xfe\x00"), "is not JSON"),
+    "other_kind": (edit(kind="other"), "is not a cost model of the kind 'learned'"),
+    "other_format": (edit(format=99), "format 1"),
+    "fewer_features": (edit(features={"work": ["ids"]}), "fitted to other features"),
+    "features_in_another_order": (
+        edit(features={"work": ["bags", "ids"], "profile": ["log_rows"]}),
+        "fitted to other features",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "what"), DAMAGE.values(), ids=DAMAGE)
+def test_says_what_is_wrong_and_what_to_do(
+    path: Path, damage: Callable[[Path], Any], what: str
+) -> None:
+    damage(path)
+    with pytest.raises(DataError, match=what) as error:
+        read_artifact(path, kind=KIND, features=FEATURES)
+    assert str(path) in str(error.value) or str(weights(path)) in str(error.value)
+    assert "make calibrate" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("NVIDIA H200", "learned-nvidia_h200"),
+        ("cpu: AMD EPYC 9V74 80-Core Processor", "learned-cpu_amd_epyc_9v74_80_core_processor"),
+        ("cpu: Intel(R) Xeon(R) CPU @ 2.00GHz", "learned-cpu_intel_r_xeon_r_cpu_2_00ghz"),
+        ("../evil/", "learned-evil"),
+    ],
+)
+def test_names(hardware: str, name: str) -> None:
+    assert artifact_name(KIND, hardware) == name
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The working directory's and the package's, with a model of each hardware below."""
+    monkeypatch.chdir(tmp_path)
+    shipped = tmp_path / "package" / "artifacts"
+    monkeypatch.setattr(artifact, "SHIPPED", shipped)
+    return tmp_path / artifact.CALIBRATED, shipped
+
+
+def put(folder: Path, hardware: str, device: str, kind: str = KIND) -> Path:
+    name = artifact_name(kind, hardware)
+    return write_artifact(folder, name, ARRAYS, meta(kind=kind, hardware=hardware, device=device))
+
+
+def found(hardware: str | None, device: str) -> tuple[Path, bool]:
+    path, is_of_hardware = find_artifact(KIND, hardware, device)
+    return path.resolve(), is_of_hardware
+
+
+def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    gpu = put(shipped, "GPU B", "cuda")
+    assert found("cpu: x", "cpu") == (gpu, False)
+    other_cpu = put(shipped, "cpu: y", "cpu")
+    put(calibrated, "GPU A", "cuda")
+    assert found("cpu: x", "cpu") == (other_cpu, False)
+    own = put(shipped, "cpu: x", "cpu")
+    assert found("cpu: x", "cpu") == (own, True)
+    assert found("GPU B", "cuda") == (gpu, True)
+
+
+def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: x", "cpu")
+    put(shipped, "cpu: a", "cpu")
+    mine = put(calibrated, "cpu: x", "cpu")
+    assert found("cpu: x", "cpu") == (mine, True)
+    assert found("cpu: z", "cpu") == (mine, False)
+    assert found(None, "cpu") == (mine, False)
+
+
+def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: y", "cpu")
+    write_artifact(calibrated, "learned-mine", ARRAYS, meta(hardware="cpu: x"))
+    assert found("cpu: x", "cpu") == (calibrated / "learned-mine.json", True)
+    assert found("cpu: mine", "cpu")[1] is False
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "null", '{"format": 1}'])
+def test_damaged_models_do_not_stand_in_for_others(
+    folders: tuple[Path, Path], content: str
+) -> None:
+    calibrated, shipped = folders
+    calibrated.mkdir()
+    (calibrated / "learned-a.json").write_text(content)
+    whole = put(shipped, "cpu: y", "cpu")
+    assert found("cpu: x", "cpu") == (whole, False)
+    assert found(None, "cpu") == (whole, False)
+
+
+def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: y", "cpu")
+    mine = put(calibrated, "cpu: x", "cpu")
+    truncate(mine)
+    assert found("cpu: x", "cpu") == (mine, True)
+    with pytest.raises(DataError, match="is not JSON"):
+        read_artifact(mine, kind=KIND, features=FEATURES)
+
+
+def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path]) -> None:
+    calibrated, _ = folders
+    put(calibrated, "cpu: x", "cpu", kind="other")
+    (calibrated / "costs.json").write_text(json.dumps(meta()))
+    with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
+        find_artifact(KIND, "cpu: x", "cpu")
+    assert "make calibrate" in str(error.value)
+
+
+NUM_WRITES = 40
+
+
+def write_often(folder: Path, value: int) -> None:
+    for _ in range(NUM_WRITES):
+        write_artifact(folder, "learned-x", {"a": np.full(2000, value)}, meta(value=value))
+
+
+def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
+    """Two processes and a thread write, and what is read is always whole: both files of one."""
+    write_artifact(tmp_path, "learned-x", {"a": np.full(2000, 0)}, meta(value=0))
+    context = multiprocessing.get_context("forkserver")
+    others = [context.Process(target=write_often, args=(tmp_path, value)) for value in (1, 2)]
+    writers = [*others, threading.Thread(target=write_often, args=(tmp_path, 3))]
+    for writer in writers:
+        writer.start()
+    values = set()
+    while any(writer.is_alive() for writer in writers):
+        each = read_artifact(tmp_path / "learned-x.json", kind=KIND, features=FEATURES)
+        assert set(each.arrays["a"].tolist()) == {each.meta["value"]}
+        values.add(each.meta["value"])
+    for writer in writers:
+        writer.join()
+    assert [process.exitcode for process in others] == [0, 0]
+    assert len(values) > 1
+    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors"}

@@ -1,0 +1,224 @@
+"""One model of exchanges for any number of ranks, on a made-up network of hosts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.communication import (
+    UNMEASURED,
+    CommunicationModel,
+    Hosts,
+    with_stated,
+)
+from dlrm_sharded.cost.features import COLUMNS, HOST_ROWS, ROWS, Workload
+from dlrm_sharded.cost.fit import communication_rows, fit_communication, fit_nonnegative
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.cost.hardware import NOISE, all_to_all_ms
+from tests.unit.cost.plans import EXCHANGING, times_ms
+
+RANKS_PER_HOST = 8
+FITTED_SIZES, SIZES = (4, 8, 16, 32), (4, 8, 16, 32, 128)
+NUM_PLANS = 150
+BATCH_PER_RANK = 1024
+PEER_BYTES = 4.0 * BATCH_PER_RANK
+"""That one column sends to one rank."""
+
+Floats = NDArray[np.float64]
+
+
+def hosts(world_size: int) -> Hosts:
+    return Hosts(world_size, min(world_size, RANKS_PER_HOST))
+
+
+def workload(columns: Floats, ranks_per_host: int, lookup: int = COLUMNS) -> Workload:
+    """One shard with each rank's columns; all of them one id a sample."""
+    used = np.flatnonzero(columns)
+    one = np.ones(len(used))
+    batch_size = BATCH_PER_RANK * len(columns)
+    return Workload(
+        world_size=len(columns),
+        ranks_per_host=ranks_per_host,
+        batch_size=batch_size,
+        rank=used,
+        lookup=np.full(len(used), lookup),
+        num_rows=64.0 * one,
+        num_cols=columns[used],
+        num_ids=batch_size * one,
+        reuse_histogram=np.zeros((len(used), NUM_REUSE_BINS)),
+    )
+
+
+def plans(world_size: int, seed: int) -> list[Floats]:
+    """[W], columns by rank: about even at one extreme, nearly all on one rank at the other."""
+    rng = np.random.default_rng([seed, world_size])
+    found = []
+    for _ in range(NUM_PLANS):
+        mean = 16 * 128 ** rng.random()
+        share = rng.dirichlet(np.full(world_size, 10 ** rng.uniform(-1.0, 2.0)))
+        found.append(np.maximum(mean * world_size * share, 1e-3))
+    return found
+
+
+def true_ms(columns: Floats) -> Floats:
+    return all_to_all_ms(columns * PEER_BYTES, min(len(columns), RANKS_PER_HOST))
+
+
+def fit(world_sizes: tuple[int, ...], seed: int = 0) -> CommunicationModel:
+    """To measurements of all three exchanges, with noise."""
+    rng = np.random.default_rng(seed)
+    columns = [plan for size in world_sizes for plan in plans(size, seed)]
+    times = [
+        true_ms(plan) * np.exp(NOISE * rng.standard_normal((3, len(plan)))) for plan in columns
+    ]
+    at = [hosts(len(plan)) for plan in columns]
+    workloads = [workload(plan, h.ranks_per_host) for plan, h in zip(columns, at, strict=True)]
+    return fit_communication(workloads, times, at)
+
+
+def predict(model: CommunicationModel, kind: str, of: Workload, at: Hosts) -> Floats:
+    exchange = of.exchange(of_ids=kind == "input_dist")
+    return model.times_ms(
+        kind,
+        exchange.volume[None],
+        exchange.num_shards[None],
+        np.array([exchange.reduce_volume]),
+        np.array([exchange.reduce_shards]),
+        at,
+    )[0]
+
+
+@pytest.fixture(scope="module")
+def network() -> CommunicationModel:
+    return fit(FITTED_SIZES)
+
+
+@pytest.mark.parametrize("kind", ["fwd_comm", "bwd_comm"])
+@pytest.mark.parametrize("world_size", SIZES)
+def test_one_model_predicts_any_number_of_ranks(
+    network: CommunicationModel, world_size: int, kind: str
+) -> None:
+    """Also those that were not measured: 128 ranks, on 16 hosts."""
+    at = hosts(world_size)
+    errors = [
+        np.abs(predict(network, kind, workload(plan, at.ranks_per_host), at) / true_ms(plan) - 1)
+        for plan in plans(world_size, seed=1)
+    ]
+    mape = 100 * np.mean(errors)
+    assert mape <= 4.0
+
+
+def test_more_hosts_are_not_faster(network: CommunicationModel) -> None:
+    """The same 8 ranks, on one host and on two or four."""
+    columns = np.full(8, 256.0)
+    times = [
+        predict(network, "fwd_comm", workload(columns, per_host), Hosts(8, per_host)).max()
+        for per_host in (8, 4, 2)
+    ]
+    assert times[0] < times[1] < times[2]
+
+
+def test_what_one_host_cannot_tell_is_not_free() -> None:
+    """Fitted within a host, there is no measurement of what lies between hosts."""
+    one_host = with_stated(fit((4, 8)), measured=["intra"])
+    columns = np.full(16, 256.0)
+    together, apart = (
+        predict(one_host, "fwd_comm", workload(columns, at.ranks_per_host), at).max()
+        for at in (Hosts(16, 16), Hosts(16, 8))
+    )
+    assert apart >= together * 0.99
+
+
+@pytest.mark.parametrize("lookup", [COLUMNS, ROWS, HOST_ROWS], ids=["columns", "rows", "host"])
+@pytest.mark.parametrize("kind", ["fwd_comm", "bwd_comm", "input_dist"])
+def test_what_is_fitted_is_what_predicts(kind: str, lookup: int) -> None:
+    """The rows of the least squares, times any weights, are the prediction."""
+    rng = np.random.default_rng(0)
+    at = Hosts(8, 4, 0.5, 2.0)
+    of = workload(np.array([64.0, 128, 0, 0, 32, 4, 4, 256]), 4, lookup)
+    rows = communication_rows(of, kind, at)
+    weights = rng.random(rows.shape[1])
+    num_reduce = UNMEASURED.reduce.shape[1]
+    model = CommunicationModel(
+        np.tile(weights[:-num_reduce], (3, 1)), np.tile(weights[-num_reduce:], (3, 1))
+    )
+    np.testing.assert_allclose(predict(model, kind, of, at), rows @ weights, rtol=1e-12)
+
+
+def test_nothing_to_exchange_takes_no_time(network: CommunicationModel) -> None:
+    for kind in ("fwd_comm", "bwd_comm", "input_dist"):
+        alone = predict(network, kind, workload(np.array([64.0]), 1), Hosts(1, 1))
+        assert alone.tolist() == [0.0]
+        nothing = network.times_ms(
+            kind, np.zeros((2, 4)), np.zeros((2, 4)), np.zeros(2), np.zeros(2), hosts(4)
+        )
+        assert not nothing.any()
+
+
+def two_hosts(*measured: str) -> Hosts:
+    """2 hosts of 2 ranks, with 100 GB/s within and 10 GB/s between them."""
+    topology = Topology(4, 1, 2, intra_host_bytes_per_s=100e9, inter_host_bytes_per_s=10e9)
+    return Hosts.of(topology, measured=measured)
+
+
+def test_where_nothing_was_measured_the_stated_bandwidths_count() -> None:
+    """By hand: of the fullest rank, 3 MB within its host and twice 3 MB to the other one."""
+    volume, num_shards = np.array([[1e6, 3e6, 0, 0]]), np.array([[1.0, 2, 0, 0]])
+    nothing = np.zeros(1)
+    stated = with_stated(UNMEASURED, measured=[])
+    for kind in ("fwd_comm", "bwd_comm", "input_dist"):
+        times = stated.times_ms(kind, volume, num_shards, nothing, nothing, two_hosts())
+        np.testing.assert_allclose(times, [[0.03 + 0.6] * 4])
+        unlimited = UNMEASURED.times_ms(kind, volume, num_shards, nothing, nothing, two_hosts())
+        assert not unlimited.any()
+
+
+def test_row_blocks_where_nothing_was_measured() -> None:
+    """By hand: 1 MB to one rank of the host, and to two of the other one."""
+    nothing, one = np.zeros((1, 4)), np.ones(1)
+    stated = with_stated(UNMEASURED, measured=[])
+    times = stated.times_ms("fwd_comm", nothing, nothing, 1e6 * one, one, two_hosts())
+    np.testing.assert_allclose(times, [[0.01 + 0.2] * 4])
+
+
+def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:
+    assert two_hosts() == Hosts(4, 2, 0.01, 0.1)
+    assert two_hosts("intra") == Hosts(4, 2, 1.0, 0.1)
+    assert two_hosts("intra", "inter") == Hosts(4, 2)
+    assert Hosts.of(Topology(4, 1, 2), measured=()) == Hosts(4, 2)
+
+
+def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCostModel) -> None:
+    """The fit knew no bandwidths, so those of a preset must not scale its times."""
+    tables = tuple(Table(f"t{i}", 1000, 128, 2.0) for i in range(4))
+    plan = ShardingPlan("test", 4, tuple(Shard.whole(table, i) for i, table in enumerate(tables)))
+    silent = Topology(4, 10**9, 4)
+    stated = dataclasses.replace(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
+    expected, found = (
+        times_ms(model.predict(plan, ShardingTask(tables, topology, 4096)), EXCHANGING)
+        for topology in (silent, stated)
+    )
+    for stage, found_stage in zip(expected, found, strict=True):
+        assert found_stage == pytest.approx(stage, rel=0.1)
+
+
+def test_weights_are_not_negative(network: CommunicationModel) -> None:
+    for weights in (network.exchange, network.reduce):
+        assert (weights >= 0).all()
+        assert np.isfinite(weights).all()
+
+
+def test_finds_the_weights_in_spite_of_disturbances() -> None:
+    rng = np.random.default_rng(0)
+    terms = 10 ** rng.uniform(-1, 1, (400, 4))
+    weights = np.array([0.5, 0.0, 2.0, 1.0])
+    times = terms @ weights * np.exp(0.01 * rng.standard_normal(400))
+    times[::20] *= 5.0
+    found = fit_nonnegative(terms, times)
+    np.testing.assert_allclose(found, weights, atol=0.03)
+    plain = np.linalg.lstsq(terms / times[:, None], np.ones(400))[0]
+    assert np.abs(found - weights).max() < np.abs(plain - weights).max() / 3

@@ -1,0 +1,265 @@
+"""What cost models read of a plan: volumes and work, by hand and against exact counts."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.cost.features import (
+    COLUMNS,
+    EXTENT,
+    HOST_ROWS,
+    PROFILE,
+    ROWS,
+    WORK_TERMS,
+    Workload,
+    workload_of_plan,
+    workload_of_sample,
+)
+from dlrm_sharded.cost.samples import MeasuredShard, Sample
+from dlrm_sharded.cost.types import PlanCost, StageCost
+from dlrm_sharded.data.zipf import cached_zipf, with_expected_profile
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+BATCH_SIZE = 64
+TABLES = with_expected_profile(
+    [Table("a", 1000, 32, 3.0), Table("b", 50, 8, 0.5), Table("c", 10, 16, 2.0)],
+    batch_size=BATCH_SIZE,
+    exponent=0.9,
+)
+A, B, C = TABLES
+
+
+def task_of(
+    tables: tuple[Table, ...] = TABLES, world_size: int = 2, ranks_per_host: int | None = None
+) -> ShardingTask:
+    topology = Topology(world_size, 10**9, ranks_per_host, compute_device="cpu")
+    return ShardingTask(tables, topology, BATCH_SIZE)
+
+
+def blocks(table: Table, ranks: range) -> list[Shard]:
+    rows = row_blocks(table.num_embeddings, len(ranks))
+    return [
+        Shard(table.name, rank, block, (0, table.embedding_dim))
+        for rank, block in zip(ranks, rows, strict=True)
+    ]
+
+
+def columns(table: Table, *widths: tuple[int, int]) -> list[Shard]:
+    """Splits of a table, as (rank, width)."""
+    shards, start = [], 0
+    for rank, width in widths:
+        shards.append(Shard(table.name, rank, (0, table.num_embeddings), (start, start + width)))
+        start += width
+    return shards
+
+
+def workload(*shards: Shard, task: ShardingTask | None = None) -> Workload:
+    task = task or task_of()
+    plan = ShardingPlan("test", task.topology.world_size, shards)
+    validate(plan, task)
+    return workload_of_plan(plan, task)
+
+
+def work(of: Workload, term: str) -> list[float]:
+    return of.work()[:, WORK_TERMS.index(term)].tolist()
+
+
+# a whole on rank 0, b on rank 1, c in blocks of 5 rows on both.
+MIXED = (Shard.whole(A, 0), *blocks(C, range(2)), Shard.whole(B, 1))
+
+
+def test_pooled_vectors_by_hand() -> None:
+    """A rank sends each other one its columns of that one's 32 samples."""
+    exchange = workload(*MIXED).exchange(of_ids=False)
+    assert exchange.volume.tolist() == [32 * 32 * 4, 8 * 32 * 4]
+    assert exchange.num_shards.tolist() == [1, 1]
+    assert exchange.reduce_volume == 16 * 32 * 4
+    assert exchange.reduce_shards == 1
+
+
+def test_ids_by_hand() -> None:
+    """A rank gets from each other one the ids of its 32 samples, and a length for each bag."""
+    exchange = workload(*MIXED).exchange(of_ids=True)
+    assert exchange.volume.tolist() == [(32 * 3.0 + 32) * 4, (32 * 0.5 + 32) * 4]
+    assert exchange.num_shards.tolist() == [1, 1]
+    # half of c's ids are of each rank's rows; all 32 bags have a length
+    assert exchange.reduce_volume == (32 * 2.0 / 2 + 32) * 4
+    assert exchange.reduce_shards == 1
+
+
+def test_work_by_hand() -> None:
+    of = workload(*MIXED)
+    assert of.rank.tolist() == [0, 0, 1, 1]
+    assert of.lookup.tolist() == [COLUMNS, ROWS, ROWS, COLUMNS]
+    assert of.num_lookups().tolist() == [2, 2]
+    assert work(of, "shards") == [1, 1, 1, 1]
+    assert work(of, "bags") == [0.064] * 4
+    assert work(of, "pooled_columns") == pytest.approx([0.128, 0.064, 0.064, 0.032])
+    assert work(of, "ids") == pytest.approx([0.192, 0.064, 0.064, 0.032])
+    assert work(of, "id_lines") == pytest.approx([0.384, 0.064, 0.064, 0.032])
+    assert work(of, "id_columns") == pytest.approx([0.384, 0.064, 0.064, 0.016])
+    assert of.by_rank(of.num_ids).tolist() == pytest.approx([256.0, 96.0])
+    assert of.unique_bytes().tolist() == pytest.approx((of.num_unique * of.num_cols * 4).tolist())
+
+
+def test_a_rank_without_shards_has_nothing() -> None:
+    of = workload(*(Shard.whole(table, 2) for table in TABLES), task=task_of(world_size=4))
+    assert of.num_lookups().tolist() == [0, 0, 1, 0]
+    assert of.by_rank(of.work()).shape == (4, len(WORK_TERMS))
+    assert not of.by_rank(of.work())[[0, 1, 3]].any()
+    assert of.exchange(of_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
+
+
+def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
+    task = task_of(world_size=4, ranks_per_host=2)
+    shards = (Shard.whole(A, 0), *blocks(B, range(2, 4)), *blocks(C, range(4)))
+    of = workload(*shards, task=task)
+    assert of.lookup.tolist() == [COLUMNS, *[HOST_ROWS] * 2, *[ROWS] * 4]
+    assert of.num_lookups().tolist() == [2, 1, 2, 2]
+    assert of.num_ids.tolist()[1:3] == pytest.approx([16.0, 16.0])
+    vectors = of.exchange(of_ids=False)
+    # after their sum within the host, each of its ranks has half of b's 8 columns
+    assert vectors.volume.tolist() == [32 * 16 * 4, 0, 4 * 16 * 4, 4 * 16 * 4]
+    assert vectors.reduce_volume == 16 * 16 * 4
+    ids = of.exchange(of_ids=True)
+    assert ids.volume.tolist() == [(48 + 16) * 4, 0, (4 + 16) * 4, (4 + 16) * 4]
+
+
+def test_column_splits_divide_columns_and_not_ids() -> None:
+    whole = workload(Shard.whole(A, 0), Shard.whole(B, 1), Shard.whole(C, 1))
+    split = workload(*columns(A, (0, 20), (1, 12)), Shard.whole(B, 1), Shard.whole(C, 1))
+    assert split.num_ids.tolist()[:2] == [whole.num_ids[0]] * 2
+    assert split.num_unique.tolist()[:2] == [whole.num_unique[0]] * 2
+    for term in ("pooled_columns", "id_columns", "unique_columns"):
+        assert sum(work(split, term)) == pytest.approx(sum(work(whole, term)))
+        assert work(split, term)[0] == pytest.approx(work(whole, term)[0] * 20 / 32)
+    assert work(split, "id_lines")[0] == work(whole, "id_lines")[0]  # 20 columns are two lines
+    assert work(split, "id_lines")[1] == work(whole, "id_lines")[0] / 2
+    volume = split.exchange(of_ids=False).volume
+    assert volume.sum() == whole.exchange(of_ids=False).volume.sum()
+    assert split.profile()[0].tolist() == split.profile()[1].tolist() == whole.profile()[0].tolist()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
+    task = task_of((A,), world_size)
+    of = workload(*blocks(A, range(world_size)), task=task)
+    assert of.num_rows.sum() == A.num_embeddings
+    assert of.num_ids.sum() == pytest.approx(BATCH_SIZE * A.pooling_factor)
+    assert of.num_ids / of.num_rows == pytest.approx([BATCH_SIZE * 3.0 / 1000] * world_size)
+    assert of.num_cols.tolist() == [32] * world_size
+    whole = workload(Shard.whole(A, 0), task=task)
+    assert of.num_unique.sum() == pytest.approx(whole.num_unique.sum())
+    assert of.exchange(of_ids=False).volume.tolist() == [0] * world_size
+
+
+def test_plan_and_sample_agree() -> None:
+    """The same shards, once planned and once as they were measured."""
+    tables = {table.name: table for table in TABLES}
+    sample = Sample(
+        kind="computation",
+        number=0,
+        attempt=0,
+        world_size=2,
+        ranks_per_host=2,
+        batch_size=BATCH_SIZE,
+        shards=tuple(
+            MeasuredShard(
+                rank=shard.rank,
+                num_rows=shard.num_rows,
+                num_cols=shard.num_cols,
+                pooling_factor=tables[shard.table].pooling_factor
+                * (shard.num_rows / tables[shard.table].num_embeddings),
+                reuse_histogram=tables[shard.table].reuse_histogram or (),
+                row_wise=shard.table == "c",
+            )
+            for shard in MIXED
+        ),
+        cost=PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 2),
+        input_dist_ms=(1.0, 1.0),
+    )
+    measured, planned = workload_of_sample(sample), workload(*MIXED)
+    for field in dataclasses.fields(Workload):
+        assert np.array_equal(getattr(measured, field.name), getattr(planned, field.name))
+    assert np.array_equal(measured.work(), planned.work())
+    assert np.array_equal(measured.profile(), planned.profile())
+
+
+@pytest.mark.parametrize("of_ids", [False, True], ids=["vectors", "ids"])
+def test_ranks_are_only_names(of_ids: bool) -> None:
+    """Other numbers for the ranks permute what is theirs, and change nothing else."""
+    tables = tuple(Table(f"t{i}", 100 + i, 4 * (i + 1), 1.0 + i) for i in range(8))
+    task, order = task_of(tables, 4), [2, 0, 3, 1]
+    of = workload(*(Shard.whole(table, i % 4) for i, table in enumerate(tables)), task=task)
+    renamed = workload(
+        *(Shard.whole(table, order[i % 4]) for i, table in enumerate(tables)), task=task
+    )
+    assert np.array_equal(renamed.by_rank(renamed.work())[order], of.by_rank(of.work()))
+    before, after = of.exchange(of_ids=of_ids), renamed.exchange(of_ids=of_ids)
+    assert len(set(before.volume.tolist())) == 4
+    assert after.volume[order].tolist() == before.volume.tolist()
+    assert after.num_shards[order].tolist() == before.num_shards.tolist()
+    assert (after.reduce_volume, after.reduce_shards) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 0.9, 1.2])
+@pytest.mark.parametrize("num_rows", [100, 20_000, 3_000_000])
+@pytest.mark.parametrize("num_ids", [2_000, 200_000])
+def test_unique_ids_are_what_draws_show(num_ids: int, num_rows: int, exponent: float) -> None:
+    zipf = cached_zipf(num_rows, exponent)
+    bits = np.random.default_rng(0).integers(0, 2**64, size=num_ids, dtype=np.uint64)
+    exact = len(np.unique(zipf.ranks(bits)))
+    table = Table("t", num_rows, 8, num_ids / BATCH_SIZE, zipf.expected_reuse_histogram(num_ids))
+    of = workload(Shard.whole(table, 0), task=task_of((table,)))
+    assert of.num_unique.tolist() == pytest.approx([exact], rel=0.15)
+
+
+def test_unique_ids_are_at_most_ids_and_rows() -> None:
+    """Also of tables whose accesses were not measured."""
+    unknown = tuple(Table(f"t{i}", *shape) for i, shape in enumerate([(5, 4, 9.0), (900, 4, 0.25)]))
+    of = workload(*(Shard.whole(table, 0) for table in unknown), task=task_of(unknown))
+    assert of.reuse_histogram.tolist() == [[0.0] * NUM_REUSE_BINS] * 2
+    assert of.num_unique.tolist() == [5, 16]
+
+
+def test_a_table_that_is_never_used_has_finite_features() -> None:
+    (table,) = with_expected_profile([Table("t", 1, 4, 0.0)], batch_size=BATCH_SIZE, exponent=0.9)
+    of = workload(Shard.whole(table, 0), task=task_of((table,)))
+    assert of.num_unique.tolist() == [0]
+    assert np.isfinite(of.profile()).all()
+    assert work(of, "ids") == [0]
+    assert work(of, "shards") == [1]
+
+
+def test_profile_by_hand() -> None:
+    """Of all ids, how many are of rows that a batch uses 2 to 8 times, or more than 64 times."""
+    half = [0.0] * NUM_REUSE_BINS
+    half[0] = half[2] = 0.5  # a row used once for each that is used three times
+    often = [0.0] * NUM_REUSE_BINS
+    often[8] = 1.0
+    tables = (
+        Table("half", 1000, 8, 2.0, tuple(half)),
+        Table("often", 10, 8, 100.0, tuple(often)),
+        Table("unknown", 100, 8, 1.0),
+    )
+    of = workload(*(Shard.whole(table, 0) for table in tables), task=task_of(tables))
+    profile = dict(zip(PROFILE, of.profile().T.tolist(), strict=True))
+    assert profile["log_rows"] == pytest.approx([3, 1, 2])
+    assert profile["log_reuse"] == pytest.approx([math.log10(2), math.log10(192), 0])
+    assert profile["accesses_reused_little"] == pytest.approx([0.75, 0, 0])
+    assert profile["accesses_reused_often"] == pytest.approx([0, 1, 0])
+
+
+def test_extent_is_named() -> None:
+    low_high = dict(zip(EXTENT, workload(*MIXED).extent().tolist(), strict=True))
+    assert low_high["rows of a shard"] == [5, 1000]
+    assert low_high["columns of a shard"] == [8, 32]
+    assert low_high["ids per sample of a shard"] == pytest.approx([0.5, 3.0])
+    assert low_high["shards on a rank"] == [2, 2]
+    assert low_high["ids per rank"] == pytest.approx([96.0, 256.0])
+    assert low_high["batch size"] == [64, 64]
+    assert low_high["ranks"] == [2, 2]

@@ -1,0 +1,352 @@
+"""The calibrated model: what its form promises, and how well it learns a made-up hardware."""
+
+import dataclasses
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.cost.calibrate import FitConfig, Fitted, fit_cost_model, predictor
+from dlrm_sharded.cost.compute import PriceNet
+from dlrm_sharded.cost.evaluate import compare
+from dlrm_sharded.cost.features import COLUMNS, Workload, workload_of_sample
+from dlrm_sharded.cost.fit import LookupData, _PriceNet, fit_compute
+from dlrm_sharded.cost.learned import (
+    LearnedCostModel,
+    from_arrays,
+    learned_cost_model,
+    to_arrays,
+)
+from dlrm_sharded.cost.samples import CollectedCosts, Sample
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.cost.plans import (
+    COMPUTING,
+    EXCHANGING,
+    Planned,
+    are_times,
+    none_lower,
+    planned,
+    relabelled,
+    relabellings,
+    tables,
+    times_ms,
+    with_table,
+)
+
+many = settings(max_examples=100, deadline=None)
+
+
+@given(of=planned())
+@many
+def test_times_are_times(model: LearnedCostModel, of: Planned) -> None:
+    """Finite and never negative, and nothing where there is nothing to compute."""
+    cost = model.predict(*of)
+    assert are_times(cost)
+    used = {shard.rank for shard in of[0].shards}
+    for rank, stages in enumerate(cost.per_rank):
+        computing = [stages.stage_ms(stage) for stage in COMPUTING]
+        assert all(time > 0 for time in computing) if rank in used else computing == [0.0, 0.0]
+    assert all(time >= 0 and np.isfinite(time) for time in model.predict_input_dist_ms(*of))
+
+
+@given(of=planned(), data=st.data())
+@many
+def test_a_further_shard_never_costs_less(
+    model: LearnedCostModel, of: Planned, data: st.DataObject
+) -> None:
+    plan, task = of
+    table = data.draw(tables("further"))
+    rank = data.draw(st.integers(0, plan.world_size - 1))
+    more = dataclasses.replace(plan, shards=(*plan.shards, Shard.whole(table, rank)))
+    before = model.predict(plan, task)
+    after = model.predict(more, dataclasses.replace(task, tables=(*task.tables, table)))
+    assert none_lower(after, before)
+    for other in set(range(plan.world_size)) - {rank}:
+        for stage in COMPUTING:
+            before_ms, after_ms = (cost.per_rank[other].stage_ms(stage) for cost in (before, after))
+            assert after_ms == pytest.approx(before_ms, rel=1e-12)
+
+
+@given(of=planned(), data=st.data())
+@many
+def test_more_columns_never_cost_less(
+    model: LearnedCostModel, of: Planned, data: st.DataObject
+) -> None:
+    plan, task = of
+    table = data.draw(st.sampled_from(task.tables))
+    width = table.embedding_dim + 4 * data.draw(st.integers(1, 64))
+    wider = tuple(
+        dataclasses.replace(shard, cols=(shard.cols[0], width))
+        if shard.table == table.name and shard.cols[1] == table.embedding_dim
+        else shard
+        for shard in plan.shards
+    )
+    after = model.predict(
+        dataclasses.replace(plan, shards=wider),
+        with_table(task, dataclasses.replace(table, embedding_dim=width)),
+    )
+    assert none_lower(after, model.predict(plan, task))
+
+
+@given(of=planned(), data=st.data(), factor=st.floats(1.0, 100.0))
+@many
+def test_more_ids_never_cost_less(
+    model: LearnedCostModel, of: Planned, data: st.DataObject, factor: float
+) -> None:
+    plan, task = of
+    table = data.draw(st.sampled_from(task.tables))
+    more = dataclasses.replace(table, pooling_factor=table.pooling_factor * factor)
+    assert none_lower(model.predict(plan, with_table(task, more)), model.predict(plan, task))
+
+
+def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCostModel) -> None:
+    """By its form, so also where prices differ more between tables than was fitted.
+
+    Many tables, each on a rank of its own, whose rows are fewer than the histogram says.
+    """
+    steep = [
+        dataclasses.replace(net, weights=(*net.weights[:-1], 5.0 * net.weights[-1]))
+        for net in (model.compute.forward, model.compute.backward)
+    ]
+    compute = dataclasses.replace(model.compute, forward=steep[0], backward=steep[1])
+    rng = np.random.default_rng(0)
+    num = 20_000
+    one, other = rng.integers(0, NUM_REUSE_BINS, (2, num))
+    share = rng.random(num)[:, None]
+    bins = np.eye(NUM_REUSE_BINS)
+    workload = Workload(
+        world_size=num,
+        ranks_per_host=num,
+        batch_size=8192,
+        rank=np.arange(num),
+        lookup=np.full(num, COLUMNS),
+        num_rows=np.round(10 ** rng.uniform(0, 4, num)),
+        num_cols=4.0 * rng.integers(1, 65, num),
+        num_ids=10 ** rng.uniform(3, 6, num),
+        reuse_histogram=share * bins[one] + (1 - share) * bins[other],
+    )
+    more = dataclasses.replace(workload, num_ids=3 * workload.num_ids)
+    before, after = (compute.times_ms(compute.vectors(of), np.ones(num)) for of in (workload, more))
+    assert (after / before).min() >= 1 - 1e-9
+
+
+@given(of=planned(), data=st.data())
+@many
+def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.DataObject) -> None:
+    """Other names for the ranks: the same costs under other names, and nothing else."""
+    plan, task = of
+    new_rank = data.draw(relabellings(task.topology))
+    renamed = relabelled(plan, new_rank)
+    before, after = model.predict(plan, task), model.predict(renamed, task)
+    expected = [before.per_rank[new_rank.index(rank)] for rank in range(plan.world_size)]
+    for stages, found in zip(expected, after.per_rank, strict=True):
+        assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(stages), rel=1e-9)
+    ids = model.predict_input_dist_ms(plan, task)
+    renamed_ids = model.predict_input_dist_ms(renamed, task)
+    assert [renamed_ids[rank] for rank in new_rank] == pytest.approx(ids, rel=1e-9)
+
+
+@given(of=planned(max_hosts=1, layouts=("whole", "columns")))
+@many
+def test_one_rank_has_nobody_to_talk_to(model: LearnedCostModel, of: Planned) -> None:
+    plan, task = of
+    alone = relabelled(plan, [0] * plan.world_size)
+    alone = dataclasses.replace(alone, world_size=1)
+    on_one = dataclasses.replace(task, topology=Topology(1, task.topology.memory_bytes))
+    cost = model.predict(alone, on_one)
+    assert times_ms(cost, EXCHANGING) == [[0.0], [0.0]]
+    assert model.predict_input_dist_ms(alone, on_one) == (0.0,)
+    assert cost.cost_ms == cost.critical_path_ms > 0
+
+
+def uniform(name: str = "t", **changes: Any) -> Table:
+    """A table whose batches use every id once."""
+    once = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+    return dataclasses.replace(Table(name, 10**9, 64, 10.0, once), **changes)
+
+
+def cost_of(model: LearnedCostModel, *of: Table, world_size: int = 1) -> list[list[float]]:
+    """[stages, ranks], of whole tables, one rank after the other."""
+    shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(of))
+    task = ShardingTask(of, Topology(world_size, 10**15), 4096)
+    return times_ms(model.predict(ShardingPlan("test", world_size, shards), task))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pooling_factor", 1e5), ("embedding_dim", 2**13)], ids=["ids", "columns"]
+)
+def test_beyond_what_was_measured_it_goes_on_linearly(
+    model: LearnedCostModel, key: str, value: float
+) -> None:
+    once, twice = (cost_of(model, uniform(**{key: size})) for size in (value, 2 * value))
+    for stage in (0, 3):
+        assert twice[stage][0] == pytest.approx(2 * once[stage][0], rel=0.05)
+
+
+def test_beyond_what_was_measured_exchanges_go_on_linearly(model: LearnedCostModel) -> None:
+    def exchanges(width: int) -> list[list[float]]:
+        of = [uniform(f"t{i}", embedding_dim=width, pooling_factor=1.0) for i in range(100)]
+        return cost_of(model, *of, world_size=4)[1:3]
+
+    for once, twice in zip(exchanges(2**13), exchanges(2**14), strict=True):
+        assert twice == pytest.approx([2 * time for time in once], rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_what_is_trained_is_what_predicts(
+    unseen: tuple[Sample, ...], scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The torch model of the fit, and the numpy model with the same parameters."""
+    samples = [sample for sample in unseen if sample.kind == "computation"][:60]
+    data = LookupData.of(samples)
+    generator = torch.Generator().manual_seed(0)
+    trained: list[_PriceNet] = []
+    freeze = _PriceNet.frozen
+
+    def disturb_and_freeze(net: _PriceNet) -> PriceNet:
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+        trained.append(net)
+        return freeze(net)
+
+    monkeypatch.setattr(_PriceNet, "frozen", disturb_and_freeze)
+    compute = fit_compute(data, seed=0, num_steps=2)
+    predicted = []
+    for sample in samples:
+        workload = workload_of_sample(sample)
+        sums = workload.by_rank(compute.vectors(workload))
+        predicted.append(compute.times_ms(sums, workload.num_lookups()))
+
+    scaled = (data.profile - compute.profile_mean) / compute.profile_std
+    inputs = [torch.tensor(of, dtype=torch.float32) for of in (data.work, scaled, data.read_mb)]
+    lookup = torch.tensor(data.lookup)
+    with torch.no_grad():
+        expected = torch.stack([net(*inputs, lookup, len(data.times_ms)) for net in trained], dim=1)
+    np.testing.assert_allclose(np.concatenate(predicted), expected.numpy(), rtol=1e-5)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, err_msg=key)
+
+
+def test_an_artefact_is_the_model(
+    model: LearnedCostModel, fitted: Fitted, unseen: tuple[Sample, ...], tmp_path: Path
+) -> None:
+    """What was written and read is what was fitted, to the last bit."""
+    path = write_artifact(tmp_path, "calibrated-made_up", fitted.arrays, fitted.meta)
+    loaded = learned_cost_model(str(path), hardware="made up", device="cpu")
+    assert_same(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
+    assert (loaded.name, loaded.ranges) == (model.name, model.ranges)
+    assert loaded.measured_links == model.measured_links
+    for sample in unseen[:20] + unseen[-20:]:
+        workload = workload_of_sample(sample)
+        assert predictor(loaded)(workload) == predictor(model)(workload)
+
+
+def test_its_arrays_are_the_model(fitted: Fitted) -> None:
+    assert_same(to_arrays(*from_arrays(fitted.arrays)), fitted.arrays)
+
+
+def global_states() -> tuple[Any, ...]:
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+def test_the_seed_says_all(costs: CollectedCosts) -> None:
+    """The same model again, whatever was drawn before; and nothing drawn from what others use."""
+
+    def fit(seed: int) -> dict[str, np.ndarray]:
+        before = global_states()
+        arrays = fit_cost_model(costs, FitConfig(seed=seed, num_steps=5)).arrays
+        assert global_states() == before
+        return arrays
+
+    first = fit(3)
+    torch.rand(5)
+    np.random.default_rng().random(5)
+    random.random()
+    assert_same(fit(3), first)
+    other = fit(4)
+    assert not np.array_equal(other["forward.weight_0"], first["forward.weight_0"])
+
+
+def test_says_what_was_measured(
+    model: LearnedCostModel, fitted: Fitted, costs: CollectedCosts
+) -> None:
+    widths = [shard.num_cols for sample in costs.samples for shard in sample.shards]
+    low, high = model.ranges["columns of a shard"]
+    assert min(widths) <= low < high <= max(widths)
+    assert model.ranges["ranks"] == (2.0, 4.0)
+    assert model.ranges["batch size"] == (1024.0, 8192.0)
+    assert model.name == "made up"
+    assert model.measured_links == ("intra",)
+    assert sum(fitted.meta["num_plans"].values()) == len(costs.samples)
+
+
+def beyond(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "extrapolates" in record.message]
+
+
+def test_says_what_it_extrapolates(
+    model: LearnedCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    cost_of(model, uniform(num_embeddings=10**6), uniform("b"), world_size=2)
+    known = beyond(caplog)
+    caplog.clear()
+    cost_of(model, uniform(embedding_dim=2**14), uniform("b"), world_size=2)
+    assert len(beyond(caplog)) == len(known) + 1
+    message = next(text for text in beyond(caplog) if "columns" in text)
+    assert "columns of a shard 64 to 16,384" in message
+    assert "of made up" in message
+
+
+def test_tables_without_a_profile(
+    model: LearnedCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = ShardingPlan("test", 2, (Shard.whole(uniform("a"), 0), Shard.whole(uniform("b"), 1)))
+    known = ShardingTask((uniform("a"), uniform("b")), Topology(2, 10**15), 4096)
+    unknown = with_table(known, uniform("b", reuse_histogram=None))
+    caplog.set_level(logging.WARNING)
+    expected = model.predict(plan, known)
+    assert "reuse_histogram" not in caplog.text
+    cost = model.predict(plan, unknown)
+    assert "1 of 2 tables have no reuse_histogram" in caplog.text
+    assert are_times(cost)
+    assert cost.per_rank[0] == expected.per_rank[0]
+    # what is assumed is skewed, so it reads less than ids that are all different
+    assert 0 < cost.per_rank[1].fwd_compute_ms < expected.per_rank[1].fwd_compute_ms
+
+
+def test_learns_the_made_up_hardware(
+    model: LearnedCostModel, fitted: Fitted, unseen: tuple[Sample, ...]
+) -> None:
+    errors = {name: of.summary() for name, of in compare(predictor(model), unseen).items()}
+    mape = {name: row["mape"] for name, row in errors.items()}
+    assert mape["computation, groups"] <= 5.0, mape
+    assert mape["computation, 1 shard"] <= 8.0, mape
+    for ranks in (2, 4):
+        assert mape[f"forward communication, {ranks} ranks"] <= 4.0, mape
+        assert mape[f"backward communication, {ranks} ranks"] <= 4.0, mape
+        assert mape[f"input distribution, {ranks} ranks"] <= 4.0, mape
+    assert mape["plan, critical path"] <= 5.0, mape
+    assert errors["computation, groups"]["spearman"] > 0.98
+    held_out = {name: row["mape"] for name, row in fitted.meta["held_out_errors"].items()}
+    assert held_out["computation, groups"] == pytest.approx(mape["computation, groups"], abs=2.0)
+
+
+def test_prices_do_not_leave_what_was_measured(model: LearnedCostModel) -> None:
+    """Tables far larger than any measured one: priced alike, as their ids are sorted alike."""
+    times = [cost_of(model, uniform(num_embeddings=num_rows)) for num_rows in (2**33, 2**40)]
+    assert times[0] == times[1]

@@ -1,0 +1,126 @@
+"""NeuroShard's published architecture, kept as it is: what it learns, and what it gets wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.cost.calibrate import FitConfig, fit_cost_model, paper_predictor
+from dlrm_sharded.cost.evaluate import compare
+from dlrm_sharded.cost.features import workload_of_plan, workload_of_sample
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.neuroshard_paper import (
+    PaperCostModel,
+    fit_paper,
+    from_arrays,
+    paper_cost_model,
+    to_arrays,
+)
+from dlrm_sharded.cost.samples import CollectedCosts, Sample
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.cost.hardware import reuse_histogram
+from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
+
+NUM_STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def paper(costs: CollectedCosts) -> PaperCostModel:
+    return PaperCostModel(fit_paper(costs.samples, seed=0, num_steps=NUM_STEPS))
+
+
+def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
+    """As many tables as ranks, one on each, each wider than the one before."""
+    tables = tuple(
+        Table(f"t{i}", 10**5, 64 * (i + 1), 5.0, reuse_histogram(10**5, 0.9, 20480))
+        for i in range(world_size)
+    )
+    shards = tuple(Shard.whole(table, i) for i, table in enumerate(tables))
+    task = ShardingTask(tables, Topology(world_size, 10**12), 4096)
+    return ShardingPlan("test", world_size, shards), task
+
+
+def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> float:
+    """Root of the mean squared error, which is what the nets are trained for."""
+    pairs = compare(paper_predictor(model), samples)[name]
+    differences = np.array(pairs.predicted) - np.array(pairs.measured)
+    return float(np.sqrt(np.mean(differences**2)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["forward computation", "backward computation", "forward communication, 4 ranks"],
+)
+def test_learns_something(
+    paper: PaperCostModel, costs: CollectedCosts, unseen: tuple[Sample, ...], name: str
+) -> None:
+    untrained = PaperCostModel(fit_paper(costs.samples, seed=0, num_steps=1))
+    assert error_ms(paper, unseen, name) < 0.8 * error_ms(untrained, unseen, name)
+
+
+def test_says_which_world_sizes_it_knows(paper: PaperCostModel) -> None:
+    assert len(paper.predict(*planned(4)).per_rank) == 4
+    with pytest.raises(ConfigError, match="2, 4 ranks, none for 3; use cost_model=learned"):
+        paper.predict(*planned(3))
+
+
+def test_one_rank_has_nobody_to_talk_to(paper: PaperCostModel) -> None:
+    assert times_ms(paper.predict(*planned(1)), EXCHANGING) == [[0.0], [0.0]]
+
+
+def test_does_not_model_input_redistribution(paper: PaperCostModel) -> None:
+    assert paper.predict_input_dist_ms(*planned(2)) is None
+
+
+def test_an_artefact_is_the_model(
+    costs: CollectedCosts, unseen: tuple[Sample, ...], tmp_path: Path
+) -> None:
+    fitted = fit_cost_model(costs, FitConfig(model="neuroshard_paper", num_steps=3))
+    path = write_artifact(tmp_path, "neuroshard_paper-made_up", fitted.arrays, fitted.meta)
+    loaded = paper_cost_model(str(path), hardware="made up", device="cpu")
+    in_memory = PaperCostModel(from_arrays(fitted.arrays))
+    for sample in unseen[:10] + unseen[-10:]:
+        workload = workload_of_sample(sample)
+        assert loaded.predict_workload(workload) == in_memory.predict_workload(workload)
+    assert fitted.meta["held_out_errors"]["forward computation"]["mape"] > 0
+
+
+def test_the_seed_says_all(costs: CollectedCosts) -> None:
+    def fit(seed: int) -> dict[str, np.ndarray]:
+        before = torch.get_rng_state().tolist(), repr(np.random.get_state())
+        arrays = to_arrays(fit_paper(costs.samples, seed=seed, num_steps=2))
+        assert (torch.get_rng_state().tolist(), repr(np.random.get_state())) == before
+        return arrays
+
+    first = fit(0)
+    torch.rand(3)
+    again, other = fit(0), fit(1)
+    for key, array in first.items():
+        np.testing.assert_array_equal(again[key], array)
+    assert not np.array_equal(other["table.0.weight"], first["table.0.weight"])
+
+
+def test_published_fault_ranks_have_numbers(paper: PaperCostModel, model: LearnedCostModel) -> None:
+    """Its nets read the ranks in their order: the same plan with other names costs otherwise."""
+    plan, task = planned(4)
+    renamed = relabelled(plan, [3, 2, 1, 0])
+    for stage in EXCHANGING:
+        mine = [of.predict(plan, task).stage_max_ms(stage) for of in (model, paper)]
+        other = [of.predict(renamed, task).stage_max_ms(stage) for of in (model, paper)]
+        assert other[0] == pytest.approx(mine[0], rel=1e-9)
+        assert other[1] != pytest.approx(mine[1], rel=1e-3)
+
+
+def test_published_fault_an_empty_rank_computes(
+    paper: PaperCostModel, model: LearnedCostModel
+) -> None:
+    plan, task = planned(2)
+    on_one = relabelled(plan, [0, 0])
+    assert not workload_of_plan(on_one, task).rank.any()
+    assert model.predict(on_one, task).per_rank[1].fwd_compute_ms == 0.0
+    assert paper.predict(on_one, task).per_rank[1].fwd_compute_ms != 0.0

@@ -1,0 +1,24 @@
+"""The models that the package has load, and are what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.cost.artifact import SHIPPED
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+
+LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
+MODELS = sorted(SHIPPED.glob("*.json"))
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert {path.stem.split("-")[0] for path in MODELS} == set(LOADERS)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_loads(path: Path) -> None:
+    meta = json.loads(path.read_text())
+    LOADERS[meta["kind"]](str(path), device=meta["device"])
+    assert meta["held_out_errors"]["computation, groups"]["num"] > 50
