@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.cli import own_keys
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
@@ -32,10 +33,11 @@ from dlrm_sharded.distributed import (
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import ShardingPlan, validate, write_json
+from dlrm_sharded.provenance import device_name
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
-from dlrm_sharded.training.result import OBJECTIVES, result_json, summary
+from dlrm_sharded.training.result import OBJECTIVES, prediction, result_json, summary
 from dlrm_sharded.training.tags import HPARAMS
 from dlrm_sharded.training.tensorboard import RunWriter
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
@@ -49,13 +51,24 @@ class Job:
 
     dataset: Dataset
     topology: Topology
-    sharder: Sharder
     optimizer: OptimizerConfig
     trainer: TrainerConfig
     measure: MeasureConfig
     batch_size: int
     seed: int
     objective: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """What rank 0 plans with.
+
+    Args:
+        cost_model: predicts the plan's cost; None where nothing is to be predicted.
+    """
+
+    sharder: Sharder
+    cost_model: CostModel | None
 
 
 def train(cfg: DictConfig) -> float:
@@ -74,6 +87,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         job = _build(cfg, rank)
+        planner = _planner(cfg, rank) if rank.is_zero else None
     # Files that are converted at first use are converted here, for hours if need be.
     on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
     with all_or_none():
@@ -95,13 +109,14 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
-    plan = on_rank_zero(lambda: _plan(job, task, run_dir))
+    plan = on_rank_zero(lambda: _plan(planner, task, run_dir))
+    predicted_input_dist_ms = on_rank_zero(lambda: _predicted_input_dist_ms(planner, plan, task))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan))
-        measured = _measure(job, task, sharded, rank)
-        writer.plan(plan, task, measured)
+        measured = _measure(job, plan, task, sharded, rank)
+        writer.plan(plan, task, measured, predicted_input_dist_ms)
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
@@ -115,7 +130,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         )
         result = trainer.run()
         writer.conclude(result)
-    return on_rank_zero(lambda: _conclude(job, plan, measured, result, rank, run_dir))
+    return on_rank_zero(
+        lambda: _conclude(job, plan, predicted_input_dist_ms, measured, result, rank, run_dir)
+    )
 
 
 def _build(cfg: DictConfig, rank: Rank) -> Job:
@@ -135,9 +152,6 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
     topology: Topology = instantiate(cfg.topology)
-    sharder = instantiate(own_keys(cfg.sharder))
-    if not hasattr(sharder, "shard"):
-        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     return Job(
         dataset=instantiate(cfg.data),
         topology=dataclasses.replace(
@@ -145,7 +159,6 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
             bytes_per_element=optimizer.bytes_per_element,
             optimizer_bytes_per_row=optimizer.bytes_per_row,
         ),
-        sharder=sharder,
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),
         measure=instantiate(cfg.measure),
@@ -155,7 +168,28 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     )
 
 
-def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
+def _planner(cfg: DictConfig, rank: Rank) -> Planner:
+    """The cost model first, for sharders that plan with it."""
+    cost_model = None
+    if cfg.get("cost_model") is not None:
+        cost_model = instantiate(cfg.cost_model)(
+            hardware=device_name(rank.device),
+            device=rank.device.type,
+            optimizer=cfg.optimizer.embedding,
+        )
+        for method in ("predict", "predict_input_dist_ms"):
+            if not hasattr(cost_model, method):
+                raise ConfigError(
+                    f"cost_model._target_ makes {cost_model!r}, which has no method `{method}`"
+                )
+    sharder = instantiate(own_keys(cfg.sharder))
+    if not hasattr(sharder, "shard"):
+        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
+    return Planner(sharder, cost_model)
+
+
+def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> ShardingPlan:
+    assert planner is not None
     topology = task.topology
     log.info(
         "%d tables, %.2f GiB, on %d ranks of %.2f GiB; global batch %d",
@@ -165,10 +199,13 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
         topology.memory_bytes / GIB,
         task.batch_size,
     )
-    plan = job.sharder.shard(task)
+    plan = planner.sharder.shard(task)
     if not isinstance(plan, ShardingPlan):
-        raise ConfigError(f"{type(job.sharder).__name__}.shard gave {plan!r}, not a ShardingPlan")
+        name = type(planner.sharder).__name__
+        raise ConfigError(f"{name}.shard gave {plan!r}, not a ShardingPlan")
     validate(plan, task)
+    if plan.predicted is None and planner.cost_model is not None:
+        plan = dataclasses.replace(plan, predicted=planner.cost_model.predict(plan, task))
     if (run_dir / "plan.json").exists() and not is_restart():
         raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
     write_json(run_dir / "plan.json", plan.to_json())
@@ -177,7 +214,18 @@ def _plan(job: Job, task: ShardingTask, run_dir: Path) -> ShardingPlan:
     return plan
 
 
-def _measure(job: Job, task: ShardingTask, model: torch.nn.Module, rank: Rank) -> MeasuredCost:
+def _predicted_input_dist_ms(
+    planner: Planner | None, plan: ShardingPlan, task: ShardingTask
+) -> tuple[float, ...] | None:
+    assert planner is not None
+    if planner.cost_model is None:
+        return None
+    return planner.cost_model.predict_input_dist_ms(plan, task)
+
+
+def _measure(
+    job: Job, plan: ShardingPlan, task: ShardingTask, model: torch.nn.Module, rank: Rank
+) -> MeasuredCost:
     """The embedding cost on the first batches of the training split."""
     num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
     batches = [
@@ -199,12 +247,15 @@ def _measure(job: Job, task: ShardingTask, model: torch.nn.Module, rank: Rank) -
             measured.iterations,
             100 * measured.spread["fwd_compute"],
         )
+        if plan.predicted is not None:
+            log.info("%s", prediction(plan.predicted, measured.cost))
     return measured
 
 
 def _conclude(
     job: Job,
     plan: ShardingPlan,
+    predicted_input_dist_ms: tuple[float, ...] | None,
     measured: MeasuredCost,
     result: TrainingResult,
     rank: Rank,
@@ -215,6 +266,7 @@ def _conclude(
         plan,
         measured,
         result,
+        predicted_input_dist_ms=predicted_input_dist_ms,
         device=rank.device,
         batch_size=job.batch_size,
         seed=job.seed,

@@ -14,7 +14,10 @@ BASELINE = "random"
 GAIN = "gain_against_random"
 """Throughput over that of the random run with the same seed, setting and platform, less 1."""
 
-FIGURES = (*METRICS, GAIN)
+PREDICTION_ERROR = "prediction_error"
+"""Predicted embedding cost over the measured one, less 1."""
+
+FIGURES = (*METRICS, GAIN, PREDICTION_ERROR)
 CONDITIONS = ("setting", "world_size", "device", "versions")
 GROUP = ("sharder", "options", *CONDITIONS)
 """Runs are averaged only where all of these agree."""
@@ -41,7 +44,8 @@ _SCHEMA = {
 
 def run_table(runs: Sequence[Run]) -> pl.DataFrame:
     """One row a run, in their order; figures are null for runs that did not succeed."""
-    return _with_gains(pl.DataFrame([_fields(run) for run in runs], schema=_SCHEMA))
+    table = pl.DataFrame([_fields(run) for run in runs], schema=_SCHEMA)
+    return _with_prediction_errors(_with_gains(table))
 
 
 def summary_table(table: pl.DataFrame) -> pl.DataFrame:
@@ -89,3 +93,9 @@ def _with_gains(table: pl.DataFrame) -> pl.DataFrame:
     baseline = throughput.filter(is_baseline & (throughput > 0)).mean().over(*CONDITIONS, "seed")
     has_pair = ~is_baseline & pl.col("seed").is_not_null()
     return table.with_columns(pl.when(has_pair).then(throughput / baseline - 1).alias(GAIN))
+
+
+def _with_prediction_errors(table: pl.DataFrame) -> pl.DataFrame:
+    measured = pl.col("embedding_cost_ms")
+    error = pl.col("predicted_ms") / measured - 1
+    return table.with_columns(pl.when(measured > 0).then(error).alias(PREDICTION_ERROR))

@@ -20,6 +20,9 @@ METRICS = (
     "input_dist_ms",
     "imbalance",
     "predicted_ms",
+    "predicted_critical_path_ms",
+    *(f"predicted_{stage}_ms" for stage in STAGES),
+    "predicted_input_dist_ms",
     "plan_solve_s",
     "samples_per_s",
     "samples_per_s_p10",
@@ -123,8 +126,9 @@ def _texts(value: object) -> Setting:
 
 def _metrics(fields: Mapping[str, Any], cost: PlanCost | None) -> dict[str, float]:
     found = dict(fields)
-    if isinstance(stages := fields.get("stages_ms"), dict):
-        found |= {f"{stage}_ms": stages.get(stage) for stage in STAGES}
+    for prefix in ("", "predicted_"):
+        if isinstance(stages := fields.get(f"{prefix}stages_ms"), dict):
+            found |= {f"{prefix}{stage}_ms": stages.get(stage) for stage in STAGES}
     if cost is not None:
         slowest = max(cost.per_rank, key=lambda rank: rank.total_ms)
         found |= {f"slowest_rank_{stage}_ms": slowest.stage_ms(stage) for stage in STAGES}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dlrm_sharded.cost.types import STAGES
-from dlrm_sharded.report.frames import GAIN
+from dlrm_sharded.report.frames import GAIN, PREDICTION_ERROR
 from dlrm_sharded.report.result import Platform, written
 from dlrm_sharded.report.summary import Comparison, Row
 
@@ -39,6 +39,7 @@ IMBALANCE = Column(title="imbalance", figure="imbalance")
 PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
 THROUGHPUT = Column(title="samples/s", figure="samples_per_s", digits=0)
 GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
+PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
 STAGE_COLUMNS = (
     Column(title="critical path, ms", figure="critical_path_ms"),
     *(Column(title=stage.replace("_", " "), figure=f"{stage}_ms") for stage in STAGES),
@@ -53,6 +54,9 @@ ABOUT_STAGES = """\
 In ms, of each stage the max over the ranks. The critical path is the sum of the four stages; input
 dist, the redistribution of the ids, comes before them. The embedding cost is the sum of the four on
 the slowest rank."""
+ABOUT_PREDICTION = (
+    "Prediction: predicted - measured embedding cost, in percent of the measured one."
+)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -60,6 +64,10 @@ def markdown(comparison: Comparison) -> str:
 
     In two tables of few columns: TensorBoard breaks words to fit in a wide one.
     """
+    stage_columns, about_stages = STAGE_COLUMNS, ABOUT_STAGES
+    if any(PREDICTION_ERROR in row.figures for row in comparison.rows):
+        stage_columns = (*STAGE_COLUMNS, PREDICTION)
+        about_stages = f"{ABOUT_STAGES} {ABOUT_PREDICTION}"
     lines = [
         *(f"- {_escaped(line)}" for line in _about(comparison)),
         "",
@@ -70,7 +78,7 @@ def markdown(comparison: Comparison) -> str:
     if failures := _failures(comparison):
         lines += ["", "In no mean, as they did not succeed:", ""]
         lines += [f"- {_escaped(line)}" for line in failures]
-    lines += ["", *_markdown_table(comparison, STAGE_COLUMNS), "", ABOUT_STAGES]
+    lines += ["", *_markdown_table(comparison, stage_columns), "", about_stages]
     return "\n".join(lines) + "\n"
 
 

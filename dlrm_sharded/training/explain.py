@@ -15,6 +15,7 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
 MAX_TABLES_SHOWN = 8
+MANY_RANKS = 16
 STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
 
 
@@ -85,6 +86,8 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
                 f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
                 f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
             )
+        if plan.predicted is not None:
+            lines += ["", *_prediction_table(plan.predicted, cost)]
     lines += [
         "",
         "| rank | shards | GiB | columns | columns read per sample | cost ms |",
@@ -115,9 +118,17 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
     return "\n".join(lines)
 
 
+def difference(predicted_ms: float, measured_ms: float) -> str:
+    """By how much of the measured time the prediction is off."""
+    if measured_ms <= 0:
+        return "-"
+    return f"{100 * (predicted_ms / measured_ms - 1):+z.0f} %"
+
+
 def plot_cost_by_rank(
     cost: PlanCost,
     *,
+    predicted: PlanCost | None = None,
     max_ms: float | None = None,
     num_ranks: int | None = None,
     label: str = "ms per step",
@@ -125,15 +136,26 @@ def plot_cost_by_rank(
     """Stacked bars: the four stages of every rank.
 
     Args:
+        predicted: in thin bars below the others; of many ranks, a mark where each would end.
         max_ms: end of the axis of time, and `num_ranks` of that of ranks: the same for all figures
             that are compared by eye. Without it the axis ends at a round number, so that those of
             similar runs have the same one mostly.
     """
     figure, axes = thumbnail()
     ranks = range(len(cost.per_rank))
-    widths = [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
-    stack_bars(axes, ranks, STAGE_LABELS, widths)
-    axes.set_xlim(0, _rounded_up(cost.cost_ms) if max_ms is None else max_ms)
+    longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
+    if predicted is None or len(ranks) > MANY_RANKS:
+        stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
+    else:
+        places = [rank - 0.12 for rank in ranks]
+        stack_bars(axes, places, STAGE_LABELS, _stage_widths(cost), height=0.56)
+        below = [rank + 0.29 for rank in ranks]
+        stack_bars(axes, below, [""] * len(STAGES), _stage_widths(predicted), height=0.22)
+        label = f"{label} (thin: predicted)"
+    if predicted is not None and len(ranks) > MANY_RANKS:
+        axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
+        label = f"{label} (black: predicted)"
+    axes.set_xlim(0, _rounded_up(longest_ms) if max_ms is None else max_ms)
     _finish_ranks(figure, axes, num_ranks or len(ranks), label, columns=4)
     return figure
 
@@ -168,12 +190,17 @@ def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
 
 
 def stack_bars(
-    axes: Axes, places: Sequence[int], labels: Sequence[str], widths: Sequence[Sequence[float]]
+    axes: Axes,
+    places: Sequence[float],
+    labels: Sequence[str],
+    widths: Sequence[Sequence[float]],
+    *,
+    height: float = 0.8,
 ) -> None:
     """Horizontal bars of parts put end to end; a part has a label, a colour, a width by place."""
     left = [0.0] * len(places)
-    for label, of_part in zip(labels, widths, strict=True):
-        axes.barh(places, of_part, left=left, label=label)
+    for i, (label, of_part) in enumerate(zip(labels, widths, strict=True)):
+        axes.barh(places, of_part, height, left=left, label=label, color=f"C{i}")
         left = [a + b for a, b in zip(left, of_part, strict=True)]
 
 
@@ -192,9 +219,29 @@ def legend_above(figure: Figure, *, columns: int) -> None:
 def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
     axes.set_xlabel(label)
     axes.set_ylabel("rank")
-    axes.set_yticks(range(num_ranks) if num_ranks <= 16 else range(0, num_ranks, num_ranks // 8))
+    axes.set_yticks(
+        range(num_ranks) if num_ranks <= MANY_RANKS else range(0, num_ranks, num_ranks // 8)
+    )
     axes.set_ylim(num_ranks - 0.4, -0.6)
     legend_above(figure, columns=columns)
+
+
+def _stage_widths(cost: PlanCost) -> list[list[float]]:
+    return [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
+
+
+def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
+    times = {
+        label: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage))
+        for stage, label in zip(STAGES, STAGE_LABELS, strict=True)
+    }
+    times["critical path"] = predicted.critical_path_ms, measured.critical_path_ms
+    times["embedding cost"] = predicted.cost_ms, measured.cost_ms
+    return [
+        "| stage (max over ranks) | predicted ms | measured ms | difference |",
+        "|---|---|---|---|",
+        *(f"| {name} | {a:.2f} | {b:.2f} | {difference(a, b)} |" for name, (a, b) in times.items()),
+    ]
 
 
 def _rounded_up(value: float) -> float:

@@ -74,8 +74,14 @@ class RunWriter:
         file_writer.add_summary(hparams_config())
         file_writer.add_summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
-    def plan(self, plan: ShardingPlan, task: ShardingTask, measured: MeasuredCost) -> None:
-        """The plan, what it costs, and why."""
+    def plan(
+        self,
+        plan: ShardingPlan,
+        task: ShardingTask,
+        measured: MeasuredCost,
+        predicted_input_dist_ms: tuple[float, ...] | None = None,
+    ) -> None:
+        """The plan, what it costs, and why; beside it what was predicted."""
         if self._writer is None:
             return
         cost = measured.cost
@@ -90,6 +96,14 @@ class RunWriter:
             self.scalar_of_run("plan/solve_s", plan.solve_s)
         if plan.predicted is not None:
             self.scalar_of_run("plan/predicted_ms", plan.predicted.cost_ms)
-        self._writer.add_figure("plan/cost_by_rank", plot_cost_by_rank(cost))
+            self.scalar_of_run("predicted/critical_path_ms", plan.predicted.critical_path_ms)
+            for stage in STAGES:
+                stage_ms = plan.predicted.stage_max_ms(stage)
+                self.scalar_of_run(f"predicted/{stage}_ms/max", stage_ms)
+        if predicted_input_dist_ms is not None:
+            self.scalar_of_run("predicted/input_dist_ms", max(predicted_input_dist_ms))
+        self._writer.add_figure(
+            "plan/cost_by_rank", plot_cost_by_rank(cost, predicted=plan.predicted)
+        )
         self._writer.add_figure("plan/memory_by_rank", plot_memory_by_rank(plan, task))
         self._writer.add_text("plan/explained", explain(plan, task, cost))

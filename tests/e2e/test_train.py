@@ -9,12 +9,26 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    LINKS,
+    REDUCE_TERMS,
+    CommunicationModel,
+)
+from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS
+from dlrm_sharded.cost.learned import FEATURES, KIND, learned_cost_model, to_arrays
 from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.data.criteo_sample import write_criteo_sample
 from dlrm_sharded.plan import read_plan, validate
+from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import read_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +41,10 @@ SCALARS = {
     "embedding/imbalance",
     *(f"embedding/{stage}_ms/{kind}" for stage in STAGES for kind in ("max", "mean")),
     "plan/solve_s",
+    "plan/predicted_ms",
+    "predicted/critical_path_ms",
+    "predicted/input_dist_ms",
+    *(f"predicted/{stage}_ms/max" for stage in STAGES),
     "train/samples_per_s",
     "train/step_ms",
     "train/data_wait_ms",
@@ -43,6 +61,9 @@ RESULT_KEYS = {
     "critical_path_ms",
     "stages_ms",
     "predicted_ms",
+    "predicted_critical_path_ms",
+    "predicted_stages_ms",
+    "predicted_input_dist_ms",
     "plan_solve_s",
     "samples_per_s",
     "samples_per_s_p10",
@@ -84,12 +105,49 @@ def result_of(folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cost model of this hardware, made by hand: work has one price, bytes go at 1 GB/s."""
+    num_terms = len(WORK_TERMS)
+
+    def net(price_ms: float) -> PriceNet:
+        return PriceNet(
+            weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, num_terms))),
+            biases=(np.zeros(1), np.full(num_terms, math.log(price_ms))),
+            cache_gain=np.zeros((num_terms, 1)),
+            cache_mb=np.zeros(1),
+            cache_slope=np.ones(1),
+            launch_ms=0.125,
+        )
+
+    anything = np.full(len(PROFILE), 100.0)
+    compute = ComputeModel(
+        0 * anything, np.ones_like(anything), -anything, anything, net(0.001), net(0.002)
+    )
+    exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
+    exchange[:, EXCHANGE_TERMS.index("max_both_links")] = 1.0
+    reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
+    meta = {
+        "kind": KIND,
+        "features": FEATURES,
+        "hardware": device_name(torch.device("cpu")),
+        "device": "cpu",
+        "optimizer": "rowwise_adagrad",
+        "ranges": dict.fromkeys(EXTENT, (0.0, 1e12)),
+        "measured_links": LINKS,
+    }
+    arrays = to_arrays(compute, CommunicationModel(exchange, reduce))
+    return write_artifact(tmp_path_factory.mktemp("artifacts"), "by_hand", arrays, meta)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Path:
     """One finished run that the tests below read."""
     folder = tmp_path_factory.mktemp("runs") / "size_lookup"
-    done = train(folder, *SMALL, "seed=3")
+    done = train(folder, *SMALL, "seed=3", f"cost_model.artifact={artifact}")
     assert done.returncode == 0, done.stderr
     assert "embedding cost" in done.stderr
+    assert done.stderr.count("predicted ") == 2, "after measuring, and in the summary"
+    assert "no cost model of this hardware" not in done.stderr
     assert "samples/s" in done.stderr
     return folder
 
@@ -101,13 +159,67 @@ def test_result_json(run_dir: Path) -> None:
     assert result["world_size"] == 2
     assert result["steps"] == 12
     assert result["seed"] == 3
-    assert result["predicted_ms"] is None
     for key in ("embedding_cost_ms", "critical_path_ms", "samples_per_s", "step_ms", "loss"):
         value = result[key]
         assert isinstance(value, float)
         assert math.isfinite(value)
         assert value > 0
     assert set(result["stages_ms"]) == set(STAGES)  # type: ignore[call-overload]
+
+
+def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
+    """By the named model, of the plan and task that the run leaves behind."""
+    plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
+    model = learned_cost_model(
+        str(artifact), hardware=device_name(torch.device("cpu")), device="cpu"
+    )
+    predicted = model.predict(plan, task)
+    assert plan.predicted == predicted
+    result = result_of(run_dir)
+    assert result["predicted_ms"] == predicted.cost_ms
+    assert result["predicted_critical_path_ms"] == predicted.critical_path_ms
+    assert result["predicted_stages_ms"] == {
+        stage: predicted.stage_max_ms(stage) for stage in STAGES
+    }
+    assert result["predicted_input_dist_ms"] == max(model.predict_input_dist_ms(plan, task))
+    (event_file,) = run_dir.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(event_file))
+    events.Reload()
+    shown = events.Scalars("plan/predicted_ms")[0].value
+    assert shown == pytest.approx(predicted.cost_ms, rel=1e-5)
+
+
+def test_runs_without_a_cost_model(tmp_path: Path) -> None:
+    """Nothing is predicted, and nothing else changes."""
+    done = train(tmp_path, *SMALL, "cost_model=none")
+    assert done.returncode == 0, done.stderr
+    assert "predicted" not in done.stderr
+    result = result_of(tmp_path)
+    assert set(result) >= RESULT_KEYS
+    predicted = {key: value for key, value in result.items() if key.startswith("predicted")}
+    assert len(predicted) == 4
+    assert set(predicted.values()) == {None}
+    assert read_plan(tmp_path / "plan.json").predicted is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> None:
+    """One message and exit code 2 before anything is planned."""
+    copy = tmp_path / artifact.name
+    weights = artifact.with_suffix(".safetensors").read_bytes()
+    copy.write_text(artifact.read_text())
+    if damage == "truncated":
+        copy.with_suffix(".safetensors").write_bytes(weights[: len(weights) // 2])
+    done = train(tmp_path / "run", *SMALL, f"cost_model.artifact={copy}")
+    assert done.returncode == 1  # torchrun's own; it names the ranks' below
+    ours = done.stderr.split("Traceback")[0]
+    assert ours.count("error: ") == 1, done.stderr
+    assert str(copy.with_suffix("")) in ours
+    assert "make calibrate" in ours
+    assert "exitcode  : 2" in done.stderr
+    assert "exitcode  : 1 " not in done.stderr
+    left = {path.name.split(".")[0] for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert left <= {"config", "hydra", "overrides", "train"}
 
 
 def test_plan_json(run_dir: Path) -> None:

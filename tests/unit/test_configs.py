@@ -1,5 +1,6 @@
 """Every yaml of conf/ composes and builds; a new one is tested as soon as it is there."""
 
+import inspect
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,22 @@ def test_sharder_builds(name: str, config: str) -> None:
     for key in OmegaConf.missing_keys(cfg.sharder):
         OmegaConf.update(cfg, key, "plan.json")
     assert callable(instantiate(cfg.sharder).shard)
+
+
+@pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))
+def test_cost_model_waits_for_the_hardware(name: str) -> None:
+    """Which the run alone knows; a file may be named, and is not by default."""
+    cfg = composed(f"cost_model={name}").cost_model
+    assert cfg.artifact is None
+    parameters = inspect.signature(instantiate(cfg)).parameters.values()
+    missing = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+    assert missing == {"device"}
+
+
+def test_runs_can_do_without_a_cost_model() -> None:
+    assert composed().cost_model._target_.endswith("learned_cost_model")
+    for override in ("cost_model=none", "~cost_model"):
+        assert composed(override).get("cost_model") is None
 
 
 def test_plan_needs_a_task() -> None:

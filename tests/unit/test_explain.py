@@ -1,5 +1,6 @@
 """The plan in words and pictures: who is slow, because of what."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -10,8 +11,11 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.training.explain import (
+    MANY_RANKS,
     MAX_TABLES_SHOWN,
+    STAGE_LABELS,
     ShardShare,
+    difference,
     explain,
     plot_cost_by_rank,
     plot_memory_by_rank,
@@ -40,6 +44,10 @@ PLAN = ShardingPlan(
 
 COST = PlanCost(
     (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(4.0, 2.0, 3.0, 5.0), StageCost(0, 0.5, 0.5, 0))
+)
+
+PREDICTED = PlanCost(
+    (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(5.0, 1.0, 3.0, 4.0), StageCost(0, 1.5, 0.5, 0))
 )
 
 
@@ -154,6 +162,29 @@ def test_explains_where_the_slowest_rank_is_empty() -> None:
     assert [row[-1] for row in section(text, "| rank | shards")] == ["0.00", "0.00", "3.00"]
 
 
+def test_predicted_beside_measured() -> None:
+    """Each the max over its own ranks; the stages sum to the critical path."""
+    text = explain(dataclasses.replace(PLAN, predicted=PREDICTED), TASK, COST)
+    assert section(text, "| stage") == [
+        ["fwd compute", "5.00", "4.00", "+25 %"],
+        ["fwd comm", "1.50", "2.00", "-25 %"],
+        ["bwd comm", "3.00", "3.00", "+0 %"],
+        ["bwd compute", "4.00", "5.00", "-20 %"],
+        ["critical path", "13.50", "14.00", "-4 %"],
+        ["embedding cost", "13.00", "14.00", "-7 %"],
+    ]
+    assert section(text, "| rank | shards")[1][-1] == "14.00", "of what was measured"
+    assert "predicted" not in explain(PLAN, TASK, COST)
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "measured_ms", "shown"),
+    [(35.1, 35.62, "-1 %"), (3.0, 1.0, "+200 %"), (9.97, 10.0, "+0 %"), (1.0, 0.0, "-")],
+)
+def test_difference(predicted_ms: float, measured_ms: float, shown: str) -> None:
+    assert difference(predicted_ms, measured_ms) == shown
+
+
 def bars(figure: Figure) -> list[list[float]]:
     """Widths of the segments, by label and rank."""
     return [[bar.get_width() for bar in group] for group in figure.axes[0].containers]
@@ -171,6 +202,36 @@ def test_cost_figure() -> None:
         "bwd comm",
         "bwd compute",
     ]
+
+
+def test_cost_figure_with_a_prediction() -> None:
+    """The same colours, apart from the measured bars and within the axis."""
+    longer = PlanCost((*PREDICTED.per_rank[:2], StageCost(0, 60.0, 0.5, 0)))
+    figure = plot_cost_by_rank(COST, predicted=longer)
+    measured, predicted = bars(figure)[: len(STAGES)], bars(figure)[len(STAGES) :]
+    assert measured == bars(plot_cost_by_rank(COST))
+    assert predicted == [[rank.stage_ms(stage) for rank in longer.per_rank] for stage in STAGES]
+    containers = figure.axes[0].containers
+    for wide, thin in zip(containers[: len(STAGES)], containers[len(STAGES) :], strict=True):
+        assert wide[0].get_facecolor() == thin[0].get_facecolor()
+        assert wide[0].get_y() + wide[0].get_height() < thin[0].get_y()
+        assert thin[0].get_y() + thin[0].get_height() < wide[1].get_y()
+    assert figure.axes[0].get_xlim()[1] >= longer.cost_ms
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(STAGE_LABELS)
+    assert "predicted" in figure.axes[0].get_xlabel()
+    assert "predicted" not in plot_cost_by_rank(COST).axes[0].get_xlabel()
+
+
+def test_cost_figure_with_a_prediction_for_many_ranks() -> None:
+    """Thin bars would run together: a mark on each rank's bar."""
+    ranks = range(MANY_RANKS + 1)
+    cost = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 1.0) for _ in ranks))
+    predicted = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 0.1 * rank) for rank in ranks))
+    axes = plot_cost_by_rank(cost, predicted=predicted).axes[0]
+    assert len(axes.containers) == len(STAGES)
+    (marks,) = axes.lines
+    assert list(marks.get_xdata()) == [rank.total_ms for rank in predicted.per_rank]
+    assert list(marks.get_ydata()) == list(ranks)
 
 
 def test_memory_figure() -> None:

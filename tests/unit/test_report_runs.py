@@ -23,6 +23,15 @@ RESULT: dict[str, Any] = {
         {"fwd_compute_ms": 1.0, "fwd_comm_ms": 2.0, "bwd_comm_ms": 3.0, "bwd_compute_ms": 4.0},
         {"fwd_compute_ms": 4.0, "fwd_comm_ms": 3.0, "bwd_comm_ms": 2.0, "bwd_compute_ms": 0.0},
     ],
+    "predicted_ms": 9.0,
+    "predicted_critical_path_ms": 10.0,
+    "predicted_stages_ms": {
+        "fwd_compute": 3.5,
+        "fwd_comm": 2.0,
+        "bwd_comm": 2.5,
+        "bwd_compute": 2.0,
+    },
+    "predicted_input_dist_ms": None,
     "samples_per_s": None,
     "plan_solve_s": 0.25,
     "versions": {"torch": "2.13.0", "python": "3.11"},
@@ -80,14 +89,22 @@ def test_a_run_with_all_it_says(tmp_path: Path) -> None:
         "slowest_rank_fwd_comm_ms": 2.0,
         "slowest_rank_bwd_comm_ms": 3.0,
         "slowest_rank_bwd_compute_ms": 4.0,
+        "predicted_ms": 9.0,
+        "predicted_critical_path_ms": 10.0,
+        "predicted_fwd_compute_ms": 3.5,
+        "predicted_fwd_comm_ms": 2.0,
+        "predicted_bwd_comm_ms": 2.5,
+        "predicted_bwd_compute_ms": 2.0,
         "plan_solve_s": 0.25,
     }
 
 
 @pytest.mark.parametrize("value", [None, "fast", True, [1.0], float("nan"), 10**400])
 def test_what_is_no_number_is_unknown(tmp_path: Path, value: object) -> None:
-    fields = RESULT | {"imbalance": value, "world_size": value, "stages_ms": value}
-    write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}], "seed": value})
+    keys = ("imbalance", "world_size", "stages_ms", "seed")
+    predicted = [key for key in RESULT if key.startswith("predicted_")]
+    fields = RESULT | dict.fromkeys([*keys, *predicted], value)
+    write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
     run = only(tmp_path)
     assert run.result is not None
     assert run.result.metrics.keys() == {"embedding_cost_ms", "critical_path_ms", "plan_solve_s"}

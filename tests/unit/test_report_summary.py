@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.report.frames import GAIN
+from dlrm_sharded.report.frames import GAIN, PREDICTION_ERROR
 from dlrm_sharded.report.result import Platform, Result, Setting
 from dlrm_sharded.report.runs import SUCCEEDED, Run
 from dlrm_sharded.report.summary import SHARDERS, Comparison, Row, summarize
@@ -77,9 +77,10 @@ def only_row(comparison: Comparison, sharder: str) -> Row:
     return row
 
 
-def cells(text: str) -> list[list[str]]:
-    """Of the first Markdown table, with its titles."""
-    lines = [line for line in text.split("\n\n")[1].splitlines() if line.startswith("| ")]
+def cells(text: str, *, table: int = 0) -> list[list[str]]:
+    """Of one of the Markdown tables, with its titles."""
+    tables = [part for part in text.split("\n\n") if part.startswith("| ")]
+    lines = [line for line in tables[table].splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
@@ -270,6 +271,31 @@ def test_names_cannot_break_the_table() -> None:
 def test_commits_that_a_mean_mixes_are_told() -> None:
     text = markdown(summarize([ran(seed=0), ran(seed=1)]))
     assert "- commit: 0123456789ab" in text.splitlines()
+
+
+def test_prediction_errors() -> None:
+    """Of each run, then averaged: a cost of twice the time weighs no more."""
+    comparison = summarize(
+        [
+            ran(seed=0, embedding_cost_ms=10.0, predicted_ms=11.0),
+            ran(seed=1, embedding_cost_ms=20.0, predicted_ms=16.0),
+            ran(seed=2, embedding_cost_ms=20.0),
+            ran("size", embedding_cost_ms=0.0, predicted_ms=1.0),
+        ]
+    )
+    error = only_row(comparison, "dim").figures[PREDICTION_ERROR]
+    assert (error.mean, error.n) == (pytest.approx(-0.05), 2)
+    assert PREDICTION_ERROR not in only_row(comparison, "size").figures
+    titles, size, dim = cells(markdown(comparison), table=1)
+    column = titles.index("prediction, %")
+    assert (size[column], dim[column]) == ("-", "-5.0 ± 21.2 (2 of 3)")
+    summary = list(csv.DictReader(io.StringIO(comparison.summary.write_csv())))
+    assert [row["prediction_error_n"] for row in summary] == ["0", "2"]
+    assert float(summary[1]["prediction_error_mean"]) == pytest.approx(-0.05)
+
+
+def test_without_predictions_there_is_no_column_of_them() -> None:
+    assert "rediction" not in markdown(summarize([ran(embedding_cost_ms=10.0)]))
 
 
 def test_planning_times_keep_two_digits() -> None:

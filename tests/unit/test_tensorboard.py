@@ -15,7 +15,7 @@ from dlrm_sharded.training.tensorboard import RunWriter
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
-PREDICTED = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0), StageCost(1.5, 1.5, 1.5, 1.5)))
+PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
 PLAN = ShardingPlan(
     "test",
     2,
@@ -43,7 +43,13 @@ SCALARS = {
     "embedding/bwd_compute_ms/max": 4.0,
     "embedding/bwd_compute_ms/mean": 2.0,
     "plan/solve_s": 0.25,
-    "plan/predicted_ms": 6.0,
+    "plan/predicted_ms": 6.25,
+    "predicted/critical_path_ms": 7.75,
+    "predicted/fwd_compute_ms/max": 1.5,
+    "predicted/fwd_comm_ms/max": 2.5,
+    "predicted/bwd_comm_ms/max": 2.0,
+    "predicted/bwd_compute_ms/max": 1.75,
+    "predicted/input_dist_ms": 0.625,
 }
 HPARAMS = {"sharder": "dim", "data": "synthetic", "batch_size": "64"}
 
@@ -61,7 +67,7 @@ def text(events: EventAccumulator, tag: str) -> str:
 
 def test_the_plan_and_its_cost(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=True) as writer:
-        writer.plan(PLAN, TASK, MEASURED)
+        writer.plan(PLAN, TASK, MEASURED, (0.5, 0.625))
     events = read(tmp_path)
     found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
     assert found == pytest.approx(SCALARS)
@@ -71,14 +77,19 @@ def test_the_plan_and_its_cost(tmp_path: Path) -> None:
         image = events.Images(tag)[0]
         assert image.encoded_image_string.startswith(b"\x89PNG")
         assert image.width > image.height > 100
-    assert "Rank 0 is the slowest with 10.00 ms" in text(events, "plan/explained")
+    explained = text(events, "plan/explained")
+    assert "Rank 0 is the slowest with 10.00 ms" in explained
+    assert "| embedding cost | 6.25 | 10.00 | -38 % |" in explained
 
 
 def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(ShardingPlan("by_hand", 2, PLAN.shards), TASK, MEASURED)
-    missing = SCALARS.keys() - set(read(tmp_path).Tags()["scalars"])
-    assert missing == {"plan/solve_s", "plan/predicted_ms"}
+    events = read(tmp_path)
+    missing = SCALARS.keys() - set(events.Tags()["scalars"])
+    predicted = {tag for tag in SCALARS if tag.startswith("predicted/")}
+    assert missing == {"plan/solve_s", "plan/predicted_ms"} | predicted
+    assert "predicted" not in text(events, "plan/explained")
 
 
 def test_config_and_hparams_are_in_the_runs_file(tmp_path: Path) -> None:
