@@ -4,6 +4,9 @@ python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py launch      what a sweep adds to the time of its jobs
+python scripts/benchmark.py costs       predicted against measured costs
+python scripts/benchmark.py totals      which total of the stages predicts the step time
+python scripts/benchmark.py candidates  evaluations per second for a search
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -13,9 +16,17 @@ from __future__ import annotations
 import argparse
 import os
 
-from benchmarks import data, launch, loop, planning
+from benchmarks import candidates, costs, data, launch, loop, planning, totals
 
-PARTS = {"data": data, "planning": planning, "loop": loop, "launch": launch}
+PARTS = {
+    "data": data,
+    "planning": planning,
+    "loop": loop,
+    "launch": launch,
+    "costs": costs,
+    "totals": totals,
+    "candidates": candidates,
+}
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""Predicted against measured costs of plans that no model was fitted to: tables and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch.utils.tensorboard import SummaryWriter
+
+from dlrm_sharded.cost.calibrate import FitConfig, fit_learned, paper_predictor, predictor
+from dlrm_sharded.cost.evaluate import (
+    LARGER,
+    SIZES,
+    Comparison,
+    Predictor,
+    averaged,
+    compare,
+    compare_attempts,
+    errors_table,
+)
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.samples import CollectedCosts, Sample, read_costs
+from dlrm_sharded.errors import UserError
+
+HELD_OUT = (
+    "collect.seed=1",
+    "collect.num_samples=75",
+    "collect.repeat_every=1",
+    "collect.num_repeats=3",
+    "collect.time_budget_s=240",
+)
+"""75 plans of another seed, each measured 4 times, 100 measurements apart."""
+
+PICTURES = {"computation": "shard", "communication": "communication, "}
+"""By what is in the names of their parts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--costs", type=Path, help="held-out plans; measured now if not given")
+    parser.add_argument("--fitted-on", type=Path, help="also: a fit to its smaller groups only")
+    parser.add_argument("--artifact", help="json of a model; that of this hardware if not given")
+    parser.add_argument("--pictures", type=Path, default=Path("docs"))
+    parser.add_argument("--logdir", type=Path, default=Path("runs/benchmark_costs"))
+
+
+def run(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="costs-") as folder:
+        costs = read_costs(options.costs or _measure(Path(folder) / "held_out.parquet"))
+    hardware, device = costs.manifest["hardware"], costs.manifest["device"]
+    model = learned_cost_model(options.artifact, hardware=hardware, device=device)
+    print(f"{hardware}; load average {costs.manifest['load_average']}")
+    learned = _report("learned", predictor(model), costs)
+    try:
+        paper = paper_cost_model(hardware=hardware, device=device)
+        _report("neuroshard_paper", paper_predictor(paper), costs)
+    except UserError as error:
+        print(f"\nno comparison with neuroshard_paper: {error}")
+    _print("measured again (one measurement against another)", compare_attempts(costs.samples))
+    if options.fitted_on:
+        _report_larger(options.fitted_on, costs)
+    options.pictures.mkdir(parents=True, exist_ok=True)
+    with SummaryWriter(str(options.logdir)) as writer:
+        for name, kind in PICTURES.items():
+            parts = {part: pairs for part, pairs in learned.items() if kind in part}
+            if not parts:
+                continue
+            figure = scatter(parts)
+            figure.savefig(options.pictures / f"costs_{name}.png", dpi=110)
+            writer.add_figure(f"costs/{name}", figure)
+        writer.add_text("costs/errors", errors_table(_summaries(learned)))
+
+
+def _measure(out: Path) -> Path:
+    script = str(Path(__file__).resolve().parents[1] / "collect_costs.py")
+    subprocess.run([sys.executable, script, f"out={out}", *HELD_OUT], check=True)
+    return out
+
+
+def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, Comparison]:
+    found = compare(predict, averaged(costs.samples))
+    _print(name, found)
+    return found
+
+
+def _report_larger(fitted_on: Path, costs: CollectedCosts) -> None:
+    """A model of groups of at most 40 shards, on larger ones."""
+    most = max(high for _, high in SIZES.values())
+    of_fit = read_costs(fitted_on)
+    small = [sample for sample in of_fit.samples if _largest_group(sample) <= most]
+    model = fit_learned(small, of_fit.manifest, FitConfig())
+    large = [sample for sample in costs.samples if _largest_group(sample) > most]
+    found = compare(predictor(model), averaged(large))
+    larger = {name: pairs for name, pairs in found.items() if LARGER in name}
+    _print(f"fitted to groups of at most {most} shards", larger)
+
+
+def _largest_group(sample: Sample) -> int:
+    return int(np.bincount([shard.rank for shard in sample.shards]).max())
+
+
+def _print(name: str, found: dict[str, Comparison]) -> None:
+    print(f"\n{name}:\n\n{errors_table(_summaries(found))}", flush=True)
+
+
+def _summaries(found: dict[str, Comparison]) -> dict[str, dict[str, float]]:
+    return {name: pairs.summary() for name, pairs in found.items()}
+
+
+def scatter(found: dict[str, Comparison]) -> Figure:
+    """Predicted against measured, on log scales, with the diagonal."""
+    figure = Figure(figsize=(6, 5.4), layout="constrained")
+    axes = figure.subplots()
+    everything: Sequence[float] = [t for pairs in found.values() for t in pairs.measured]
+    ends = (0.8 * min(everything), 1.25 * max(everything))
+    axes.plot(ends, ends, color="0.6", linewidth=1)
+    for name, pairs in found.items():
+        mape = pairs.summary()["mape"]
+        axes.scatter(pairs.measured, pairs.predicted, s=12, label=f"{name}: {mape:.1f} %")
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured, ms", ylabel="predicted, ms")
+    axes.legend(fontsize=8, title="mean absolute error", title_fontsize=8)
+    return figure
