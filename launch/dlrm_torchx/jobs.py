@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus
 from torchx.specs.api import NONE, parse_app_handle
@@ -76,6 +76,7 @@ class SweepJob:
     started_s: float = 0.0
     returned: JobReturn | None = None
     _unknown: int = 0
+    _failed_before: bool = False
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
         """Hand the app to the scheduler; whatever that raises passes."""
@@ -103,9 +104,17 @@ class SweepJob:
         if not status.is_terminal():
             running = status.state == AppState.RUNNING
             self.state = JobState.RUNNING if running else JobState.PENDING
+            self._failed_before = False
+            return
+        if status.state == AppState.FAILED and self._may_start_again and not self._failed_before:
+            self._failed_before = True  # Slurm says so for a moment before it queues a job again
             return
         self.seconds = time.monotonic() - self.started_s
         self._end(status)
+
+    @property
+    def _may_start_again(self) -> bool:
+        return bool(OmegaConf.select(self.config, "hydra.launcher.max_retries", default=0))
 
     def cancel(self, runner: Runner) -> None:
         assert self.handle is not None

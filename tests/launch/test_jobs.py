@@ -135,3 +135,18 @@ def test_what_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
 )
 def test_slurms_words(word: str, state: AppState) -> None:
     assert _app_state(word) is state
+
+
+def test_a_failure_before_the_next_start_is_not_the_end(tmp_path: Path) -> None:
+    """Slurm says FAILED for a moment before it queues a job again; said twice, it is the end."""
+    failed, pending = (AppStatus(state) for state in (AppState.FAILED, AppState.PENDING))
+    job = after(pending, tmp_path)
+    job.config = OmegaConf.create({"hydra": {"launcher": {"max_retries": 1}}})
+    for status, state in [
+        (failed, JobState.PENDING),
+        (pending, JobState.PENDING),
+        (failed, JobState.PENDING),
+        (failed, JobState.FAILED),
+    ]:
+        job.poll(cast(Runner, Scheduler(status)))
+        assert job.state == state
