@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -21,7 +23,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.errors import IncompleteSweepError, UserError, is_from_other_rank
+from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError, is_from_other_rank
+from dlrm_sharded.planning import Planner
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +87,41 @@ def run_hydra(hydra_main: Callable[[], object]) -> None:
         hydra_main()
 
 
+def build_planner(
+    cfg: DictConfig, *, hardware: str | None, device: str, optimizer: str | None
+) -> Planner:
+    """The sharder and the cost model of a config; see `learned_cost_model` for the arguments.
+
+    The cost model first: a sharder whose yaml says `_partial_: true` is given it.
+    """
+    cost_model = None
+    if cfg.get("cost_model") is not None:
+        cost_model = instantiate(cfg.cost_model)(
+            hardware=hardware, device=device, optimizer=optimizer
+        )
+        for method in ("predict", "predict_input_dist_ms"):
+            if not hasattr(cost_model, method):
+                raise ConfigError(
+                    f"cost_model._target_ makes {cost_model!r}, which has no method `{method}`"
+                )
+    sharder = instantiate(own_keys(cfg.sharder))
+    if isinstance(sharder, functools.partial):
+        try:
+            sharder = sharder(cost_model=cost_model)
+        except TypeError as error:  # a wrong key
+            raise ConfigError(f"sharder: {error}") from error
+    if not hasattr(sharder, "shard"):
+        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
+    return Planner(sharder, cost_model)
+
+
 def own_keys(sharder: DictConfig) -> DictConfig:
     """The sharder's node without the keys of a class that the command line replaced.
 
     `sharder._target_=my.module.MySharder` names another class, to which the arguments in the
     chosen yaml do not belong; those given on the command line do.
     """
-    overrides = HydraConfig.get().overrides.task
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     given = [override.lstrip("+").split("=", 1)[0].split(".") for override in overrides]
     if ["sharder", "_target_"] not in given:
         return sharder

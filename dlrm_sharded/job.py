@@ -16,8 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.cli import own_keys
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cli import build_planner
 from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
@@ -32,9 +31,9 @@ from dlrm_sharded.distributed import (
 )
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
-from dlrm_sharded.plan import ShardingPlan, validate, write_json
+from dlrm_sharded.plan import ShardingPlan, write_json
+from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
-from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
 from dlrm_sharded.training.result import OBJECTIVES, prediction, result_json, summary
@@ -59,18 +58,6 @@ class Job:
     objective: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Planner:
-    """What rank 0 plans with.
-
-    Args:
-        cost_model: predicts the plan's cost; None where nothing is to be predicted.
-    """
-
-    sharder: Sharder
-    cost_model: CostModel | None
-
-
 def train(cfg: DictConfig) -> float:
     """One run; returns what `objective` names of its result.json. All ranks call it together."""
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
@@ -87,7 +74,14 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         job = _build(cfg, rank)
-        planner = _planner(cfg, rank) if rank.is_zero else None
+        planner = None
+        if rank.is_zero:
+            planner = build_planner(
+                cfg,
+                hardware=device_name(rank.device),
+                device=rank.device.type,
+                optimizer=cfg.optimizer.embedding,
+            )
     # Files that are converted at first use are converted here, for hours if need be.
     on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
     with all_or_none():
@@ -110,7 +104,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
     plan = on_rank_zero(lambda: _plan(planner, task, run_dir))
-    predicted_input_dist_ms = on_rank_zero(lambda: _predicted_input_dist_ms(planner, plan, task))
+    predicted_input_dist_ms = on_rank_zero(
+        lambda: planner.predict_input_dist_ms(plan, task) if planner else None
+    )
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
@@ -168,26 +164,6 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     )
 
 
-def _planner(cfg: DictConfig, rank: Rank) -> Planner:
-    """The cost model first, for sharders that plan with it."""
-    cost_model = None
-    if cfg.get("cost_model") is not None:
-        cost_model = instantiate(cfg.cost_model)(
-            hardware=device_name(rank.device),
-            device=rank.device.type,
-            optimizer=cfg.optimizer.embedding,
-        )
-        for method in ("predict", "predict_input_dist_ms"):
-            if not hasattr(cost_model, method):
-                raise ConfigError(
-                    f"cost_model._target_ makes {cost_model!r}, which has no method `{method}`"
-                )
-    sharder = instantiate(own_keys(cfg.sharder))
-    if not hasattr(sharder, "shard"):
-        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Planner(sharder, cost_model)
-
-
 def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> ShardingPlan:
     assert planner is not None
     topology = task.topology
@@ -199,28 +175,13 @@ def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> Shardin
         topology.memory_bytes / GIB,
         task.batch_size,
     )
-    plan = planner.sharder.shard(task)
-    if not isinstance(plan, ShardingPlan):
-        name = type(planner.sharder).__name__
-        raise ConfigError(f"{name}.shard gave {plan!r}, not a ShardingPlan")
-    validate(plan, task)
-    if plan.predicted is None and planner.cost_model is not None:
-        plan = dataclasses.replace(plan, predicted=planner.cost_model.predict(plan, task))
+    plan = planner.plan(task)
     if (run_dir / "plan.json").exists() and not is_restart():
         raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
     write_json(run_dir / "plan.json", plan.to_json())
     write_json(run_dir / "task.json", task.to_json())
     log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)
     return plan
-
-
-def _predicted_input_dist_ms(
-    planner: Planner | None, plan: ShardingPlan, task: ShardingTask
-) -> tuple[float, ...] | None:
-    assert planner is not None
-    if planner.cost_model is None:
-        return None
-    return planner.cost_model.predict_input_dist_ms(plan, task)
 
 
 def _measure(

@@ -9,13 +9,11 @@ import logging
 from pathlib import Path
 
 import hydra
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from dlrm_sharded.cli import exit_codes, own_keys, run_hydra
+from dlrm_sharded.cli import build_planner, exit_codes, run_hydra
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import validate, write_json
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.plan import write_json
 from dlrm_sharded.task import GIB, read_task
 
 log = logging.getLogger("dlrm_sharded.plan")
@@ -28,9 +26,10 @@ def main(cfg: DictConfig) -> None:
         if not cfg.out:
             raise ConfigError("out is not set; name the plan.json to write")
         task = read_task(cfg.task)
-        sharder: Sharder = instantiate(own_keys(cfg.sharder))
-        plan = sharder.shard(task)
-        validate(plan, task)
+        planner = build_planner(
+            cfg, hardware=None, device=task.topology.compute_device, optimizer=None
+        )
+        plan = planner.plan(task)
         write_json(cfg.out, plan.to_json())
         used = plan.bytes_by_rank(task.topology)
         log.info(

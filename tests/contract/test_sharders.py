@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
+from dlrm_sharded.cli import build_planner
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.plan import ShardingPlan, write_json
 from dlrm_sharded.sharders.base import Sharder
@@ -21,8 +21,7 @@ TASKS = small_tasks()
 def build(name: str, overrides: list[str]) -> Sharder:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("plan", [f"sharder={name}", "task=unused", *overrides])
-        sharder: Sharder = instantiate(cfg.sharder)
-        return sharder
+        return build_planner(cfg, hardware=None, device="cpu", optimizer=None).sharder
 
 
 def overrides_of(name: str, task: ShardingTask, folder: Path) -> list[str]:

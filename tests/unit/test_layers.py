@@ -29,6 +29,7 @@ LAYERS = {
     "dlrm_sharded.fused_optimizers": 2,
     "dlrm_sharded.distributed": 2,
     "dlrm_sharded.testing": 2,
+    "dlrm_sharded.planning": 3,
     "dlrm_sharded.training": 3,
     "dlrm_sharded.report": 3,
     "dlrm_sharded.cli": 4,
