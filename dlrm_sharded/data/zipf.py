@@ -66,10 +66,16 @@ class Zipf:
         if num_unique == 0.0:
             return (0.0,) * NUM_REUSE_BINS
         uses = self._expected_uses(num_draws)
-        at_most = [np.exp(-uses)]
-        at_most += [gammaincc(2.0**i + 1.0, uses) for i in range(NUM_REUSE_BINS - 1)]
-        at_most.append(np.ones_like(uses))
-        in_bin = np.diff(at_most, axis=0) @ self._ranks_per_range
+        at_most = np.ones((NUM_REUSE_BINS + 1, len(uses)))
+        at_most[0] = np.exp(-uses)
+        for i in range(NUM_REUSE_BINS - 1):
+            limit = 2.0**i + 1.0
+            spread = 8.0 * math.sqrt(limit)  # below and above it the probability is 1 and 0
+            near = uses > limit - spread
+            at_most[i + 1, near] = 0.0
+            near &= uses < limit + 2.0 * spread + 20.0
+            at_most[i + 1, near] = gammaincc(limit, uses[near])
+        in_bin = np.maximum(np.diff(at_most, axis=0), 0.0) @ self._ranks_per_range
         return tuple((in_bin / num_unique).tolist())
 
     def _expected_uses(self, num_draws: float) -> NDArray[np.float64]:
@@ -103,12 +109,17 @@ def with_expected_profile(
     return tuple(
         dataclasses.replace(
             table,
-            reuse_histogram=cached_zipf(table.num_embeddings, exponent).expected_reuse_histogram(
-                batch_size * table.pooling_factor
+            reuse_histogram=_expected_reuse_histogram(
+                table.num_embeddings, exponent, batch_size * table.pooling_factor
             ),
         )
         for table in tables
     )
+
+
+@functools.lru_cache(maxsize=65_536)
+def _expected_reuse_histogram(num_ids: int, exponent: float, num_draws: float) -> tuple[float, ...]:
+    return cached_zipf(num_ids, exponent).expected_reuse_histogram(num_draws)
 
 
 @functools.lru_cache(maxsize=4096)
