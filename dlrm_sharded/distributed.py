@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -26,6 +27,8 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
 PATIENCE = timedelta(days=7)
+SAME_MEMORY = 0.01
+"""Free memory of like ranks, read at slightly different moments, differs by less than this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ def detect_topology(
     *,
     memory_gib: float | None = None,
     memory_fraction: float = 0.7,
+    reserved_gib: float = 0.0,
     intra_host_gb_per_s: float | None = None,
     inter_host_gb_per_s: float | None = None,
     group: dist.ProcessGroup | None = None,
@@ -176,10 +180,15 @@ def detect_topology(
     Args:
         memory_gib: what a rank may spend on tables; None for `memory_fraction` of what is free.
         memory_fraction: the rest is left to activations, communication buffers and the dense part.
+        reserved_gib: taken off either, for what a rank holds besides tables.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
         group: the ranks, where they are not all of the job.
+
+    Raises:
+        ConfigError: a figure is out of range, or `reserved_gib` leaves nothing for tables.
     """
     check_number("topology.memory_fraction", memory_fraction, most=1.0, above=True)
+    check_number("topology.reserved_gib", reserved_gib)
     for key, value in (
         ("memory_gib", memory_gib),
         ("intra_host_gb_per_s", intra_host_gb_per_s),
@@ -188,7 +197,14 @@ def detect_topology(
         if value is not None:
             check_number(f"topology.{key}", value, above=True)
     rank = rank_from_environment()
-    memory_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    limit_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    memory_bytes = int(limit_bytes - reserved_gib * GIB)
+    if reserved_gib and memory_bytes < 1:
+        source = "memory_fraction of what is free" if memory_gib is None else "memory_gib"
+        raise ConfigError(
+            f"topology.reserved_gib is {reserved_gib:g}, which leaves nothing for tables of the "
+            f"{limit_bytes / GIB:.2f} GiB of rank {rank.rank} (topology.{source}); reserve less"
+        )
     # A process group knows more than the environment, which only torchrun sets.
     world_size = dist.get_world_size(group) if dist.is_initialized() else rank.world_size
     local_world_size = min(rank.local_world_size, world_size)
@@ -197,18 +213,28 @@ def detect_topology(
     return Topology(
         world_size=world_size,
         local_world_size=local_world_size,
-        memory_bytes=int(memory_bytes),
+        memory_bytes=memory_bytes,
         compute_device=rank.device.type,
         intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
         inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
     )
 
 
-def least_of_ranks(value: int, rank: Rank) -> int:
-    """The least value that any rank has; all ranks call it together."""
-    tensor = torch.tensor(value, device=rank.device)
-    dist.all_reduce(tensor, dist.ReduceOp.MIN)
-    return int(tensor)
+def with_memory_of_all_ranks(
+    topology: Topology, *, group: dist.ProcessGroup | None = None
+) -> Topology:
+    """The topology with the memory that each rank found for itself; all ranks call it together.
+
+    Ranks whose memory is nearly equal (`SAME_MEMORY`) all get the least of it, so that like ranks
+    stay alike, and runs on one machine plan alike.
+    """
+    found = [0] * dist.get_world_size(group)
+    dist.all_gather_object(found, topology.memory_bytes, group=group)
+    least = min(found)
+    alike = least >= (1 - SAME_MEMORY) * max(found)
+    return dataclasses.replace(
+        topology, memory_bytes=least, memory_bytes_by_rank=None if alike else tuple(found)
+    )
 
 
 def _free_bytes(rank: Rank) -> int:

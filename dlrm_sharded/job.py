@@ -24,10 +24,10 @@ from dlrm_sharded.distributed import (
     all_or_none,
     every_rank_has,
     is_restart,
-    least_of_ranks,
     on_rank_zero,
     patient_group,
     process_group,
+    with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
@@ -95,9 +95,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             )
             for split in SPLITS
         }
-    topology = dataclasses.replace(
-        job.topology, memory_bytes=least_of_ranks(job.topology.memory_bytes, rank)
-    )
+    topology = with_memory_of_all_ranks(job.topology)
     task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
     with all_or_none():
         torch.manual_seed(job.seed)
@@ -168,11 +166,11 @@ def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> Shardin
     assert planner is not None
     topology = task.topology
     log.info(
-        "%d tables, %.2f GiB, on %d ranks of %.2f GiB; global batch %d",
+        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
         len(task.tables),
         task.table_bytes / GIB,
         topology.world_size,
-        topology.memory_bytes / GIB,
+        topology.rank_memory_text,
         task.batch_size,
     )
     plan = planner.plan(task)

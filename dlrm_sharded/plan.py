@@ -59,9 +59,9 @@ class ShardingPlan:
     Args:
         sharder: name of what made the plan.
         solve_s: time it took, in s.
-        lower_bound_ms: no plan of the task costs less under the sharder's cost model.
-        gap: (predicted cost - lower bound) / lower bound.
-        predicted: what the sharder's cost model expects.
+        lower_bound_ms: no plan of the task is predicted a lower `cost_ms`.
+        gap: (predicted `cost_ms` - lower bound) / lower bound.
+        predicted: what the run's cost model expects.
     """
 
     sharder: str
@@ -311,8 +311,9 @@ def _check_widths(shards: Sequence[Shard], table: Table) -> None:
 
 
 def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:
-    capacity = task.topology.memory_bytes
-    for rank, used in enumerate(plan.bytes_by_rank(task.topology)):
+    used_by_rank = plan.bytes_by_rank(task.topology)
+    capacities = task.topology.rank_memory_bytes
+    for rank, (used, capacity) in enumerate(zip(used_by_rank, capacities, strict=True)):
         if used > capacity:
             on_rank = [shard for shard in plan.shards if shard.rank == rank]
             largest = max(on_rank, key=lambda shard: shard.bytes_on(task.topology))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan, validate
 from dlrm_sharded.sharders.base import Sharder
@@ -23,7 +25,7 @@ class Planner:
     cost_model: CostModel | None
 
     def plan(self, task: ShardingTask) -> ShardingPlan:
-        """The sharder's plan, validated, with its predicted cost.
+        """The sharder's plan, validated, with its predicted cost and how near that is to the least.
 
         Raises:
             ShardingError: there is no plan, or the sharder's cannot be trained.
@@ -36,8 +38,12 @@ class Planner:
         validate(plan, task)
         if self.cost_model is None:
             return plan
-        if plan.predicted is None:
-            plan = dataclasses.replace(plan, predicted=self.cost_model.predict(plan, task))
+        predicted = plan.predicted or self.cost_model.predict(plan, task)
+        plan = dataclasses.replace(plan, predicted=predicted)
+        if isinstance(self.cost_model, LearnedCostModel):
+            bound_ms = lower_bound_ms(task, self.cost_model)
+            gap = predicted.cost_ms / bound_ms - 1.0 if bound_ms > 0 else None
+            plan = dataclasses.replace(plan, lower_bound_ms=bound_ms, gap=gap)
         return plan
 
     def predict_input_dist_ms(

@@ -22,6 +22,8 @@ class Topology:
 
     Args:
         memory_bytes: what one rank may spend on tables: weights and optimizer state.
+        memory_bytes_by_rank: the same of each rank, where they differ; then it alone counts, and
+            `rank_memory_bytes` is what to read in either case.
         local_world_size: ranks per host; all ranks on one host where it is not given.
         bytes_per_element: memory of one weight with its element-wise optimizer state:
             4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
@@ -39,10 +41,12 @@ class Topology:
     compute_device: str = "cuda"
     intra_host_bytes_per_s: float | None = None
     inter_host_bytes_per_s: float | None = None
+    memory_bytes_by_rank: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
         check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
+        self._check_memory_by_rank()
         check_count("topology.bytes_per_element", self.bytes_per_element, least=1, most=64)
         check_count(
             "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
@@ -67,6 +71,18 @@ class Topology:
     def ranks_per_host(self) -> int:
         return self.local_world_size or self.world_size
 
+    @property
+    def rank_memory_bytes(self) -> tuple[int, ...]:
+        """What each rank may spend on tables."""
+        return self.memory_bytes_by_rank or (self.memory_bytes,) * self.world_size
+
+    @property
+    def rank_memory_text(self) -> str:
+        """Memory of a rank in GiB for logs and messages: a range where the ranks differ."""
+        memory = self.rank_memory_bytes
+        least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
+        return f"{most} GiB" if least == most else f"{least} to {most} GiB"
+
     def shard_bytes(self, num_rows: int, num_cols: int) -> int:
         """Memory of `num_rows` x `num_cols` weights and their optimizer state."""
         return num_rows * (num_cols * self.bytes_per_element + self.optimizer_bytes_per_row)
@@ -84,10 +100,28 @@ class Topology:
             "optimizer_bytes_per_row": self.optimizer_bytes_per_row,
             "compute_device": self.compute_device,
         }
+        if self.memory_bytes_by_rank is not None:
+            fields["memory_bytes_by_rank"] = list(self.memory_bytes_by_rank)
         for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
             if getattr(self, key) is not None:
                 fields[key] = getattr(self, key)
         return fields
+
+    def _check_memory_by_rank(self) -> None:
+        key, by_rank = "topology.memory_bytes_by_rank", self.memory_bytes_by_rank
+        if by_rank is None:
+            return
+        if not isinstance(by_rank, tuple):
+            raise ConfigError(
+                f"{key} is a {type(by_rank).__name__}, must be a list in task.json, a tuple in code"
+            )
+        if len(by_rank) != self.world_size:
+            raise ConfigError(
+                f"{key} has {len(by_rank):,} figures, must have one for each of the "
+                f"{self.world_size:,} ranks of topology.world_size"
+            )
+        for rank, memory_bytes in enumerate(by_rank):
+            check_count(f"{key}[{rank}]", memory_bytes, least=1, most=MAX_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +174,9 @@ class ShardingTask:
                 f"topology has the keys {sorted(topology)}; it needs world_size and memory_bytes, "
                 f"and may have {', '.join(sorted(known))}"
             )
+        by_rank = topology.get("memory_bytes_by_rank")
+        if isinstance(by_rank, list):
+            topology = topology | {"memory_bytes_by_rank": tuple(by_rank)}
         return cls(
             tables=tuple(Table.from_json(table) for table in tables),
             topology=Topology(**topology),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import random
 from collections.abc import Callable
 
@@ -54,10 +55,17 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
 def small_tasks() -> dict[str, ShardingTask]:
     """Tasks by name, with the shapes on which sharders fail: few, many, huge and odd tables."""
 
-    def task(world_size: int, tables: list[tuple[int, int, float]], memory: int) -> ShardingTask:
+    def task(
+        world_size: int,
+        tables: list[tuple[int, int, float]],
+        memory: int,
+        by_rank: tuple[int, ...] | None = None,
+    ) -> ShardingTask:
         return ShardingTask(
             tables=tuple(Table(f"t{i}", *shape) for i, shape in enumerate(tables)),
-            topology=Topology(world_size, memory, compute_device="cpu"),
+            topology=Topology(
+                world_size, memory, compute_device="cpu", memory_bytes_by_rank=by_rank
+            ),
             batch_size=64 * world_size,
         )
 
@@ -71,6 +79,9 @@ def small_tasks() -> dict[str, ShardingTask]:
         "w3-tight": task(3, [(100, 4, float(i)) for i in range(9)], 4800),
         "w3-one_too_many": task(3, [(100, 4, 1.0)] * 10, 4800),
         "w2-repair": task(2, [(100, 4, 9.0), (100, 4, 8.0), (300, 4, 1.0)], 4800),
+        "w3-different_memory": task(
+            3, [(2000, 4, 1.0), *[(100, 4, float(i)) for i in range(6)]], 3200, (3200, 40_000, 4800)
+        ),
         "w2-odd_names": ShardingTask(
             tables=tuple(Table(name, 64, 32, 2.0) for name in ("a.weight", "ä b", "t0", "0")),
             topology=Topology(2, 10**6, compute_device="cpu"),
@@ -87,7 +98,7 @@ def packable(task: ShardingTask) -> bool:
         used = [0] * task.topology.world_size
         for size, rank in zip(sizes, ranks, strict=True):
             used[rank] += size
-        if max(used) <= task.topology.memory_bytes:
+        if all(map(operator.le, used, task.topology.rank_memory_bytes)):
             return True
     return False
 

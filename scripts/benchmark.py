@@ -6,7 +6,9 @@ python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py launch      what a sweep adds to the time of its jobs
 python scripts/benchmark.py costs       predicted against measured costs
 python scripts/benchmark.py totals      which total of the stages predicts the step time
-python scripts/benchmark.py candidates  evaluations per second for a search
+python scripts/benchmark.py plans       sharders side by side under one cost model
+python scripts/benchmark.py measured    what their plans cost when they are measured
+python scripts/benchmark.py splits      measured price of splits
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -16,7 +18,17 @@ from __future__ import annotations
 import argparse
 import os
 
-from benchmarks import candidates, costs, data, launch, loop, planning, totals
+from benchmarks import (
+    costs,
+    data,
+    launch,
+    loop,
+    measured,
+    planning,
+    plans,
+    splits,
+    totals,
+)
 
 PARTS = {
     "data": data,
@@ -25,7 +37,9 @@ PARTS = {
     "launch": launch,
     "costs": costs,
     "totals": totals,
-    "candidates": candidates,
+    "plans": plans,
+    "measured": measured,
+    "splits": splits,
 }
 
 

@@ -33,14 +33,14 @@ def main(cfg: DictConfig) -> None:
         write_json(cfg.out, plan.to_json())
         used = plan.bytes_by_rank(task.topology)
         log.info(
-            "%s: %d shards of %d tables in %.3f s; %.2f to %.2f GiB a rank, of %.2f; wrote %s",
+            "%s: %d shards of %d tables in %.3f s; %.2f to %.2f GiB a rank, of %s; wrote %s",
             plan.sharder,
             len(plan.shards),
             len(task.tables),
             plan.solve_s or 0.0,
             min(used) / GIB,
             max(used) / GIB,
-            task.topology.memory_bytes / GIB,
+            task.topology.rank_memory_text,
             cfg.out,
         )
 

@@ -261,7 +261,7 @@ class _Bench:
         drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=limits)
         embeddings = self._shard(drawn, slot.world_size)
         batches = [
-            _draw_ids(drawn, batch_size // slot.world_size, rng_of_rank).to(self._rank.device)
+            ids_of_drawn(drawn, batch_size // slot.world_size, rng_of_rank).to(self._rank.device)
             for rng_of_rank in rng.spawn(slot.world_size)[self._rank.rank].spawn(
                 self._config.measure.num_batches
             )
@@ -297,7 +297,7 @@ class _Bench:
         plan = ShardingPlan("random", world_size, shards)
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
         fuse(self._config.optimizer, unsharded.parameters(), learning_rate=0.01)
-        with _Uninitialized(self._arena):
+        with Uninitialized(self._arena):
             return EmbeddingBagCollectionSharder().shard(
                 unsharded,
                 to_torchrec(plan, tables, topology),
@@ -306,7 +306,7 @@ class _Bench:
             )
 
 
-class _Uninitialized(TorchFunctionMode):
+class Uninitialized(TorchFunctionMode):
     """Tables are made without being filled: on CPU in one arena, whose memory they share in turn.
 
     A plan's tables would else be written twice, by zeros and by TorchRec's uniform numbers, which
@@ -340,7 +340,7 @@ def _shards(table: Table, rank: int | None, world_size: int) -> list[Shard]:
     ]
 
 
-def _draw_ids(
+def ids_of_drawn(
     drawn: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator
 ) -> KeyedJaggedTensor:
     """One rank's ids of one batch; each table's mean number a sample, rounded up or down."""

@@ -21,7 +21,10 @@ import numpy as np
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.task import Topology
 
-EXCHANGES = ("fwd_comm", "bwd_comm", "input_dist")
+STEP_EXCHANGES = ("fwd_comm", "bwd_comm")
+"""Part of the cost; the redistribution of ids is not."""
+
+EXCHANGES = (*STEP_EXCHANGES, "input_dist")
 _LINK_TERMS = ("peers", "out", "in", "busier", "max_out", "max_in", "max_busier", "host")
 EXCHANGE_TERMS = (
     "one",
@@ -210,6 +213,108 @@ class CommunicationModel:
         weights = self.reduce[EXCHANGES.index(kind)]
         times: Floats = reduce_terms(volume, num_shards, hosts) @ weights
         return times
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePrices:
+    """What the exchanges of pooled vectors and their gradients take together, in ms.
+
+    For volumes that are even, and for small differences from them; the time of a rank is `fixed`
+    and `shard` for each column shard of all ranks, and for the bytes that ranks exchange with every
+    other one, `own` for its own, `total` for those of all ranks, `fullest` for the fullest rank's,
+    `fullest_host` for those of the fullest host's ranks.
+
+    Args:
+        even: per byte of every rank; no volumes of the same sum have a smaller mean over ranks, as
+            all terms are convex and none depends on a rank's number (Jensen's inequality).
+        reduce_fixed, reduce, reduce_shard: of row blocks on all ranks: if there are any, per byte
+            that each rank sends to every other one, per table.
+        host_reduce_fixed, host_reduce, host_reduce_shard: of row blocks on the ranks of one host.
+    """
+
+    fixed: float
+    shard: float
+    even: float
+    own: float
+    total: float
+    fullest: float
+    fullest_host: float
+    reduce_fixed: float
+    reduce: float
+    reduce_shard: float
+    host_reduce_fixed: float
+    host_reduce: float
+    host_reduce_shard: float
+
+    num_ranks: int
+    num_hosts: int
+
+    @property
+    def of_any_rank(self) -> float:
+        """Per byte of any one rank, what each rank pays at least; fullest ones shared among all."""
+        return self.total + self.fullest / self.num_ranks + self.fullest_host / self.num_hosts
+
+    @classmethod
+    def of(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
+        size, per_host = hosts.world_size, hosts.ranks_per_host
+        some = 1e6
+
+        def times(volume: Floats, shards: float = 0.0) -> Floats:
+            counts = np.full_like(volume, shards + 1e-12)  # not nothing, which takes no time
+            none = np.zeros(1)
+            by_kind = [
+                model.times_ms(kind, volume[None], counts[None], none, none, hosts)[0]
+                for kind in STEP_EXCHANGES
+            ]
+            both: Floats = np.sum(by_kind, axis=0)
+            return both
+
+        def reduces(group: Hosts) -> list[float]:
+            at = [(0.0, 1e-12), (some, 1e-12), (0.0, 1.0)]
+            volumes, counts = np.array(at).T
+            if group.world_size == 1:
+                return [0.0, 0.0, 0.0]
+            by_kind = [model.reduce_ms(kind, volumes, counts, group) for kind in STEP_EXCHANGES]
+            fixed, with_bytes, with_table = np.sum(by_kind, axis=0).tolist()
+            return [fixed, (with_bytes - fixed) / some, with_table - fixed]
+
+        def changed(first: slice, by: float) -> Floats:
+            """Per byte by which the volumes of some ranks were changed."""
+            volume = np.full(size, some)
+            volume[first] += by
+            return (times(volume) - even) / by
+
+        even = times(np.full(size, some))
+        fixed = times(np.zeros(size))[0]
+        step = 1e-3 * some
+        others = slice(1, None) if size > 1 else slice(None)
+        total = float(changed(slice(0, 1), -step)[others].min())
+        more = changed(slice(0, 1), step)
+        fullest = float(more[others].min()) - total
+        fullest_host = 0.0
+        if 1 < per_host < size:
+            host = changed(slice(0, per_host), step)[per_host:].min() - per_host * total
+            fullest_host = max(float(host - fullest) / (per_host - 1), 0.0)
+        fullest = max(fullest - fullest_host, 0.0)
+        return cls(
+            num_ranks=size,
+            num_hosts=size // per_host,
+            fixed=float(fixed),
+            shard=float(times(np.zeros(size), 1.0)[0] - fixed) / size,
+            even=float(even[0] - fixed) / some,
+            own=max(float(more[0]) - total - fullest - fullest_host, 0.0),
+            total=total,
+            fullest=fullest,
+            fullest_host=fullest_host,
+            **dict(zip(("reduce_fixed", "reduce", "reduce_shard"), reduces(hosts), strict=True)),
+            **dict(
+                zip(
+                    ("host_reduce_fixed", "host_reduce", "host_reduce_shard"),
+                    reduces(hosts.alone()),
+                    strict=True,
+                )
+            ),
+        )
 
 
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:

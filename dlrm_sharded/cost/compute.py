@@ -56,11 +56,16 @@ class PriceNet:
         times = work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
         return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
 
-    def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
-        """[N], of sums of priced work [N, 1 + J], of MB read [N] and of lookups launched [N]."""
+    def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
+        """[N], of sums of priced work [N, 1 + J], on ranks that read so many MB [N] in a step."""
         level = (np.log10(read_mb + 1e-3)[:, None] - self.cache_mb) * self.cache_slope
         overflow = 0.5 * (1.0 + np.tanh(0.5 * level))
         times: Floats = priced[:, 0] + (overflow * priced[:, 1:]).sum(axis=1)
+        return times
+
+    def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
+        """[N], of sums of priced work [N, 1 + J], of MB read [N] and of lookups launched [N]."""
+        times = self.work_ms(priced, read_mb)
         times += self.launch_ms * np.minimum(num_lookups, 1.0)
         times += self.next_launch_ms * np.maximum(num_lookups - 1.0, 0.0)
         return times
@@ -97,10 +102,28 @@ class ComputeModel:
             sums: [N, V], of the vectors of each rank's shards.
             num_lookups: [N], fused modules with any shard: 0 for a rank without.
         """
-        half = (sums.shape[1] - 1) // 2
         return np.column_stack(
             [
-                net.times_ms(sums[:, start : start + half], sums[:, -1], num_lookups)
-                for net, start in ((self.forward, 0), (self.backward, half))
+                net.times_ms(priced, sums[:, -1], num_lookups)
+                for net, priced in self._directions(sums)
             ]
         )
+
+    def work_ms(self, vectors: Floats, read_mb: Floats) -> Floats:
+        """[N, 2], what shards of vectors [N, V] add to ranks that read so many MB [N] with them.
+
+        It grows with what the rank reads; a rank's time is the sum over its shards, and launches.
+        """
+        return np.column_stack(
+            [net.work_ms(priced, read_mb) for net, priced in self._directions(vectors)]
+        )
+
+    def launch_ms(self, num_lookups: Floats) -> Floats:
+        """[N, 2], what launching the lookups takes, whatever they look up."""
+        nothing = np.zeros((len(num_lookups), 2 * self.forward.cache_gain.shape[1] + 3))
+        return self.times_ms(nothing, num_lookups)
+
+    def _directions(self, vectors: Floats) -> list[tuple[PriceNet, Floats]]:
+        """Both nets, with their parts [N, 1 + J] of vectors [N, V]."""
+        half = (vectors.shape[1] - 1) // 2
+        return [(self.forward, vectors[:, :half]), (self.backward, vectors[:, half:-1])]

@@ -31,7 +31,7 @@ WEIGHTS: dict[str, Callable[[Table], float]] = {
 }
 
 Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
-"""Of each rank's weight and bytes so far, a figure whose least rank takes the next table."""
+"""Of each rank's weight so far and bytes left, a figure whose least rank takes the next table."""
 
 
 class GreedySharder:
@@ -85,15 +85,16 @@ def place_greedily(
         InfeasibleTaskError: a table fits no rank, or none any more; names it and the freest rank.
     """
     topology = task.topology
+    capacity = np.array(topology.rank_memory_bytes, dtype=np.int64)
     load = np.zeros(topology.world_size)
     used = np.zeros(topology.world_size, dtype=np.int64)
     ranks = []
     for table, weight in zip(tables, weights, strict=True):
         size = topology.table_bytes(table)
-        fits = used + size <= topology.memory_bytes
+        fits = used + size <= capacity
         if not fits.any():
-            raise _no_rank_fits(table, size, used, topology.memory_bytes)
-        score = np.where(fits, ranking(load, used), np.inf)
+            raise _no_rank_fits(table, size, used, capacity)
+        score = np.where(fits, ranking(load, capacity - used), np.inf)
         least = np.flatnonzero(score == score.min())
         rank = int(least[used[least].argmin()])
         load[rank] += weight
@@ -106,12 +107,16 @@ def least_weight(weights: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[
     return weights
 
 
-def most_free(_: NDArray[np.float64], used: NDArray[np.int64]) -> NDArray[np.float64]:
-    return used.astype(np.float64)
+def most_free(_: NDArray[np.float64], free: NDArray[np.int64]) -> NDArray[np.float64]:
+    return -free.astype(np.float64)
 
 
-def tightest(_: NDArray[np.float64], used: NDArray[np.int64]) -> NDArray[np.float64]:
-    return -used.astype(np.float64)
+def tightest(_: NDArray[np.float64], free: NDArray[np.int64]) -> NDArray[np.float64]:
+    return free.astype(np.float64)
+
+
+def first_fit(_: NDArray[np.float64], free: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.arange(len(free), dtype=np.float64)
 
 
 def _place(
@@ -138,7 +143,7 @@ def _place_with_repair(
     """The given order and ranking if memory allows; else ever more of the largest tables first.
 
     The largest `first` tables go to the rank with most room and the rest keep their order; then
-    the classic packers (size-first by the ranking, most free, tightest) have the last word.
+    the classic packers (size-first by the ranking, most free, tightest, first) have the last word.
     """
     by_size = sorted(
         range(len(tables)), key=lambda i: task.topology.table_bytes(tables[i]), reverse=True
@@ -150,7 +155,7 @@ def _place_with_repair(
         rest = sorted(set(range(len(tables))) - set(head))
         attempts.append((head + rest, ranking))
         first *= 2
-    attempts += [(by_size, ranking), (by_size, most_free), (by_size, tightest)]
+    attempts += [(by_size, packer) for packer in (ranking, most_free, tightest, first_fit)]
     failure: InfeasibleTaskError | None = None
     for order, attempt_ranking in attempts:
         ordered = [tables[i] for i in order]
@@ -165,17 +170,18 @@ def _place_with_repair(
 
 
 def _no_rank_fits(
-    table: Table, size: int, used: NDArray[np.int64], capacity: int
+    table: Table, size: int, used: NDArray[np.int64], capacity: NDArray[np.int64]
 ) -> InfeasibleTaskError:
-    freest = int(used.argmin())
-    if size > capacity:
+    freest = int((capacity - used).argmax())
+    if size > capacity.max():
+        of_ranks = "any rank" if capacity.min() == capacity.max() else "the largest rank"
         return InfeasibleTaskError(
-            f"table {table.name!r} needs {size:,} B, more than the {capacity:,} B of any rank "
-            f"(rank {freest} is freest); raise topology.memory_gib, cap the table's rows, or use "
-            "a plan that splits the table (sharder=plan_file)"
+            f"table {table.name!r} needs {size:,} B, more than the {capacity.max():,} B of "
+            f"{of_ranks} (rank {freest} is freest); raise topology.memory_gib, cap the table's "
+            "rows, or use a plan that splits the table (sharder=plan_file)"
         )
     return InfeasibleTaskError(
         f"table {table.name!r} needs {size:,} B, the freest rank ({freest}) has "
-        f"{capacity - int(used[freest]):,} B left of {capacity:,} B; "
+        f"{capacity[freest] - used[freest]:,} B left of {capacity[freest]:,} B; "
         "add ranks, raise topology.memory_gib, or use a plan that splits columns"
     )

@@ -190,14 +190,18 @@ def _torchrec_topology(topology: Topology) -> TorchRecTopology:
         known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
     if topology.inter_host_bytes_per_s is not None:
         known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
-    memory = "ddr_cap" if topology.compute_device == "cpu" else "hbm_cap"
-    known[memory] = topology.memory_bytes
-    return TorchRecTopology(
+    told = TorchRecTopology(
         world_size=topology.world_size,
         local_world_size=topology.ranks_per_host,
         compute_device=topology.compute_device,
         **known,
     )
+    # Not as CustomTopologyData: TorchRec would cut rows into blocks in proportion to the memory,
+    # which it does not train.
+    memory = "ddr" if topology.compute_device == "cpu" else "hbm"
+    for device, memory_bytes in zip(told.devices, topology.rank_memory_bytes, strict=True):
+        device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
+    return told
 
 
 def _why_none(task: ShardingTask, error: PlannerError) -> str:
@@ -207,6 +211,6 @@ def _why_none(task: ShardingTask, error: PlannerError) -> str:
     return (
         f"TorchRec's planner found no plan ({reason}). Largest table: {largest.name!r} with "
         f"{topology.table_bytes(largest):,} B; all tables: {task.table_bytes / GIB:.2f} GiB on "
-        f"{topology.world_size} ranks of {topology.memory_bytes / GIB:.2f} GiB, each all free; "
+        f"{topology.world_size} ranks of {topology.rank_memory_text}, each all free; "
         "add ranks or raise topology.memory_gib"
     )

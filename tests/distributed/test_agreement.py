@@ -9,10 +9,11 @@ import pytest
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
-    least_of_ranks,
     on_rank_zero,
+    with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, is_from_other_rank
+from dlrm_sharded.task import Topology
 from tests.distributed.ranks import gathered, run_ranks
 
 WORLD_SIZE = 2
@@ -75,6 +76,16 @@ EXPECTED = {
 }
 
 
+MEMORY = {
+    "equal": (10**12 + 5, 10**12 + 5),
+    "noise": (10**12 + 5, 10**12 + 4),
+    "just_alike": (10**6, 990_000),
+    "different": (10**6, 989_999),
+    "first_is_less": (2**59 + 1, 2**60),
+}
+"""What the two ranks find for themselves."""
+
+
 def fail_in_every_way(rank: Rank) -> dict[str, Any]:
     outcomes = {}
     for name, case in CASES.items():
@@ -85,7 +96,10 @@ def fail_in_every_way(rank: Rank) -> dict[str, Any]:
             outcome = (type(error).__name__, str(error), is_from_other_rank(error))
         outcomes[name] = gathered(rank, outcome)
     outcomes["result"] = gathered(rank, on_rank_zero(lambda: {"made_by": rank.rank}))
-    outcomes["least"] = gathered(rank, least_of_ranks(10**12 + 5 - rank.rank, rank))
+    for name, memory in MEMORY.items():
+        topology = with_memory_of_all_ranks(Topology(WORLD_SIZE, memory[rank.rank]))
+        found = topology.memory_bytes, topology.memory_bytes_by_rank
+        outcomes[f"memory-{name}"] = gathered(rank, found)
     return outcomes
 
 
@@ -104,5 +118,8 @@ def test_every_rank_gets_the_result_of_rank_zero() -> None:
     assert outcomes()["result"] == [{"made_by": 0}] * WORLD_SIZE
 
 
-def test_least_of_ranks_is_exact() -> None:
-    assert outcomes()["least"] == [10**12 + 4] * WORLD_SIZE
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_of_all_ranks(name: str) -> None:
+    """Exact, and rank by rank only where it matters; the same on every rank."""
+    by_rank = MEMORY[name] if name in ("different", "first_is_less") else None
+    assert outcomes()[f"memory-{name}"] == [(min(MEMORY[name]), by_rank)] * WORLD_SIZE

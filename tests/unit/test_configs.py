@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.cli import own_keys
+from dlrm_sharded.cli import build_planner, own_keys
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, Topology
@@ -110,6 +110,8 @@ def test_topology_builds(name: str) -> None:
     if cfg.memory_gib is not None:
         assert topology.memory_bytes == cfg.memory_gib * GIB
         assert topology.intra_host_bytes_per_s > topology.inter_host_bytes_per_s > 1e9
+        reserved = instantiate(composed(f"topology={name}", "topology.reserved_gib=4.5").topology)
+        assert topology.memory_bytes - reserved.memory_bytes == 4.5 * GIB
 
 
 @pytest.mark.parametrize("name", names("trainer"))
@@ -123,7 +125,8 @@ def test_sharder_builds(name: str, config: str) -> None:
     cfg = composed(f"sharder={name}", config=config)
     for key in OmegaConf.missing_keys(cfg.sharder):
         OmegaConf.update(cfg, key, "plan.json")
-    assert callable(instantiate(cfg.sharder).shard)
+    planner = build_planner(cfg, hardware=None, device="cpu", optimizer=None)
+    assert callable(planner.sharder.shard)
 
 
 @pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))
@@ -178,7 +181,7 @@ def test_own_keys(started: Callable[..., DictConfig], overrides: list[str], kept
 
 
 def test_own_keys_can_refer_to_the_run(started: Callable[..., DictConfig]) -> None:
-    cfg = started("seed=7", RANDOM, "sharder.seed=${seed}")
+    cfg = started("sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
     own = own_keys(cfg.sharder)
     assert own.seed == 7
     assert callable(instantiate(own).shard)

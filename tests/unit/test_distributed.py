@@ -13,13 +13,13 @@ from dlrm_sharded.distributed import (
     available_host_bytes,
     detect_topology,
     every_rank_has,
-    least_of_ranks,
     on_rank_zero,
     process_group,
     rank_from_environment,
+    with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, is_from_other_rank
-from dlrm_sharded.task import GIB
+from dlrm_sharded.task import GIB, Topology
 
 SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
@@ -105,8 +105,10 @@ def test_all_or_none_lets_success_pass() -> None:
     assert done == [1]
 
 
-def test_least_of_one_rank(alone: Rank) -> None:
-    assert least_of_ranks(80 * GIB + 1, alone) == 80 * GIB + 1
+@pytest.mark.usefixtures("alone")
+def test_memory_of_one_rank() -> None:
+    topology = Topology(1, 80 * GIB + 1)
+    assert with_memory_of_all_ranks(topology) == topology
 
 
 @pytest.mark.parametrize(("rank", "reported_elsewhere"), [("0", False), ("1", True)])
@@ -146,8 +148,39 @@ def test_memory_that_is_given_is_not_detected(memory_gib: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "gib"),
+    [
+        ({"memory_fraction": 0.5, "reserved_gib": 8}, 42),
+        ({"memory_fraction": 0.5, "reserved_gib": 49.5}, 0.5),
+        ({"memory_gib": 56, "reserved_gib": 0.25}, 55.75),
+        ({"memory_gib": 56, "reserved_gib": 0}, 56),
+    ],
+    ids=str,
+)
+def test_reserved_memory(free_gib: int, options: dict[str, float], gib: float) -> None:
+    assert free_gib == 100
+    assert detect_topology(**options).memory_bytes == gib * GIB
+
+
+@pytest.mark.usefixtures("free_gib")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_fraction": 0.5, "reserved_gib": 50}, r"50\.00 GiB of rank 0 .*memory_fraction"),
+        ({"memory_gib": 2, "reserved_gib": 3.5}, r"is 3\.5.*2\.00 GiB of rank 0 .*memory_gib"),
+    ],
+    ids=str,
+)
+def test_nothing_left(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.reserved_gib .*{message}"):
+        detect_topology(**options)
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("reserved_gib", -0.5),
+        ("reserved_gib", float("inf")),
         ("memory_gib", 0),
         ("memory_gib", -1.5),
         ("memory_gib", float("nan")),

@@ -35,22 +35,28 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
     state = draw(st.sampled_from([0, 4]))
     total = sum(t.num_embeddings * (4 * t.embedding_dim + state) for t in tables)
     memory = max(1, int(total / world_size * draw(st.floats(0.7, 2.5))))
-    return ShardingTask(
-        tables, Topology(world_size, memory, optimizer_bytes_per_row=state), batch_size=64
+    parts = st.tuples(*[st.floats(0.2, 2.0)] * world_size)
+    by_rank = parts.map(lambda of_rank: tuple(max(1, int(memory * part)) for part in of_rank))
+    topology = Topology(
+        world_size,
+        memory,
+        optimizer_bytes_per_row=state,
+        memory_bytes_by_rank=draw(st.none() | by_rank),
     )
+    return ShardingTask(tables, topology, batch_size=64)
 
 
 def packs_size_first(task: ShardingTask) -> bool:
     """An own, plain packer: largest table first, to the emptiest, fullest or first rank it fits."""
     topology = task.topology
     sizes = sorted((topology.table_bytes(t) for t in task.tables), reverse=True)
-    for pick in (min, max, lambda fitting: fitting[0]):
-        used = [[0, r] for r in range(topology.world_size)]
+    for pick in (max, min, lambda fitting, key: fitting[0]):
+        free = list(topology.memory_bytes_by_rank or [topology.memory_bytes] * topology.world_size)
         for size in sizes:
-            fitting = [rank for rank in used if rank[0] + size <= topology.memory_bytes]
+            fitting = [rank for rank in range(topology.world_size) if free[rank] >= size]
             if not fitting:
                 break
-            pick(fitting)[0] += size
+            free[pick(fitting, key=free.__getitem__)] -= size
         else:
             return True
     return False
@@ -115,6 +121,58 @@ def test_table_larger_than_any_rank() -> None:
             InfeasibleTaskError, match=r"'big' needs 256,000 B, more than the 1,000"
         ):
             sharder.shard(task)
+
+
+def test_table_for_the_one_large_rank() -> None:
+    """Where the small table comes first it takes the large rank, until the repair makes room."""
+    big, small = Table("big", 1000, 4, 1.0), Table("small", 100, 8, 1.0)
+    topology = Topology(3, 1, memory_bytes_by_rank=(16_000, 3200, 3200))
+    task = ShardingTask((big, small), topology, 8)
+    for sharder in sharders():
+        rank_of = {shard.table: shard.rank for shard in sharder.shard(task).shards}
+        assert rank_of["big"] == 0
+        assert rank_of["small"] != 0
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "by_rank"),
+    [((4, 8, 5, 3), (9, 11)), ((3, 7, 5), (8, 7)), ((6, 4, 6, 5), (14, 9))],
+    ids=["most_free", "tightest", "first_fit"],
+)
+def test_each_packer_is_needed(num_rows: tuple[int, ...], by_rank: tuple[int, ...]) -> None:
+    """Memory is full or nearly; of all orders that `dim` tries, one packer's alone fits."""
+    tables = tuple(Table(f"t{i}", rows, 4, 1.0) for i, rows in enumerate(num_rows))
+    topology = Topology(2, 1, memory_bytes_by_rank=tuple(16 * rows for rows in by_rank))
+    task = ShardingTask(tables, topology, 8)
+    for sharder in sharders():
+        validate(sharder.shard(task), task)
+
+
+def test_says_which_rank_is_freest() -> None:
+    """By memory left, not by memory used."""
+    topology = Topology(3, 1, memory_bytes_by_rank=(1000, 5000, 2000))
+    large = ShardingTask((Table("t", 100, 16, 1.0),), topology, 8)
+    with pytest.raises(
+        InfeasibleTaskError, match=r"than the 5,000 B of the largest rank \(rank 1 is freest\)"
+    ):
+        GreedySharder("size").shard(large)
+    two = ShardingTask((Table("t", 100, 12, 1.0), Table("u", 100, 8, 1.0)), topology, 8)
+    with pytest.raises(
+        InfeasibleTaskError, match=r"'u' .* freest rank \(2\) has 2,000 B left of 2,000 B"
+    ):
+        GreedySharder("size").shard(two)
+
+
+def test_ample_memory_does_not_matter() -> None:
+    """Two runs find slightly different memory, and plan alike."""
+    tables = tuple(Table(f"t{i}", 8, 4 + 4 * (i % 3), 1.0) for i in range(10))
+    memory = [(10**6, 10**6, 10**6), (10**6, 10**6 + 5, 10**6 - 5), (10**6, 10**8, 10**7)]
+    for sharder in sharders():
+        plans = [
+            sharder.shard(ShardingTask(tables, Topology(3, 1, memory_bytes_by_rank=by_rank), 8))
+            for by_rank in memory
+        ]
+        assert len({plan.shards for plan in plans}) == 1
 
 
 def test_unknown_weight() -> None:

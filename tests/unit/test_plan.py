@@ -12,7 +12,7 @@ from dlrm_sharded.cost.types import PlanCost, StageCost
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plan import Shard, ShardingPlan, read_plan, row_blocks, validate, write_json
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology, read_task
+from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, read_task
 
 TABLE = Table("t", 100, 16, 2.0)
 
@@ -105,6 +105,27 @@ def test_memory_counts_optimizer_state() -> None:
         validate(plan(shard(0)), task(memory=exactly, optimizer_bytes_per_row=4))
     with pytest.raises(InvalidPlanError, match="19,200 B"):
         validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
+
+
+def test_memory_of_each_rank() -> None:
+    """It counts alone where it is given, be it more or less than `memory_bytes`."""
+    size = 100 * 16 * 4
+    for memory in (1, 10**9):
+        topology = Topology(2, memory, memory_bytes_by_rank=(size - 1, size))
+        different = ShardingTask((TABLE,), topology, 64)
+        validate(plan(shard(1)), different)
+        with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,400 B.*it has 6,399 B"):
+            validate(plan(shard(0)), different)
+
+
+def test_memory_in_words() -> None:
+    assert Topology(3, 7).rank_memory_bytes == (7, 7, 7)
+    assert Topology(2, 3 * GIB).rank_memory_text == "3.00 GiB"
+    different = Topology(3, 1, memory_bytes_by_rank=(2 * GIB, 3 * GIB, 3 * GIB // 2))
+    assert different.rank_memory_bytes == (2 * GIB, 3 * GIB, 3 * GIB // 2)
+    assert different.rank_memory_text == "1.50 to 3.00 GiB"
+    nearly = Topology(2, 1, memory_bytes_by_rank=(2 * GIB, 2 * GIB + 1))
+    assert nearly.rank_memory_text == "2.00 GiB"
 
 
 def test_empty_row_block() -> None:
@@ -201,6 +222,47 @@ def test_task_json_defaults(tmp_path: Path) -> None:
     assert found.topology.optimizer_bytes_per_row == 0
     assert found.tables[1].reuse_histogram == (1.0,) + (0.0,) * 16
     assert ShardingTask.from_json(found.to_json()).tables == found.tables
+
+
+@pytest.mark.parametrize("by_rank", [None, (1, 2**40, 3)])
+def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -> None:
+    topology = Topology(3, 1000, 1, inter_host_bytes_per_s=1e9, memory_bytes_by_rank=by_rank)
+    full = ShardingTask((TABLE,), topology, 64)
+    write_json(tmp_path / "task.json", full.to_json())
+    assert read_task(tmp_path / "task.json") == full
+    fields = json.loads((tmp_path / "task.json").read_text())["topology"]
+    assert fields.get("memory_bytes_by_rank") == (by_rank and list(by_rank))
+    assert ("memory_bytes_by_rank" in fields) == (by_rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "message"),
+    [
+        (3, "memory_bytes_by_rank is a int, must be a list"),
+        ("80", "memory_bytes_by_rank is a str, must be a list"),
+        ([], "has 0 figures, must have one for each of the 2 ranks"),
+        ([5], "has 1 figures"),
+        ([5, 5, 5], "has 3 figures"),
+        ([5, 0], r"memory_bytes_by_rank\[1\] is 0"),
+        ([-1, 5], r"memory_bytes_by_rank\[0\] is -1"),
+        ([5, 5.0], r"memory_bytes_by_rank\[1\] is 5\.0"),
+        ([True, 5], r"memory_bytes_by_rank\[0\] is True"),
+        ([5, None], r"memory_bytes_by_rank\[1\] is None"),
+        ([5, MAX_BYTES + 1], rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),
+    ],
+    ids=str,
+)
+def test_bad_memory_of_ranks(by_rank: object, message: str) -> None:
+    topology = {"world_size": 2, "memory_bytes": 9, "memory_bytes_by_rank": by_rank}
+    with pytest.raises(ConfigError, match=message):
+        ShardingTask.from_json(task().to_json() | {"topology": topology})
+
+
+def test_memory_of_ranks_is_a_tuple_in_code() -> None:
+    """A topology can be compared, hashed and not changed."""
+    with pytest.raises(ConfigError, match="a tuple in code"):
+        Topology(2, 9, memory_bytes_by_rank=[5, 5])  # type: ignore[arg-type]
+    assert hash(Topology(2, 9, memory_bytes_by_rank=(5, 5)))
 
 
 @pytest.mark.parametrize(

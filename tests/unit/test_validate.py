@@ -19,9 +19,12 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
         Table(f"t{i}", draw(st.integers(1, 9)), 4 * draw(st.integers(1, 4)), 1.0)
         for i in range(draw(st.integers(1, 3)))
     )
+    memory = st.integers(100, 2000)
+    by_rank = st.tuples(*[memory] * (hosts * per_host))
     topology = Topology(
         hosts * per_host,
-        memory_bytes=draw(st.integers(100, 2000)),
+        memory_bytes=draw(memory),
+        memory_bytes_by_rank=draw(st.none() | by_rank),
         local_world_size=per_host,
         optimizer_bytes_per_row=draw(st.sampled_from([0, 4])),
     )
@@ -85,7 +88,9 @@ def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, Sharding
             if shard.table == table.name:
                 covered[slice(*shard.rows), slice(*shard.cols)] += 1
         assert (covered == 1).all()
-    assert max(plan.bytes_by_rank(task.topology)) <= task.topology.memory_bytes
+    by_rank = task.topology.memory_bytes_by_rank
+    for rank, used in enumerate(plan.bytes_by_rank(task.topology)):
+        assert used <= (by_rank[rank] if by_rank else task.topology.memory_bytes)
     assert ShardingPlan.from_json(plan.to_json()) == plan
 
 

@@ -1,0 +1,172 @@
+"""What each table of a task can be cut into, and what every such piece asks of its rank.
+
+A plan picks shapes and ranks. Whatever searches or bounds plans starts from this catalogue, in
+which every shape of every table was priced once.
+
+Letters: T tables, N column shapes, V numbers of a shard (`compute.py`), W ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.features import COLUMNS, FLOAT_BYTES, HOST_ROWS, ROWS, Floats, Workload
+from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
+from dlrm_sharded.task import ShardingTask
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of tables, as arrays over them.
+
+    Args:
+        vectors: [n, V], see `ComputeModel.vectors`.
+        size_bytes: [n], memory.
+        volume: [n], bytes that its rank exchanges with every other rank for it.
+    """
+
+    vectors: Floats
+    size_bytes: Indices
+    volume: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Every table cut into even blocks of rows, one on each rank of a group.
+
+    Args:
+        num_blocks: ranks of the group.
+        possible: [T], whether every rank gets a row.
+        block: [T], any of the blocks but the last, which has no more rows than they.
+        last: [T].
+        reduce_volume: [T], bytes that each rank of the group sends to every other one of it.
+    """
+
+    num_blocks: int
+    possible: NDArray[np.bool_]
+    block: Pieces
+    last: Pieces
+    reduce_volume: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of all tables of a task.
+
+    Args:
+        step: [T], columns in which widths are counted: 4, more where tables are very wide.
+        first: [T + 1], where each table's column shapes begin, of 1, 2, ... steps.
+        columns: [N], column shards.
+        rows: blocks of rows on all ranks.
+        host_rows: blocks on the ranks of one host; None where that is all ranks, or one.
+    """
+
+    step: Indices
+    first: Indices
+    columns: Pieces
+    rows: RowBlocks
+    host_rows: RowBlocks | None
+
+    @classmethod
+    def of(
+        cls, task: ShardingTask, compute: ComputeModel, *, max_widths: int = MAX_COLUMNS
+    ) -> Shapes:
+        """All shapes of a task whose tables all have a reuse histogram (`with_profiles`).
+
+        Args:
+            max_widths: of a table; wider ones are cut at multiples of 8, 12, ... columns.
+        """
+        dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
+        step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
+        num_widths = -(-dims // step)
+        first = np.concatenate([[0], num_widths.cumsum()])
+        table = np.repeat(np.arange(len(dims)), num_widths)
+        steps = np.arange(first[-1]) - first[table] + 1
+        topology = task.topology
+        whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
+        priced = _Priced(task, compute, dims, whole)
+        return cls(
+            step=step,
+            first=first,
+            columns=priced.pieces(
+                table, whole[table], np.minimum(steps * step[table], dims[table])
+            ),
+            rows=priced.row_blocks(ROWS, topology.world_size),
+            host_rows=priced.row_blocks(HOST_ROWS, topology.ranks_per_host)
+            if 1 < topology.ranks_per_host < topology.world_size
+            else None,
+        )
+
+    @property
+    def whole(self) -> Indices:
+        """[T], index of the column shape that is the whole table."""
+        return self.first[1:] - 1
+
+    @property
+    def table(self) -> Indices:
+        """[N], whose shape it is."""
+        return np.repeat(np.arange(len(self.step)), np.diff(self.first))
+
+
+class _Priced:
+    """Prices pieces of a task's tables."""
+
+    def __init__(
+        self, task: ShardingTask, compute: ComputeModel, dims: Indices, whole: Indices
+    ) -> None:
+        self._task = task
+        self._compute = compute
+        self._dims = dims
+        self._whole = whole
+        self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
+        none = (0.0,) * NUM_REUSE_BINS
+        self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
+
+    def pieces(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, lookup: int = COLUMNS
+    ) -> Pieces:
+        topology, batch_size = self._task.topology, self._task.batch_size
+        workload = Workload(
+            world_size=topology.world_size,
+            ranks_per_host=topology.ranks_per_host,
+            batch_size=batch_size,
+            rank=np.zeros_like(table),
+            lookup=np.full_like(table, lookup),
+            num_rows=num_rows.astype(np.float64),
+            num_cols=num_cols.astype(np.float64),
+            num_ids=self._num_ids[table] * num_rows / self._whole[table],
+            reuse_histogram=self._histograms[table],
+        )
+        volume: Floats = num_cols.astype(np.float64) * (
+            FLOAT_BYTES * batch_size / topology.world_size
+        )
+        share = {COLUMNS: 1.0, ROWS: 0.0, HOST_ROWS: 1.0 / topology.ranks_per_host}[lookup]
+        return Pieces(
+            vectors=self._compute.vectors(workload),
+            size_bytes=num_rows
+            * (num_cols * topology.bytes_per_element + topology.optimizer_bytes_per_row),
+            volume=volume * share,
+        )
+
+    def row_blocks(self, lookup: int, num_blocks: int) -> RowBlocks:
+        height = -(-self._whole // num_blocks)  # as `plan.row_blocks` cuts
+        count = -(-self._whole // height)
+        table = np.arange(len(self._whole))
+        topology = self._task.topology
+        bytes_of_vectors: Floats = self._dims.astype(np.float64) * (
+            FLOAT_BYTES * self._task.batch_size / topology.world_size
+        )
+        num_groups = topology.world_size // num_blocks
+        return RowBlocks(
+            num_blocks=num_blocks,
+            possible=count == num_blocks,
+            block=self.pieces(table, height, self._dims, lookup),
+            last=self.pieces(table, self._whole - height * (count - 1), self._dims, lookup),
+            reduce_volume=bytes_of_vectors * num_groups,
+        )

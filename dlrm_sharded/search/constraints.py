@@ -1,0 +1,128 @@
+"""What users ask of a plan beside its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_number
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Where tables may go.
+
+    Args:
+        pin: ranks that may hold a table, by its name; row blocks only where these are all ranks.
+        together: groups of tables that share a rank, and are not split.
+        apart: groups of tables of which no two share a rank; they are not split by rows.
+        unsplit: tables that stay whole.
+        reserved_gib: memory of a rank that tables leave free: of each rank, or a list.
+    """
+
+    pin: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    together: Sequence[Sequence[str]] = ()
+    apart: Sequence[Sequence[str]] = ()
+    unsplit: Sequence[str] = ()
+    reserved_gib: float | Sequence[float] = 0.0
+
+    def __post_init__(self) -> None:
+        reserved = self.reserved_gib
+        for gib in [reserved] if isinstance(reserved, int | float) else list(reserved):
+            check_number("sharder.reserved_gib", gib)
+        seen: set[str] = set()
+        for group in self.together:
+            for name in group:
+                if name in seen:
+                    raise ConfigError(
+                        f"sharder.together has table {name!r} twice; make one group of its tables"
+                    )
+                seen.add(name)
+
+    def check(self, task: ShardingTask) -> None:
+        """Raise ConfigError unless the task has all tables and ranks that are named."""
+        names = {table.name for table in task.tables}
+        mentioned = {
+            "pin": list(self.pin),
+            "together": [name for group in self.together for name in group],
+            "apart": [name for group in self.apart for name in group],
+            "unsplit": list(self.unsplit),
+        }
+        for key, tables in mentioned.items():
+            for name in tables:
+                if name not in names:
+                    raise ConfigError(f"sharder.{key} names a table {name!r} that the task lacks")
+        world_size = task.topology.world_size
+        for name, ranks in self.pin.items():
+            if not ranks:
+                raise ConfigError(f"sharder.pin gives table {name!r} no ranks")
+            for rank in ranks:
+                if isinstance(rank, bool) or not isinstance(rank, int):
+                    raise ConfigError(f"sharder.pin.{name} has {rank!r}, not the number of a rank")
+                if not 0 <= rank < world_size:
+                    raise ConfigError(
+                        f"sharder.pin puts table {name!r} on rank {rank}; "
+                        f"the ranks are 0 to {world_size - 1}"
+                    )
+        for group in self.together:
+            for other in self.apart:
+                both = sorted(set(group) & set(other))
+                if len(both) > 1:
+                    raise ConfigError(f"sharder.together and sharder.apart both have {both}")
+            if self._allowed_of(group, world_size) == set():
+                raise ConfigError(
+                    f"sharder.pin leaves no rank for the tables {list(group)}, which stay together"
+                )
+
+    def capacity(self, topology: Topology) -> NDArray[np.int64]:
+        """[W], bytes of each rank."""
+        reserved = self.reserved_gib
+        if not isinstance(reserved, int | float) and len(reserved) != topology.world_size:
+            raise ConfigError(
+                f"sharder.reserved_gib has {len(reserved)} values for {topology.world_size} ranks"
+            )
+        capacity = np.array(topology.rank_memory_bytes, dtype=np.int64)
+        left = capacity - (np.array(reserved, dtype=np.float64) * GIB).astype(np.int64)
+        if (left <= 0).any():
+            rank = int(left.argmin())
+            raise InfeasibleTaskError(
+                f"no plan can fit: sharder.reserved_gib leaves nothing of the "
+                f"{capacity[rank] / GIB:.2f} GiB of rank {rank}"
+            )
+        return left
+
+    def allowed(
+        self, tables: Sequence[tuple[int, ...]], named: Mapping[str, int], world_size: int
+    ) -> NDArray[np.bool_] | None:
+        """[U, W], for units of tables; None where nothing is pinned."""
+        if not self.pin:
+            return None
+        ranks_of = {named[name]: ranks for name, ranks in self.pin.items()}
+        allowed = np.ones((len(tables), world_size), dtype=bool)
+        for unit, group in enumerate(tables):
+            for table in group:
+                if table in ranks_of:
+                    pinned = np.zeros(world_size, dtype=bool)
+                    pinned[list(ranks_of[table])] = True
+                    allowed[unit] &= pinned
+        return allowed
+
+    def apart_groups(
+        self, tables: Sequence[tuple[int, ...]], named: Mapping[str, int]
+    ) -> NDArray[np.bool_]:
+        """[U, G], which units are in which group."""
+        member = np.zeros((len(tables), len(self.apart)), dtype=bool)
+        for i, group in enumerate(self.apart):
+            wanted = {named[name] for name in group}
+            member[:, i] = [bool(wanted & set(unit)) for unit in tables]
+        return member
+
+    def _allowed_of(self, group: Sequence[str], world_size: int) -> set[int]:
+        ranks = set(range(world_size))
+        for name in group:
+            ranks &= set(self.pin.get(name, range(world_size)))
+        return ranks

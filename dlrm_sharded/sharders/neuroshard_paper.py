@@ -1,0 +1,296 @@
+"""NeuroShard's published search (arXiv:2305.01868, sec. 3.3), for comparison.
+
+Outer: a beam search over column splits. A step halves the columns of one shard, one of the largest
+or of the most costly ones; the nodes of least cost go on, and the best node of all steps is the
+plan. Inner: for each of some limits on a rank's columns, shards in descending order of predicted
+cost, each to the rank that computes least with it, within the memory and the limit; the placement
+of least predicted cost, exchanges included, is the node's.
+
+Faults that stay: a node without a placement costs infinity, and where all do, the beam goes on with
+the first ones, whatever they lack; nothing is repaired; at most 10 splits, each in halves; no row
+blocks; nodes that differ only in the order of their splits take each other's places in the beam.
+
+Differs: the learned cost model in place of the published nets; optimizer state counts as memory;
+shards of equal cost are placed in the order of their tables; the authors' code compares what ranks
+compute without the shard. Shards of a table that meet on a rank are one shard of the plan, as
+TorchRec trains no different widths there; the search prices them apart.
+
+Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.tables import COLUMN_MULTIPLE
+from dlrm_sharded.task import GIB, ShardingTask
+
+NAME = "neuroshard_paper"
+LEAST_LIMIT, MOST_LIMIT = 1.0, 1.5
+"""Columns of a rank, as a multiple of the mean."""
+
+Indices = NDArray[np.int64]
+Node = tuple[int, ...]
+"""The shape of every shard: a split puts one half in the place of the shard, the other at the end.
+"""
+
+
+class NeuroShardPaperSharder:
+    """The search as published; the defaults are the paper's.
+
+    Args:
+        num_candidates: so many shards by size, and so many by cost, are tried for a split.
+        num_limits: on a rank's columns, evenly from 1.0 to 1.5 x the mean.
+    """
+
+    def __init__(
+        self,
+        cost_model: CostModel | None,
+        *,
+        beam_width: int = 3,
+        num_candidates: int = 10,
+        num_limits: int = 11,
+        max_splits: int = 10,
+    ) -> None:
+        if not isinstance(cost_model, LearnedCostModel):
+            raise ConfigError(
+                f"sharder={NAME} searches over the learned cost model; choose cost_model=learned"
+            )
+        check_count("sharder.beam_width", beam_width, least=1)
+        check_count("sharder.num_candidates", num_candidates, least=1)
+        check_count("sharder.num_limits", num_limits, least=1, most=1000)
+        check_count("sharder.max_splits", max_splits, least=0)
+        self._model = cost_model
+        self._beam_width = beam_width
+        self._num_candidates = num_candidates
+        self._limits = np.linspace(LEAST_LIMIT, MOST_LIMIT, num_limits)
+        self._max_splits = max_splits
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        started = time.perf_counter()
+        shapes = _Shapes.of(task, self._model)
+        inner = _GreedyGrid(task, self._model, shapes, self._limits)
+        beam = [shapes.whole]
+        [best] = inner.place(beam)
+        num_nodes = 1
+        for _ in range(self._max_splits):
+            nodes = [child for node in beam for child in self._children(node, shapes)]
+            if not nodes:
+                break
+            placed = inner.place(nodes)
+            num_nodes += len(nodes)
+            best = min(best, *placed, key=lambda placement: placement.cost_ms)
+            cheapest = sorted(range(len(nodes)), key=lambda i: placed[i].cost_ms)
+            beam = [nodes[i] for i in cheapest[: self._beam_width]]
+        if best.cost_ms == math.inf:
+            raise _none_found(task, num_nodes, self._max_splits)
+        return ShardingPlan(
+            sharder=NAME,
+            world_size=task.topology.world_size,
+            shards=_merged(task, shapes, best),
+            solve_s=time.perf_counter() - started,
+        )
+
+    def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
+        """One for each shard that may be split, in the order of the shards."""
+        for i in candidates(node, shapes.size_bytes, self._num_candidates):
+            half = shapes.half.get(node[i])
+            if half is not None:
+                yield (*node[:i], half, *node[i + 1 :], half)
+
+
+def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:
+    """Places in the node of its largest shards and of its most costly ones, in ascending order.
+
+    Among them may be some that have no half.
+    """
+    by_size = np.argsort(-size_bytes[list(node)], kind="stable")
+    by_cost = np.argsort(node, kind="stable")
+    chosen: list[int] = np.union1d(by_size[:num_candidates], by_cost[:num_candidates]).tolist()
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """What the tables and their halves, quarters, ... are as shards; the most costly comes first.
+
+    Args:
+        whole: shape of each table.
+        half: of each shape that has one.
+        table: [K], index of the table.
+        num_cols, size_bytes: [K].
+        vectors: [K, V], of `ComputeModel.vectors`.
+    """
+
+    whole: Node
+    half: dict[int, int]
+    table: Indices
+    num_cols: Indices
+    size_bytes: Indices
+    vectors: Floats
+
+    @classmethod
+    def of(cls, task: ShardingTask, model: LearnedCostModel) -> _Shapes:
+        shapes = [
+            (i, width)
+            for i, table in enumerate(task.tables)
+            for width in _widths(table.embedding_dim)
+        ]
+        shards = [
+            Shard(task.tables[i].name, 0, (0, task.tables[i].num_embeddings), (0, width))
+            for i, width in shapes
+        ]
+        listed = ShardingPlan("shapes", task.topology.world_size, tuple(shards))
+        vectors = model.compute.vectors(workload_of_plan(listed, with_profiles(task)))
+        alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
+        order = np.argsort(-alone_ms, kind="stable")
+        place = {shapes[k]: i for i, k in enumerate(order.tolist())}
+        table, num_cols = np.array(shapes)[order].T
+        return cls(
+            whole=tuple(place[i, table.embedding_dim] for i, table in enumerate(task.tables)),
+            half={
+                shape: place[i, width // 2]
+                for (i, width), shape in place.items()
+                if (i, width // 2) in place
+            },
+            table=table,
+            num_cols=num_cols,
+            size_bytes=np.array([shards[k].bytes_on(task.topology) for k in order.tolist()]),
+            vectors=vectors[order],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The rank of every shard of a node; infinite cost where none was found."""
+
+    cost_ms: float
+    shapes: Indices
+    ranks: Indices
+
+
+class _GreedyGrid:
+    """The inner search, for many nodes and all limits at once: they do not see each other."""
+
+    def __init__(
+        self, task: ShardingTask, model: LearnedCostModel, shapes: _Shapes, limits: Floats
+    ) -> None:
+        self._model = model
+        self._hosts = model.hosts(task.topology)
+        self._shapes = shapes
+        total = sum(table.embedding_dim for table in task.tables)
+        self._most_cols = limits * (total / task.topology.world_size)
+        self._most_bytes = np.array(task.topology.rank_memory_bytes)
+        self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
+
+    def place(self, nodes: Sequence[Node]) -> list[_Placement]:
+        """The best placement of each of some nodes with the same number of shards.
+
+        Nodes that differ in the order of their shards are placed once: it is the same placement.
+        """
+        # shapes are numbered in descending order of cost
+        in_order = [tuple(sorted(node)) for node in nodes]
+        different = list(dict.fromkeys(in_order))
+        placed = dict(zip(different, self._place(np.array(different)), strict=True))
+        return [placed[node] for node in in_order]
+
+    def _place(self, nodes: Indices) -> Iterator[_Placement]:
+        """Of nodes [N, S], each in the order in which its shards are placed."""
+        shapes = self._shapes
+        num_nodes, num_shards = nodes.shape
+        runs = (num_nodes, len(self._most_cols))
+        on_ranks = (*runs, self._hosts.world_size)
+        sums = np.zeros((*on_ranks, shapes.vectors.shape[1]))
+        used = np.zeros(on_ranks, dtype=np.int64)
+        cols, count = np.zeros(on_ranks), np.zeros(on_ranks)
+        ranks = np.zeros((*runs, num_shards), dtype=np.int64)
+        found = np.ones(runs, dtype=bool)
+        run = tuple(np.indices(runs))
+        for i, shape in enumerate(nodes.T):
+            vector = shapes.vectors[shape][:, None]
+            size, width = (of[shape][:, None] for of in (shapes.size_bytes, shapes.num_cols))
+            fits = (used + size[..., None] <= self._most_bytes) & (
+                cols + width[..., None] <= self._most_cols[:, None]
+            )
+            found &= fits.any(axis=-1)
+            times = self._compute_ms(sums + vector[:, :, None], np.ones(on_ranks))
+            times = np.where(fits, times, np.inf)
+            least = times == times.min(axis=-1, keepdims=True)
+            rank = np.where(least, used, np.inf).argmin(axis=-1)
+            ranks[..., i] = rank
+            sums[(*run, rank)] += vector
+            used[(*run, rank)] += size
+            cols[(*run, rank)] += width
+            count[(*run, rank)] += 1
+        costs = np.where(found, self._costs_ms(sums, cols, count), np.inf)
+        for of_limits, node_ranks, node in zip(costs, ranks, nodes, strict=True):
+            best = int(of_limits.argmin())
+            yield _Placement(float(of_limits[best]), node, node_ranks[best])
+
+    def _compute_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
+        """[...], both directions, of sums [..., V]."""
+        flat = sums.reshape(-1, sums.shape[-1])
+        times: Floats = self._model.compute.times_ms(flat, num_lookups.reshape(-1)).sum(axis=1)
+        return times.reshape(sums.shape[:-1])
+
+    def _costs_ms(self, sums: Floats, cols: Floats, count: Floats) -> Floats:
+        """[N, L], `PlanCost.cost_ms` of ranks' sums [N, L, W, V], columns and shards [N, L, W]."""
+        totals = self._compute_ms(sums, np.minimum(count, 1.0))
+        num_ranks = totals.shape[-1]
+        volume = cols.reshape(-1, num_ranks) * self._col_bytes
+        num_shards = count.reshape(-1, num_ranks)
+        none = np.zeros(len(volume))
+        for kind in ("fwd_comm", "bwd_comm"):
+            totals += self._model.communication.times_ms(
+                kind, volume, num_shards, none, none, self._hosts
+            ).reshape(totals.shape)
+        costs: Floats = totals.max(axis=-1)
+        return costs
+
+
+def _widths(num_cols: int) -> Iterator[int]:
+    """A shard's columns, their half, its half, ... as long as they are multiples of 4."""
+    yield num_cols
+    while num_cols % (2 * COLUMN_MULTIPLE) == 0:
+        num_cols //= 2
+        yield num_cols
+
+
+def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
+    """One shard for all that a rank has of a table, in neighbouring columns."""
+    cols: list[dict[int, int]] = [{} for _ in task.tables]
+    for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
+        of_table = cols[shapes.table[shape]]
+        of_table[rank] = of_table.get(rank, 0) + int(shapes.num_cols[shape])
+    shards = []
+    for table, of_table in zip(task.tables, cols, strict=True):
+        start = 0
+        for rank, num_cols in sorted(of_table.items()):
+            columns = (start, start + num_cols)
+            shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
+            start += num_cols
+    return tuple(shards)
+
+
+def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> InfeasibleTaskError:
+    topology = task.topology
+    largest = max(task.tables, key=topology.table_bytes)
+    return InfeasibleTaskError(
+        f"the search of the NeuroShard paper found no plan, though there may be one; choices of "
+        f"at most {max_splits} column splits tried: {num_nodes:,}; tables of "
+        f"{task.table_bytes / GIB:.2f} GiB, the largest {largest.name!r} with "
+        f"{topology.table_bytes(largest):,} B, on {topology.world_size} ranks of "
+        f"{topology.rank_memory_text}; use sharder=neuroshard, add ranks, or raise "
+        "topology.memory_gib"
+    )

@@ -1,0 +1,286 @@
+"""Sharders side by side on one set of tasks under the learned cost model: plans, costs, times."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.compared import (
+    SHARDERS_HELP,
+    Rows,
+    costs_of,
+    markdown,
+    over_best,
+    planner_of,
+    quiet,
+    read_rows,
+    reference_of,
+    versus,
+)
+from dlrm_sharded.cost.learned import with_profiles
+from dlrm_sharded.data.task_sets import TASK_SETS, TaskOfSet
+from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
+from dlrm_sharded.planning import Planner
+
+SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup", "lookup", "dim", "size")
+INFEASIBLE = "infeasible"
+MIB_OF_MAXRSS = 1 / 1024
+"""Linux counts in KiB."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
+    parser.add_argument("--num", type=int, help="tasks; all of the set if not given")
+    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    parser.add_argument("--sharders", nargs="+", default=SHARDERS, help=SHARDERS_HELP)
+    parser.add_argument("--reference", help="to compare the others with [neuroshard_paper]")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the ranks")
+    parser.add_argument(
+        "--limit-s", type=float, default=600, help="for a plan of a scale set [%(default)s]"
+    )
+    parser.add_argument("--jsonl", type=Path, help="new file, a line for each plan")
+    parser.add_argument(
+        "--from", type=Path, dest="from_file", help="tables of such a file, nothing is run"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.from_file:
+        report(read_rows(options.from_file), options.reference)
+        return
+    reference_of(options.reference, options.sharders)
+    rows = Rows(options.jsonl)
+    case = Case(options.task_set, options.seed, options.num, options.device)
+    run_each = _run_apart if options.task_set.startswith("scale") else _run_here
+    run_each(case, options.sharders, rows, options.limit_s)
+    report(rows.rows, options.reference)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A set of tasks, for ranks on one kind of device."""
+
+    task_set: str
+    seed: int
+    num: int | None
+    device: str
+
+    def tasks(self) -> list[TaskOfSet]:
+        """With access profiles, which would else be part of some sharders' time."""
+        given = {} if self.num is None else {"num": self.num}
+        found = []
+        for of_set in TASK_SETS[self.task_set](self.seed, **given):
+            task = with_profiles(of_set.task)
+            topology = dataclasses.replace(task.topology, compute_device=self.device)
+            found.append(
+                dataclasses.replace(of_set, task=dataclasses.replace(task, topology=topology))
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a sharder made of a task: costs, or why not.
+
+    Args:
+        solve_s: as the plan says; else until there was an error.
+        refused: the sharder says that it finds no plan, rather than to fail in another way.
+        before_mib, peak_mib: resident memory of the process that did nothing else.
+    """
+
+    number: int
+    kind: str
+    num_tables: int
+    world_size: int
+    sharder: str
+    solve_s: float
+    num_shards: int | None = None
+    cost_ms: float | None = None
+    critical_path_ms: float | None = None
+    lower_bound_ms: float | None = None
+    gap: float | None = None
+    error: str | None = None
+    refused: bool = False
+    before_mib: float | None = None
+    peak_mib: float | None = None
+
+
+def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> Outcome:
+    """A plan, and its cost under the planner's cost model, whatever the sharder predicts."""
+    task = of_set.task
+    started = time.perf_counter()
+
+    def of(solve_s: float, **found: Any) -> Outcome:
+        return Outcome(
+            number,
+            of_set.kind,
+            len(task.tables),
+            task.topology.world_size,
+            sharder,
+            solve_s,
+            **found,
+        )
+
+    try:
+        plan = planner.plan(task)
+    except ShardingError as error:
+        return of(
+            time.perf_counter() - started,
+            error=f"{type(error).__name__}: {error}",
+            refused=isinstance(error, InfeasibleTaskError),
+        )
+    solve_s = time.perf_counter() - started if plan.solve_s is None else plan.solve_s
+    assert planner.cost_model is not None
+    cost = planner.cost_model.predict(plan, task)
+    return of(
+        solve_s,
+        num_shards=len(plan.shards),
+        cost_ms=cost.cost_ms,
+        critical_path_ms=cost.critical_path_ms,
+        lower_bound_ms=plan.lower_bound_ms,
+        gap=plan.gap,
+    )
+
+
+def _run_here(case: Case, sharders: Sequence[str], rows: Rows, _: float) -> None:
+    quiet()
+    planners = {sharder: planner_of(sharder, device=case.device) for sharder in sharders}
+    for number, of_set in enumerate(tqdm(case.tasks(), unit="task")):
+        for sharder, planner in planners.items():
+            rows.add(dataclasses.asdict(outcome(number, of_set, sharder, planner)))
+
+
+def _run_apart(case: Case, sharders: Sequence[str], rows: Rows, limit_s: float) -> None:
+    """A new process for every plan, so that each has its own peak of memory."""
+    context = multiprocessing.get_context("spawn")
+    for number, of_set in enumerate(case.tasks()):
+        for sharder in sharders:
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_send_outcome, args=(sender, case, number, sharder))
+            process.start()
+            sender.close()
+            found = Outcome(
+                number,
+                of_set.kind,
+                len(of_set.task.tables),
+                of_set.task.topology.world_size,
+                sharder,
+                solve_s=limit_s,
+                error=f"no plan within {limit_s:g} s",
+            )
+            try:
+                receiver.recv()  # it is ready to plan
+                if receiver.poll(limit_s):
+                    found = receiver.recv()
+            except EOFError:
+                process.join()
+                ended = f"its process ended with exit code {process.exitcode}"
+                found = dataclasses.replace(found, error=ended)
+            process.kill()
+            process.join()
+            rows.add(dataclasses.asdict(found))
+            print(_scale_line(rows.rows[-1]), flush=True)
+
+
+def _send_outcome(sender: Connection, case: Case, number: int, sharder: str) -> None:
+    quiet()
+    of_set, planner = case.tasks()[number], planner_of(sharder, device=case.device)
+    before_mib = _peak_mib()
+    sender.send("ready")
+    found = outcome(number, of_set, sharder, planner)
+    sender.send(dataclasses.replace(found, before_mib=before_mib, peak_mib=_peak_mib()))
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MIB_OF_MAXRSS
+
+
+def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None:
+    """Tables of all rows: who finds plans, in what time, at what cost."""
+    feasible = [row for row in rows if row["kind"] != INFEASIBLE]
+    sharders = list(dict.fromkeys(row["sharder"] for row in feasible))
+    reference = reference_of(chosen_reference, sharders)
+    costs = costs_of(feasible)
+    num_common, of_best = over_best(costs)
+    bounds = _bounds(feasible)
+    lines = []
+    for sharder in sharders:
+        own = [row for row in feasible if row["sharder"] == sharder]
+        solve_s = [row["solve_s"] for row in own]
+        against = versus(costs, sharder, reference)
+        gaps = [
+            cost / bounds[number] - 1 for number, cost in costs[sharder].items() if number in bounds
+        ]
+        lines.append(
+            [
+                sharder,
+                f"{len(costs[sharder])}/{len(own)}",
+                f"{np.mean(solve_s):.3f}",
+                f"{max(solve_s):.3f}",
+                f"{of_best[sharder]:.4f}",
+                against.num,
+                against,
+                f"{against.wins}/{against.ties}/{against.losses}",
+                f"{100 * np.mean(gaps):.1f}, {100 * max(gaps):.1f} ({len(gaps)})" if gaps else "-",
+            ]
+        )
+    header = [
+        "sharder",
+        "plans",
+        "s, mean (with or without a plan)",
+        "s, worst",
+        f"cost / best ({num_common} tasks that all solve)",
+        "both solve",
+        f"cost / {reference} [95 %]",
+        "wins/ties/losses",
+        "gap to bound, %: mean, worst (tasks)",
+    ]
+    print(f"\n{markdown(header, lines)}")
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    if any(row["peak_mib"] for row in rows):
+        print("\n" + "\n".join(_scale_line(row) for row in rows))
+    elif len(kinds) > 1:
+        print(f"\n{markdown(['sharder', *kinds], [_by_kind(rows, s, kinds) for s in sharders])}")
+
+
+def _bounds(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """The highest lower bound that any sharder proved, by task."""
+    bounds: dict[int, float] = {}
+    for row in rows:
+        if row["lower_bound_ms"] is not None:
+            bounds[row["number"]] = max(bounds.get(row["number"], 0.0), row["lower_bound_ms"])
+    return bounds
+
+
+def _by_kind(rows: Sequence[dict[str, Any]], sharder: str, kinds: Sequence[str]) -> list[str]:
+    """Plans found, of infeasible tasks those refused, of all tasks of each kind."""
+    cells = [sharder]
+    for kind in kinds:
+        own = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
+        key = "refused" if kind == INFEASIBLE else "cost_ms"
+        cells.append(f"{sum(bool(row[key]) for row in own)}/{len(own)}")
+    return cells
+
+
+def _scale_line(row: dict[str, Any]) -> str:
+    """Of one plan made in a process of its own."""
+    line = (
+        f"{row['num_tables']:6,} tables {row['world_size']:5,} ranks  {row['sharder']:20} "
+        f"{row['solve_s']:8.2f} s"
+    )
+    if row["peak_mib"] is not None:
+        line += f"  {row['peak_mib'] - row['before_mib']:8,.0f} MiB over {row['before_mib']:,.0f}"
+    if row["cost_ms"] is None:
+        return f"{line}  {row['error'][:100]}"
+    return f"{line}  cost {row['cost_ms']:9.2f} ms, {row['num_shards']:,} shards"

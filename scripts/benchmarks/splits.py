@@ -1,0 +1,213 @@
+"""Measured price of splits beside the predicted one: all pieces of a table over the whole.
+
+Each piece is looked up with the same other tables, whose own time is taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks.compared import Rows, markdown, mean_with_interval, quiet, read_rows
+from benchmarks.measured import NUM_BATCHES, OPTIMIZER, bench_config
+from dlrm_sharded.cost.alone import Bench, draw_ids
+from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
+from dlrm_sharded.cost.types import StageCost
+from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.data.task_sets import MEASURED_BATCH_SIZE
+from dlrm_sharded.distributed import process_group
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.provenance import device_name
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+DIMS = (16, 32, 48, 64, 96, 128)
+ROWS = (10_000, 3_000_000)
+IDS = (2.0, 40.0)
+MOST_TABLE_BYTES, MOST_OTHER_BYTES = GIB, GIB // 2
+NUM_OTHERS, IDS_OF_OTHERS = 6, 10.0
+WHOLE, AGAIN, OTHERS = "whole", "whole again", "others"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tables", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="each piece is built and measured anew"
+    )
+    parser.add_argument("--iterations", type=int, default=8, help="of one piece in one round")
+    parser.add_argument("--jsonl", type=Path, help="new file, a line for each table")
+    parser.add_argument(
+        "--from", type=Path, dest="from_file", help="table of such a file, nothing is run"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.from_file:
+        report(read_rows(options.from_file))
+        return
+    rows = Rows(options.jsonl)
+    quiet()
+    torch.set_num_threads(1)
+    with process_group() as rank:
+        device = rank.device
+        model = learned_cost_model(hardware=device_name(device), device=device.type)
+        table_bytes = MOST_TABLE_BYTES + MOST_OTHER_BYTES
+        config = bench_config(options.iterations)
+        bench = Bench(config, device, table_bytes=table_bytes, optimizer=OPTIMIZER)
+        for number in tqdm(range(options.tables), unit="table"):
+            rng = np.random.default_rng([options.seed, number])
+            rows.add(_measured(bench, model, random_table(rng), rng, rounds=options.rounds))
+    report(rows.rows)
+
+
+def random_table(rng: np.random.Generator) -> Table:
+    """Rows and ids per sample even on a log scale."""
+    dim = int(rng.choice(DIMS))
+    num_rows = round(ROWS[0] * (ROWS[1] / ROWS[0]) ** rng.random())
+    ids = IDS[0] * (IDS[1] / IDS[0]) ** rng.random()
+    return Table("table", min(num_rows, MOST_TABLE_BYTES // (4 * dim)), dim, float(ids))
+
+
+def other_tables() -> tuple[Table, ...]:
+    """What else is on the rank: the same for all pieces."""
+    drawn = draw_tables(dlrm_datasets_pool(), num_tables=NUM_OTHERS, dims=DIMS, seed=0)
+    factor = IDS_OF_OTHERS / sum(table.pooling_factor for table in drawn)
+    most = MOST_OTHER_BYTES // NUM_OTHERS
+    return tuple(
+        dataclasses.replace(
+            table,
+            num_embeddings=min(table.num_embeddings, most // (4 * table.embedding_dim)),
+            pooling_factor=factor * table.pooling_factor,
+        )
+        for table in drawn
+    )
+
+
+def splits(table: Table) -> dict[str, list[tuple[Shard, int]]]:
+    """Ways to split a table: the pieces that are not alike, and how many of each there are."""
+    whole = Shard.whole(table, rank=0)
+    dim, quarter = table.embedding_dim, table.embedding_dim // 4
+    smaller = max(COLUMN_MULTIPLE, dim // 5 // COLUMN_MULTIPLE * COLUMN_MULTIPLE)
+
+    def cols(start: int, stop: int) -> Shard:
+        return dataclasses.replace(whole, cols=(start, stop))
+
+    ways = {
+        "columns, uneven halves": [(cols(0, smaller), 1), (cols(smaller, dim), 1)],
+        "columns, quarters": [(cols(0, quarter), 4)],
+    }
+    for blocks in (2, 4, 8):
+        first = row_blocks(table.num_embeddings, blocks)[0]
+        ways[f"rows, {blocks} blocks"] = [(dataclasses.replace(whole, rows=first), blocks)]
+    return ways
+
+
+def _measured(
+    bench: Bench,
+    model: LearnedCostModel,
+    table: Table,
+    rng: np.random.Generator,
+    *,
+    rounds: int,
+) -> dict[str, Any]:
+    """Times of the pieces with the other tables, measured in random order and predicted."""
+    others = other_tables()
+    task = with_profiles(ShardingTask((table, *others), Topology(1, 2 * GIB), MEASURED_BATCH_SIZE))
+    ids = draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=NUM_BATCHES,
+        seed=int(rng.integers(2**32)),
+    )
+    background = [Shard.whole(other, rank=0) for other in others]
+    whole = Shard.whole(table, rank=0)
+    pieces: dict[str, list[Shard]] = {OTHERS: [], WHOLE: [whole], AGAIN: [whole]}
+    for way, parts in splits(table).items():
+        pieces |= {_name(way, i): [piece] for i, (piece, _) in enumerate(parts)}
+    names = list(pieces)
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for i in rng.permutation(len(names)):
+            cost = bench.measure([*background, *pieces[names[i]]], ids)
+            measured[names[i]].append(_total_ms(cost))
+    predicted = {}
+    for name, shards in pieces.items():
+        plan = ShardingPlan("", 1, (*background, *shards))
+        workload = workload_of_plan(plan, task)
+        cost = model.predict_workload(workload, model.hosts(task.topology)).per_rank[0]
+        predicted[name] = _total_ms(cost)
+    return {"table": table.to_json(), "measured_ms": measured, "predicted_ms": predicted}
+
+
+def _name(way: str, piece: int) -> str:
+    return f"{way}, {piece}"
+
+
+def _total_ms(cost: StageCost) -> float:
+    return cost.fwd_compute_ms + cost.bwd_compute_ms
+
+
+def prices(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Measured and predicted: pieces of each split over the whole table, both without the others.
+
+    Of the whole table itself, its times in ms; of `AGAIN`, its second measurement over the first.
+    """
+    # round by round, as the machine drifts
+    of_rounds = {
+        name: statistics.median(
+            time - other for time, other in zip(times, row["measured_ms"][OTHERS], strict=True)
+        )
+        for name, times in row["measured_ms"].items()
+    }
+    of_model = {
+        name: time - row["predicted_ms"][OTHERS] for name, time in row["predicted_ms"].items()
+    }
+    table = Table.from_json(row["table"])
+    found = {
+        WHOLE: (of_rounds[WHOLE], of_model[WHOLE]),
+        AGAIN: (of_rounds[AGAIN] / of_rounds[WHOLE], 1.0),
+    }
+    for way, parts in splits(table).items():
+        sums = [
+            sum(count * times[_name(way, i)] for i, (_, count) in enumerate(parts)) / times[WHOLE]
+            for times in (of_rounds, of_model)
+        ]
+        found[way] = (sums[0], sums[1])
+    return found
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """Bias and spread of the model's prices."""
+    by_name: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, pair in prices(row).items():
+            by_name.setdefault(name, []).append(pair)
+    lines = []
+    for name, pairs in by_name.items():
+        measured, predicted = np.array(pairs).T
+        ratios = measured / predicted
+        mean, low, high = mean_with_interval(ratios)
+        lines.append(
+            [
+                f"{name}, ms" if name == WHOLE else f"{name}, over whole",
+                len(pairs),
+                f"{measured.mean():.3f}",
+                f"{predicted.mean():.3f}",
+                f"{mean:.3f} [{low:.3f}, {high:.3f}]",
+                f"{np.std(ratios, ddof=1) if len(ratios) > 1 else 0:.3f}",
+                ", ".join(f"{q:.3f}" for q in np.percentile(ratios, [10, 50, 90])),
+            ]
+        )
+    header = ["price", "tables", "measured, mean", "predicted, mean"]
+    header += ["measured / predicted, mean [95 %]", "spread", "10, 50, 90 %"]
+    print(f"\n{markdown(header, lines)}")
