@@ -18,10 +18,13 @@ from dlrm_sharded.search.problem import Mask, Problem
 from dlrm_sharded.search.state import COLUMNS, ROWS, State, by_host
 from dlrm_sharded.task import GIB
 
+ANY_HOST = 0
+"""Mode of a cut into row blocks on the ranks of one host, whichever suits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a unit is cut: a mode of `State`, or the widths of its column pieces in steps."""
+    """How a unit is cut: a mode, or the widths of its column pieces in steps."""
 
     mode: int
     widths: tuple[int, ...] = ()
@@ -73,44 +76,55 @@ def cut_all(problem: Problem, target_ms: float) -> list[Cut]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A cut that fits a rank's memory: work of its costliest piece, loads of all ranks together."""
+
+    cut: Cut
+    work_ms: float
+    total_ms: float
+
+
 def _cut(problem: Problem, unit: int, target_ms: float) -> Cut:
     """The cheapest for all ranks together among cuts within the target, else that nearest to it."""
+    found = options(problem, unit)
+    if not found:
+        return Cut(COLUMNS, (1,) * int(problem.num_steps[unit]))
+    return min(found, key=lambda o: (max(0.0, o.work_ms - target_ms), o.total_ms)).cut
+
+
+def options(problem: Problem, unit: int) -> list[Option]:
+    """Whole, in any number of nearly even column pieces, in row blocks on all ranks or a host's."""
     world_size, capacity = problem.world_size, int(problem.capacity.max())
     first, steps = int(problem.first[unit]), int(problem.num_steps[unit])
-    found: list[tuple[float, float, int, Cut]] = []
-
-    def consider(cut: Cut, work_ms: float, total_ms: float, size_bytes: int) -> None:
-        if size_bytes <= capacity:
-            beyond_ms = max(0.0, work_ms - target_ms)
-            found.append((beyond_ms, total_ms, len(found), cut))
-
+    found = []
     for parts in range(1, min(steps, world_size) + 1):
         if parts > 1 and -(-steps // parts) == -(-steps // (parts - 1)):
             continue
         base, more = divmod(steps, parts)
         widths = (base + 1,) * more + (base,) * (parts - more)
         shapes = first + np.array(widths) - 1
-        work = problem.work_ms(problem.load[shapes])
+        if problem.size_bytes[shapes].max() > capacity:
+            continue
         shared_ms = float(problem.shared_ms[shapes].sum()) * world_size
-        consider(
-            Cut(COLUMNS, widths),
-            float(work.max()),
-            float(problem.load[shapes].sum()) + shared_ms,
-            int(problem.size_bytes[shapes].max()),
+        found.append(
+            Option(
+                Cut(COLUMNS, widths),
+                float(problem.work_ms(problem.load[shapes]).max()),
+                float(problem.load[shapes].sum()) + shared_ms,
+            )
         )
     for mode, blocks, size in (
         (ROWS, problem.rows, world_size),
-        (0, problem.host_rows, problem.hosts.ranks_per_host),
+        (ANY_HOST, problem.host_rows, problem.hosts.ranks_per_host),
     ):
-        if blocks is None or not blocks.possible[unit]:
+        if blocks is None or not blocks.possible[unit] or blocks.size_bytes[unit] > capacity:
             continue
         load = blocks.load[unit]
         total_ms = (float(load.sum()) + blocks.fixed_ms) * size
         total_ms += float(blocks.shared_ms[unit]) * world_size
-        consider(Cut(mode), float(problem.work_ms(load)), total_ms, int(blocks.size_bytes[unit]))
-    if not found:
-        return Cut(COLUMNS, (1,) * steps)
-    return min(found)[-1]
+        found.append(Option(Cut(mode), float(problem.work_ms(load)), total_ms))
+    return found
 
 
 def _with_row_blocks(problem: Problem, cuts: Sequence[Cut]) -> State | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.search.construct import may_hold
+from dlrm_sharded.search.construct import ANY_HOST, Option, may_hold, options
 from dlrm_sharded.search.state import COLUMNS, ROWS, State, by_host
 
 DOUBLINGS = 7
@@ -34,6 +34,9 @@ MANY_RANKS, LEAST_LOADED, AT_RANDOM = 128, 32, 16
 """Of more than so many ranks, changes are tried with the least loaded ones and some others."""
 
 NUM_TRIED, NUM_ROW_CUTS, MAX_ROW_UNITS = 3, 2, 16
+
+NUM_COSTLIEST, NUM_OPTIONS, KEEP_CUTS = 3, 6, 0.4
+"""A rebuild cuts one of so many units in one of so many ways; none at all in this share."""
 TOLERANCE = 1e-7
 
 Step = tuple[int, int, int]
@@ -99,6 +102,7 @@ class Improver:
     """Changes one state for the better.
 
     Args:
+        splits: whether tables may be cut into more pieces than they are in.
         within: limits beside memory and constraints.
     """
 
@@ -108,12 +112,15 @@ class Improver:
         rng: np.random.Generator,
         clock: Clock,
         *,
+        splits: bool = True,
         within: Limits | None = None,
     ) -> None:
         self._state = state
         self._rng = rng
         self._clock = clock
+        self._splits = splits
         self._within = within
+        self._known_options: dict[int, list[Option]] = {}
         self._changeable = within.changeable() if within else None
 
     def descend(self, max_stuck: int = MANY_RANKS) -> None:
@@ -138,25 +145,88 @@ class Improver:
             else:
                 stuck.add(rank)
 
-    def kick(self) -> None:
-        """Exchange a few pieces of the fullest rank at random, to leave a local optimum."""
+    def rebuild(self) -> bool:
+        """Take all pieces from the fullest rank and a few others, and place them anew.
+
+        One of the costliest tables of the fullest rank may be cut in another way. False where that
+        could not be done within memory and limits; the state may have changed then.
+        """
         state, rng = self._state, self._rng
         potential = _Potential(state)
-        fullest = int((potential.powers * potential.slope).sum(axis=1).argmax())
-        for _ in range(int(rng.integers(1, 4))):
-            slots = state.on_rank[fullest]
-            if not slots or state.problem.world_size == 1:
-                return
-            slot = slots[int(rng.integers(len(slots)))]
-            others = np.flatnonzero((state.piece_rank >= 0) & (state.piece_rank != fullest))
-            if not len(others):
-                return
-            other = int(others[rng.integers(len(others))])
-            steps = self._swap_steps(slot, other)
-            if steps and self._fit(steps):
-                for step in steps:
-                    self._apply(step)
+        weight = (potential.powers * potential.slope).sum(axis=1)
+        fullest = int(weight.argmax())
+        ranks = {fullest, int(state.load.sum(axis=1).argmin())}
+        ranks.update(rng.integers(state.problem.world_size, size=rng.integers(1, 4)).tolist())
+        pieces: list[tuple[int, int]] = []
+        if self._splits:
+            pieces += self._recut(fullest)
+        for rank in sorted(ranks):
+            for slot in self._slots(rank).tolist():
+                unit = int(state.piece_unit[slot])
+                pieces.append((unit, state.widths[unit][rank]))
+                state.set_width(unit, rank, 0)
         state.refresh()
+        return self._insert(pieces)
+
+    def _recut(self, rank: int) -> list[tuple[int, int]]:
+        """Take one of the costliest units of a rank from everywhere; its pieces in another cut."""
+        state, problem, rng = self._state, self._state.problem, self._rng
+        slots = self._slots(rank)
+        work = problem.work_ms(problem.load[state.piece_shape[slots]])
+        costliest = slots[np.argsort(-work, kind="stable")[:NUM_COSTLIEST]]
+        units = [*state.piece_unit[costliest].tolist()]
+        units += rng.permutation(np.flatnonzero(state.mode != COLUMNS))[:1].tolist()
+        units = [u for u in units if problem.num_steps[u] > 1 or problem.rows.possible[u]]
+        if not units or rng.random() < KEEP_CUTS:
+            return []
+        unit = int(units[rng.integers(len(units))])
+        found = self._options(unit)
+        if not found:
+            return []
+        cut = found[int(rng.integers(len(found)))].cut
+        for other in list(state.widths[unit]):
+            state.set_width(unit, other, 0)
+        mode = cut.mode
+        if mode == ANY_HOST:
+            loads = by_host(state.load.sum(axis=1), state.num_hosts).sum(axis=1)
+            may = by_host(may_hold(state, unit), state.num_hosts).all(axis=1)
+            mode = int(np.where(may, loads, np.inf).argmin()) if may.any() else COLUMNS
+        state.set_mode(unit, mode)
+        if mode == COLUMNS:
+            return [(unit, width) for width in cut.widths or (int(problem.num_steps[unit]),)]
+        return []
+
+    def _options(self, unit: int) -> list[Option]:
+        if unit not in self._known_options:
+            found = options(self._state.problem, unit)
+            self._known_options[unit] = sorted(found, key=lambda o: o.total_ms)[:NUM_OPTIONS]
+        return self._known_options[unit]
+
+    def _insert(self, pieces: list[tuple[int, int]]) -> bool:
+        """Roughly the costliest first, each where it adds least to the 8-norm of the loads."""
+        state, problem = self._state, self._state.problem
+        if (state.free_bytes < 0).any():
+            return False
+        shape = np.array([problem.first[unit] + width - 1 for unit, width in pieces])
+        work = problem.work_ms(problem.load[shape]) * self._rng.uniform(0.8, 1.2, len(pieces))
+        load, free = state.load.copy(), state.free_bytes.copy()
+        mean = np.maximum(load.mean(axis=0), 1e-12)
+        for i in np.argsort(-work, kind="stable").tolist():
+            unit, width = pieces[i]
+            before = load / mean
+            after = before + problem.load[shape[i]] / mean
+            for _ in range(3):
+                before, after = before * before, after * after
+            fits = (free >= problem.size_bytes[shape[i]]) & may_hold(state, unit)
+            fits[list(state.widths[unit])] = False
+            if not fits.any():
+                return False
+            rank = int(np.where(fits, (after - before) @ mean, np.inf).argmin())
+            state.set_width(unit, rank, width)
+            load[rank] += problem.load[shape[i]]
+            free[rank] -= problem.size_bytes[shape[i]]
+        state.refresh()
+        return True
 
     def _fullest(self, potential: _Potential, stuck: set[int]) -> int | None:
         weight = (potential.powers * potential.slope).sum(axis=1)
@@ -260,6 +330,8 @@ class Improver:
         gains += (change + problem.shared_ms[moved])[:, None]
         room = state.free_bytes[others]
         fits = problem.size_bytes[moved][:, None] <= room
+        if not self._splits:
+            fits &= is_whole[:, None]
         # where a rank has a piece of the unit already, the two become one
         merged: dict[tuple[int, int], int] = {}
         place = {int(other): i for i, other in enumerate(others)}
@@ -371,7 +443,7 @@ class Improver:
     def _row_cuts(self, rank: int, potential: _Potential) -> list[tuple[float, list[Step]]]:
         """The costliest units of a rank cut into row blocks, on all ranks or on those of a host."""
         state, problem = self._state, self._state.problem
-        slots = self._slots(rank)
+        slots = self._slots(rank) if self._splits else self._slots(rank)[:0]
         work = problem.work_ms(problem.load[state.piece_shape[slots]])
         costliest = slots[np.argsort(-work, kind="stable")[:NUM_ROW_CUTS]]
         units = [

@@ -9,6 +9,7 @@ V numbers of a shard (`cost/compute.py`), A = V + 2 + L.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,6 +39,7 @@ class Blocks:
         possible: [U].
         asks: [U, A], what one block adds to its rank, see `Problem.asks`.
         load: [U, L], likewise.
+        margin: [U, L], as for column shapes.
         size_bytes: [U], of one block.
         reduce_volume: [U].
         shared_ms: [U], what every rank pays for it.
@@ -47,10 +49,18 @@ class Blocks:
     possible: Mask
     asks: Floats
     load: Floats
+    margin: Floats
     size_bytes: Indices
-    reduce_volume: Floats
     shared_ms: Floats
     fixed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitError:
+    """By what share of its computation the model may underprice a piece of a table."""
+
+    columns: float
+    rows: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,7 @@ class Problem:
         asks: [N, A], what a shape adds to its rank: vector, volume, column shards, and to its loads
             what does not depend on the rest: the margin of pieces, the reduce-scatters of a host.
         load: [N, L], in ms, on a rank that reads what ranks read in the mean.
+        margin: [N, L], what of the load is a margin for the model's error on pieces.
         shared_ms: [N], what every rank pays for it.
         size_bytes: [N].
         host_load: [N], ms if its host is the fullest.
@@ -113,6 +124,7 @@ class Problem:
     first: Indices
     asks: Floats
     load: Floats
+    margin: Floats
     shared_ms: Floats
     size_bytes: Indices
     host_load: Floats
@@ -140,6 +152,19 @@ class Problem:
         """[U]."""
         return np.diff(self.first)
 
+    def without_margin(self) -> Problem:
+        """The same with pieces at their predicted price."""
+
+        def plain(of: P) -> P:
+            asks = of.asks.copy()
+            asks[:, -of.load.shape[1] :] -= of.margin
+            return dataclasses.replace(
+                of, asks=asks, load=of.load - of.margin, margin=np.zeros_like(of.margin)
+            )
+
+        rows, host_rows = plain(self.rows), self.host_rows and plain(self.host_rows)
+        return dataclasses.replace(plain(self), rows=rows, host_rows=host_rows)
+
     def work_ms(self, load: Floats) -> Floats:
         """[...], of loads [..., L], a rank's computation, with its exchanges as far as they add."""
         work: Floats = load[..., :3].sum(axis=-1)
@@ -161,14 +186,14 @@ class Problem:
         constraints: Constraints,
         *,
         critical_path_share: float,
-        split_error: float,
+        split_error: SplitError,
     ) -> Problem:
         """The problem of a task whose tables all have a reuse histogram.
 
         Args:
             critical_path_share: of the critical path in the objective; the rest is the cost.
-            split_error: share of its computation by which pieces of a table are priced higher, so
-                that no split is made for a gain that is within the model's error on it.
+            split_error: pieces of a table are priced higher by it, so that no split is made for a
+                gain that is within the model's error on it.
         """
         shapes = Shapes.of(task, model.compute, max_widths=MAX_WIDTHS)
         hosts = model.hosts(task.topology)
@@ -187,7 +212,7 @@ class Problem:
         partial[kept.first[1:] - 1] = False
         weights = Weights(critical_path_share, prices)
         pricing = _Pricing(model, prices, weights, split_error, read_mb)
-        columns_load, columns_margin = pricing.load(columns, partial)
+        columns_load, columns_margin = pricing.load(columns, partial * split_error.columns)
         splittable = np.array([len(group) == 1 and group[0] not in unsplit for group in tables])
         allowed = constraints.allowed(tables, named, hosts.world_size)
         apart = constraints.apart_groups(tables, named)
@@ -206,6 +231,7 @@ class Problem:
                 [columns.vectors, columns.volume, kept.num_shards, columns_margin]
             ),
             load=columns_load,
+            margin=columns_margin,
             shared_ms=prices.total * columns.volume + prices.shard * kept.num_shards,
             size_bytes=columns.size_bytes,
             host_load=prices.fullest_host * columns.volume,
@@ -217,6 +243,9 @@ class Problem:
             if shapes.host_rows is None
             else pricing.blocks(shapes.host_rows, single, by_rows, hosts.world_size),
         )
+
+
+P = TypeVar("P", Problem, Blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +300,14 @@ class _Pricing:
     model: LearnedCostModel
     prices: ExchangePrices
     weights: Weights
-    split_error: float
+    split_error: SplitError
     read_mb: float
 
-    def load(self, pieces: Pieces, partial: Mask) -> tuple[Floats, Floats]:
+    def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
         """[n, L] twice: the load, see `Problem.load`, and how much of it is margin."""
         read_mb = np.maximum(pieces.vectors[:, -1], self.read_mb)
         work = self.model.compute.work_ms(pieces.vectors, read_mb)
-        error = np.where(partial, self.split_error, 0.0)[:, None]
-        margin = self.weights.loads(work * error, 0.0 * pieces.volume)
+        margin = self.weights.loads(work * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(work, pieces.volume) + margin, margin
 
     def blocks(self, blocks: RowBlocks, table: Indices, may: Mask, world_size: int) -> Blocks:
@@ -288,7 +316,8 @@ class _Pricing:
             blocks.block.size_bytes[table],
             blocks.block.volume[table],
         )
-        load, extra = self.load(pieces, np.ones(len(table), dtype=bool))
+        load, margin = self.load(pieces, np.full(len(table), self.split_error.rows))
+        extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
         shared_ms = self.prices.total * pieces.volume * blocks.num_blocks
         fixed_ms = self.prices.reduce_fixed
@@ -306,8 +335,8 @@ class _Pricing:
                 [pieces.vectors, pieces.volume, np.full(len(table), has_shard), extra]
             ),
             load=load,
+            margin=margin,
             size_bytes=pieces.size_bytes,
-            reduce_volume=reduce_volume,
             shared_ms=shared_ms + np.zeros(len(table)),
             fixed_ms=fixed_ms,
         )

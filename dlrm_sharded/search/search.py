@@ -18,7 +18,7 @@ TARGETS = (1.0, 1.1, 1.3, 2.0)
 
 IMPROVEMENT = 1e-6
 MAX_STUCK = 8
-"""Ranks without a better change, at which a kick is given up."""
+"""Ranks without a better change, at which the descent after a rebuild ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Effort:
     """When a search stops.
 
     Args:
-        patience: after so many kicks in a row that did not lead to a better plan.
+        patience: after so many rebuilds in a row that did not lead to a better plan.
         good_gap: or at this distance from the lower bound, relative to it.
         clock: or then.
     """
@@ -55,24 +55,30 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
         Improver(state, rng, effort.clock).descend()
         if best is None or state.objective_ms < best.objective_ms:
             best = state
-    if best is not None:
-        _kick(best, Improver(best, rng, effort.clock), good_ms, effort)
+    if best is None:
+        return None
+    _rebuild(best, Improver(best, rng, effort.clock), good_ms, effort)
+    # which splits pay is decided with the margin; how ranks are balanced, without it
+    best = best.copy_for(problem.without_margin())
+    improver = Improver(best, rng, effort.clock, splits=False)
+    improver.descend()
+    _rebuild(best, improver, good_ms, effort)
     return best
 
 
-def _kick(state: State, improver: Improver, good_ms: float, effort: Effort) -> None:
-    """Leave the local optimum at random, descend, and go back unless that was for the better."""
+def _rebuild(state: State, improver: Improver, good_ms: float, effort: Effort) -> None:
+    """Rebuild parts of a plan and descend; go back unless that led to a better one."""
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
     while failures < effort.patience and best_ms > good_ms and not effort.clock.is_over:
-        improver.kick()
-        improver.descend(max_stuck=MAX_STUCK)
-        if state.objective_ms < best_ms * (1 - IMPROVEMENT):
-            best_ms, failures = state.objective_ms, 0
-            state.log.clear()
-        else:
-            state.undo()
-            failures += 1
+        if improver.rebuild():
+            improver.descend(max_stuck=MAX_STUCK)
+            if state.objective_ms < best_ms * (1 - IMPROVEMENT):
+                best_ms, failures = state.objective_ms, 0
+                state.log.clear()
+                continue
+        state.undo()
+        failures += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,20 @@ class State:
         self._touched: set[int] = set()
         self.log: list[Change] = []
 
+    def copy_for(self, problem: Problem) -> State:
+        """The same pieces, under another pricing of the problem."""
+        state = State(problem)
+        for unit, widths in enumerate(self.widths):
+            state.set_mode(unit, int(self.mode[unit]))
+            for rank, width in widths.items():
+                state.set_width(unit, rank, width)
+        state.refresh()
+        state.log.clear()
+        return state
+
     @property
     def objective_ms(self) -> float:
-        """What the search minimises: with the margin of splits."""
+        """What the search minimises: with the margin of pieces."""
         return float(self.load.max(axis=0).sum()) + float(self.host_load.max()) + self.shared_ms
 
     def host(self, rank: int) -> int:
