@@ -56,14 +56,6 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitError:
-    """By what share of its computation the model may underprice a piece of a table."""
-
-    columns: float
-    rows: float
-
-
-@dataclass(frozen=True, slots=True)
 class Weights:
     """How the loads of a rank follow from its stages, L = 4.
 
@@ -186,14 +178,14 @@ class Problem:
         constraints: Constraints,
         *,
         critical_path_share: float,
-        split_error: SplitError,
+        split_error: float,
     ) -> Problem:
         """The problem of a task whose tables all have a reuse histogram.
 
         Args:
             critical_path_share: of the critical path in the objective; the rest is the cost.
-            split_error: pieces of a table are priced higher by it, so that no split is made for a
-                gain that is within the model's error on it.
+            split_error: share of its computation by which a piece of a table is priced higher, so
+                that no split is made for a gain that is within the model's error on it.
         """
         shapes = Shapes.of(task, model.compute, max_widths=MAX_WIDTHS)
         hosts = model.hosts(task.topology)
@@ -212,7 +204,7 @@ class Problem:
         partial[kept.first[1:] - 1] = False
         weights = Weights(critical_path_share, prices)
         pricing = _Pricing(model, prices, weights, split_error, read_mb)
-        columns_load, columns_margin = pricing.load(columns, partial * split_error.columns)
+        columns_load, columns_margin = pricing.load(columns, partial * split_error)
         splittable = np.array([len(group) == 1 and group[0] not in unsplit for group in tables])
         allowed = constraints.allowed(tables, named, hosts.world_size)
         apart = constraints.apart_groups(tables, named)
@@ -300,7 +292,7 @@ class _Pricing:
     model: LearnedCostModel
     prices: ExchangePrices
     weights: Weights
-    split_error: SplitError
+    split_error: float
     read_mb: float
 
     def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
@@ -316,7 +308,7 @@ class _Pricing:
             blocks.block.size_bytes[table],
             blocks.block.volume[table],
         )
-        load, margin = self.load(pieces, np.full(len(table), self.split_error.rows))
+        load, margin = self.load(pieces, np.full(len(table), self.split_error))
         extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
         shared_ms = self.prices.total * pieces.volume * blocks.num_blocks

@@ -17,7 +17,7 @@ TARGETS = (1.0, 1.1, 1.3, 2.0)
 """What a piece's work may take, relative to the ranks' mean work in a plan that costs the bound."""
 
 IMPROVEMENT = 1e-6
-MAX_STUCK = 8
+MAX_STUCK = 1
 """Ranks without a better change, at which the descent after a rebuild ends."""
 
 

@@ -30,12 +30,12 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.construct import why_infeasible
 from dlrm_sharded.search.improve import Clock
 from dlrm_sharded.search.layout import shards_of, state_of
-from dlrm_sharded.search.problem import Problem, SplitError
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.search import Effort, Moves, search, search_near
 from dlrm_sharded.search.state import State
 from dlrm_sharded.task import GIB, ShardingTask
 
-GOOD_GAP = 0.002
+GOOD_GAP = 0.003
 
 
 class NeuroShardSharder:
@@ -46,9 +46,9 @@ class NeuroShardSharder:
         critical_path_share: of the critical path in what is minimised; the rest is the cost.
         time_budget_s: when the best plan so far is taken; small tasks end long before.
         patience: random restarts in a row without a better plan, after which the search ends.
-        column_split_error, row_split_error: a piece of a table is priced higher by this share of
-            its computation when it is decided what to split: a split must gain more than the cost
-            model is wrong about it (`python scripts/benchmark.py splits`).
+        split_error: a piece of a table is priced higher by this share of its computation when it
+            is decided what to split, so that a split gains more than the cost model is wrong about
+            it (`python scripts/benchmark.py splits`).
         pin, together, apart, unsplit, reserved_gib: see `Constraints`.
         warm_start: a plan.json, from which the search moves no more than it may.
         max_moved_tables, max_moved_gib: how far from it; None for no limit.
@@ -61,9 +61,8 @@ class NeuroShardSharder:
         critical_path_share: float = 0.05,
         seed: int = 0,
         time_budget_s: float = 10.0,
-        patience: int = 10,
-        column_split_error: float = 0.12,
-        row_split_error: float = 0.02,
+        patience: int = 20,
+        split_error: float = 0.05,
         pin: Mapping[str, Sequence[int]] | None = None,
         together: Sequence[Sequence[str]] = (),
         apart: Sequence[Sequence[str]] = (),
@@ -81,8 +80,7 @@ class NeuroShardSharder:
         check_count("sharder.seed", seed, least=0)
         check_number("sharder.time_budget_s", time_budget_s, above=True)
         check_count("sharder.patience", patience, least=0)
-        check_number("sharder.column_split_error", column_split_error)
-        check_number("sharder.row_split_error", row_split_error)
+        check_number("sharder.split_error", split_error)
         if max_moved_tables is not None:
             check_count("sharder.max_moved_tables", max_moved_tables, least=0)
         if max_moved_gib is not None:
@@ -97,7 +95,7 @@ class NeuroShardSharder:
         self._seed = seed
         self._time_budget_s = time_budget_s
         self._patience = patience
-        self._split_error = SplitError(column_split_error, row_split_error)
+        self._split_error = split_error
         self._constraints = Constraints(pin or {}, together, apart, unsplit, reserved_gib)
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
