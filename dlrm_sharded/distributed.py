@@ -136,10 +136,10 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 
 
 @contextmanager
-def all_or_none() -> Iterator[None]:
+def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Leave the block on all ranks, or raise on all ranks what the first failing one raised.
 
-    The error says which rank that was in `failed_rank`; rank 0 reports it.
+    The error says which rank that was in `failed_rank`; the group's rank 0 reports it.
 
     For work that every rank does on its own, such as opening files: no collectives inside, or the
     ranks that succeed would wait in them for those that failed.
@@ -149,14 +149,14 @@ def all_or_none() -> Iterator[None]:
         yield
     except Exception as raised:
         error = raised
-    errors: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, None if error is None else _sendable(error))
+    errors: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, None if error is None else _sendable(error), group=group)
     failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
     if failed is None:
         return
-    mine: Any = error if error is not None and failed == dist.get_rank() else errors[failed]
-    mine.failed_rank = failed
-    raise mine if dist.get_rank() == 0 else from_other_rank(mine)
+    mine: Any = error if error is not None and failed == dist.get_rank(group) else errors[failed]
+    mine.failed_rank = failed if group is None else dist.get_global_rank(group, failed)
+    raise mine if dist.get_rank(group) == 0 else from_other_rank(mine)
 
 
 def patient_group() -> dist.ProcessGroup:

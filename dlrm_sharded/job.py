@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.cli import build_planner
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.data.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
@@ -34,6 +35,9 @@ from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import ShardingPlan, write_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
+from dlrm_sharded.search.insight import Insight
+from dlrm_sharded.search.insight import insight as insight_of
+from dlrm_sharded.search.words import forecast
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
 from dlrm_sharded.training.result import OBJECTIVES, prediction, result_json, summary
@@ -105,12 +109,13 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     predicted_input_dist_ms = on_rank_zero(
         lambda: planner.predict_input_dist_ms(plan, task) if planner else None
     )
+    insight = on_rank_zero(lambda: _insight(planner, plan, task))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan))
         measured = _measure(job, plan, task, sharded, rank)
-        writer.plan(plan, task, measured, predicted_input_dist_ms)
+        writer.plan(plan, task, measured, predicted_input_dist_ms, insight)
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
@@ -178,8 +183,16 @@ def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> Shardin
         raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
     write_json(run_dir / "plan.json", plan.to_json())
     write_json(run_dir / "task.json", task.to_json())
-    log.info("%s: %d shards in %.3f s", plan.sharder, len(plan.shards), plan.solve_s or 0.0)
+    summary_of_plan = f"{plan.sharder}: {len(plan.shards)} shards in {plan.solve_s or 0.0:.3f} s"
+    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(plan)])))
     return plan
+
+
+def _insight(planner: Planner | None, plan: ShardingPlan, task: ShardingTask) -> Insight | None:
+    """None where nothing is predicted by a learned cost model."""
+    assert planner is not None
+    model = planner.cost_model
+    return insight_of(plan, task, model) if isinstance(model, LearnedCostModel) else None
 
 
 def _measure(

@@ -25,7 +25,12 @@ from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from dlrm_sharded.distributed import detect_topology, on_rank_zero
+from dlrm_sharded.distributed import (
+    all_or_none,
+    detect_topology,
+    on_rank_zero,
+    with_memory_of_all_ranks,
+)
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, validate
 from dlrm_sharded.sharders.base import Sharder
@@ -124,7 +129,7 @@ class ShardedPlanner(TorchRecPlanner):
     ) -> TorchRecPlan:
         """Plan on the group's rank 0; every rank gets the plan, or the exception."""
         chosen = get_default_sharders() if sharders is None else sharders
-        topology = self._topology or detect_topology(group=pg)
+        topology = self._topology or _topology_of_all_ranks(pg)
         return on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
 
     def _plan(
@@ -179,6 +184,12 @@ class ShardedPlanner(TorchRecPlanner):
         if unknown:
             raise ConfigError(f"pooling_factors names {sorted(unknown)}, which the model lacks")
         return _with_unique_names(found)
+
+
+def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
+    with all_or_none(group=group):
+        topology = detect_topology(group=group)
+    return with_memory_of_all_ranks(topology, group=group)
 
 
 def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str, Table]]:

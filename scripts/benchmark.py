@@ -9,6 +9,7 @@ python scripts/benchmark.py totals      which total of the stages predicts the s
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    what their plans cost when they are measured
 python scripts/benchmark.py splits      measured price of splits
+python scripts/benchmark.py hosts       what knowing the hosts is worth to a plan
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -21,6 +22,7 @@ import os
 from benchmarks import (
     costs,
     data,
+    hosts,
     launch,
     loop,
     measured,
@@ -40,6 +42,7 @@ PARTS = {
     "plans": plans,
     "measured": measured,
     "splits": splits,
+    "hosts": hosts,
 }
 
 

@@ -12,8 +12,11 @@ import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.cli import build_planner, exit_codes, run_hydra
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import write_json
+from dlrm_sharded.search.insight import insight
+from dlrm_sharded.search.words import forecast, sections
 from dlrm_sharded.task import GIB, read_task
 
 log = logging.getLogger("dlrm_sharded.plan")
@@ -29,20 +32,27 @@ def main(cfg: DictConfig) -> None:
         planner = build_planner(
             cfg, hardware=None, device=task.topology.compute_device, optimizer=None
         )
+        model = planner.cost_model
+        if cfg.explain and not isinstance(model, LearnedCostModel):
+            raise ConfigError("explain=true explains by a learned cost model: cost_model=learned")
         plan = planner.plan(task)
         write_json(cfg.out, plan.to_json())
         used = plan.bytes_by_rank(task.topology)
         log.info(
-            "%s: %d shards of %d tables in %.3f s; %.2f to %.2f GiB a rank, of %s; wrote %s",
+            "%s: %d shards of %d tables in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
             plan.sharder,
             len(plan.shards),
             len(task.tables),
             plan.solve_s or 0.0,
+            f"{expected}; " if (expected := forecast(plan)) else "",
             min(used) / GIB,
             max(used) / GIB,
             task.topology.rank_memory_text,
             cfg.out,
         )
+        if cfg.explain and isinstance(model, LearnedCostModel):
+            for section in sections(insight(plan, task, model)):
+                log.info("%s", "\n  ".join([section.title, *section.lines]))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,18 @@ Letters: T tables, N column shapes, W ranks.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.communication import ExchangePrices
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    CommunicationModel,
+    ExchangePrices,
+    Hosts,
+)
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
 from dlrm_sharded.cost.shapes import Pieces, RowBlocks, Shapes
@@ -31,8 +38,25 @@ NUM_HALVINGS = 20
 
 
 def lower_bound_ms(task: ShardingTask, model: LearnedCostModel) -> float:
-    """No plan that `validate` accepts is predicted a lower cost; inf where no plan fits at all."""
+    """No plan that `validate` accepts is predicted a lower cost; inf where surely none fits."""
     return _Relaxation(with_profiles(task), model).bound_ms()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Which shapes the tables of a plan have.
+
+    Args:
+        columns: whether there are column shards.
+        num_blocks: how many kinds of row blocks: those on all ranks, those on one host's.
+        fixed_ms: what exchanges take whatever they exchange, in the mean over ranks.
+        any_fixed_ms: likewise, on any rank.
+    """
+
+    columns: bool
+    num_blocks: int
+    fixed_ms: float
+    any_fixed_ms: float
 
 
 class _Relaxation:
@@ -40,70 +64,74 @@ class _Relaxation:
 
     def __init__(self, task: ShardingTask, model: LearnedCostModel) -> None:
         self._world_size = task.topology.world_size
-        self._capacity = max(task.topology.rank_memory_bytes)
+        memory = task.topology.rank_memory_bytes
+        self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)
         self._compute = model.compute
         self._launch_ms = float(model.compute.launch_ms(np.ones(1)).sum())
         self._shapes = shapes = Shapes.of(task, model.compute)
         hosts = model.hosts(task.topology)
         self._prices = prices = ExchangePrices.of(model.communication, hosts)
-        # what each rank pays at least for a byte of any rank: a subgradient of its time, which is
-        # convex and homogeneous, where volumes are even
-        self._floor = min(prices.even / self._world_size, prices.of_any_rank)
+        self._own, self._floor = _least_exchange_prices(model.communication, hosts)
         volume = shapes.columns.volume
         self._share = volume / volume[shapes.whole][shapes.table]
         self._column_work = self._work_ms(shapes.columns)
         self._column_comm = shapes.columns.volume * (prices.even / self._world_size) + prices.shard
-        self._blocks = [b for b in (shapes.rows, shapes.host_rows) if b is not None]
-        self._block_comm = [self._comm_of_blocks(blocks) for blocks in self._blocks]
+        kinds = [blocks for blocks in (shapes.rows, shapes.host_rows) if blocks is not None]
+        self._blocks = [(blocks, self._comm_of_blocks(blocks)) for blocks in kinds]
 
     def bound_ms(self) -> float:
-        """The least of plans without row blocks, with both kinds of tables, with row blocks only.
+        """The least of plans without row blocks, of row blocks on all ranks only, and of others.
 
         What an exchange takes whatever it exchanges is paid by those that have it.
         """
+        if self._too_large:
+            return math.inf
         fixed_ms, reduce_ms = self._prices.fixed, self._prices.reduce_fixed
+        least_ms = any_ms = reduce_ms
         if len(self._blocks) > 1:  # the ranks of one host may be all that reduce
-            reduce_ms = min(reduce_ms, self._prices.host_reduce_fixed / self._prices.num_hosts)
-        return min(
-            self._bound_ms(fixed_ms, columns=True, rows=False),
-            self._bound_ms(fixed_ms + reduce_ms, columns=True, rows=True),
-            self._bound_ms(reduce_ms, columns=False, rows=True),
+            least_ms = min(reduce_ms, self._prices.host_reduce_fixed / self._prices.num_hosts)
+            any_ms = 0.0
+        kinds = (
+            _Kind(True, 0, fixed_ms, fixed_ms),
+            _Kind(False, 1, reduce_ms, reduce_ms),
+            _Kind(True, len(self._blocks), fixed_ms + least_ms, fixed_ms + any_ms),
         )
+        return min(self._bound_ms(kind) for kind in kinds)
 
-    def _bound_ms(self, fixed_ms: float, *, columns: bool, rows: bool) -> float:
-        """The largest cost that plans of these kinds of tables do not undercut."""
-        low = self._mean_ms(math.inf, fixed_ms, columns=columns, rows=rows)
+    def _bound_ms(self, kind: _Kind) -> float:
+        """The largest cost that plans of a kind do not undercut."""
+        low = self._mean_ms(math.inf, kind)
         if low == math.inf:
             return low
         high = max(low, 1e-6)
-        while self._mean_ms(high, fixed_ms, columns=columns, rows=rows) > high:
+        while self._mean_ms(high, kind) > high:
             low, high = high, 2.0 * high
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            if self._mean_ms(middle, fixed_ms, columns=columns, rows=rows) > middle:
+            if self._mean_ms(middle, kind) > middle:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _mean_ms(self, limit_ms: float, fixed_ms: float, *, columns: bool, rows: bool) -> float:
+    def _mean_ms(self, limit_ms: float, kind: _Kind) -> float:
         """A lower bound of the ranks' mean cost in plans that cost `limit_ms` or less.
 
         inf where there is no such plan.
         """
-        prices, num_tables = self._prices, len(self._shapes.step)
-        any_rank_ms = fixed_ms + self._least_comm_ms(columns=columns, rows=rows)
+        num_tables = len(self._shapes.step)
+        any_rank_ms = kind.any_fixed_ms + self._least_comm_ms(kind)
         least = np.full(num_tables, np.inf)
         least_work = np.full(num_tables, np.inf)
 
         def fits(pieces: Pieces, work_ms: Floats) -> NDArray[np.bool_]:
-            alone_ms = work_ms + prices.own * pieces.volume + self._launch_ms + any_rank_ms
+            alone_ms = work_ms + self._own * pieces.volume + self._launch_ms + any_rank_ms
             within: NDArray[np.bool_] = (alone_ms <= limit_ms) & (
                 pieces.size_bytes <= self._capacity
             )
             return within
 
-        if columns:
+        if kind.columns:
             pieces, work_ms = self._shapes.columns, self._column_work
             allowed = fits(pieces, work_ms)
             of_table = self._shapes.first[:-1]
@@ -113,15 +141,14 @@ class _Relaxation:
             ):
                 whole_ms = np.where(allowed, ms / self._share, np.inf)
                 np.minimum(least_of, np.minimum.reduceat(whole_ms, of_table), out=least_of)
-        if rows:
-            for blocks, comm_ms in zip(self._blocks, self._block_comm, strict=True):
-                block_ms = self._work_ms(blocks.block)
-                allowed = blocks.possible & fits(blocks.block, block_ms)
-                work_ms = (blocks.num_blocks - 1) * block_ms + self._work_ms(blocks.last)
-                ms = np.where(allowed, work_ms / self._world_size + comm_ms, np.inf)
-                np.minimum(least, ms, out=least)
-                np.minimum(least_work, np.where(allowed, work_ms, np.inf), out=least_work)
-        mean_ms = float(least.sum()) + fixed_ms
+        for blocks, comm_ms in self._blocks[: kind.num_blocks]:
+            block_ms = self._work_ms(blocks.block)
+            allowed = blocks.possible & fits(blocks.block, block_ms)
+            work_ms = (blocks.num_blocks - 1) * block_ms + self._work_ms(blocks.last)
+            ms = np.where(allowed, work_ms / self._world_size + comm_ms, np.inf)
+            np.minimum(least, ms, out=least)
+            np.minimum(least_work, np.where(allowed, work_ms, np.inf), out=least_work)
+        mean_ms = float(least.sum()) + kind.fixed_ms
         if mean_ms == math.inf or limit_ms == math.inf:
             return mean_ms
         # ranks that hold anything launch a lookup; few of them cannot do all the work
@@ -144,15 +171,44 @@ class _Relaxation:
             reduce_ms = reduce_ms + blocks.block.volume * prices.even
         return reduce_ms * share
 
-    def _least_comm_ms(self, *, columns: bool, rows: bool) -> float:
+    def _least_comm_ms(self, kind: _Kind) -> float:
         """What every rank pays at least for the volumes of all tables."""
         least = np.full(len(self._shapes.step), np.inf)
-        if columns:
+        if kind.columns:
             least = self._floor * self._shapes.columns.volume[self._shapes.whole]
-        if rows:
-            for blocks, comm_ms in zip(self._blocks, self._block_comm, strict=True):
-                of_table = comm_ms
-                if blocks.num_blocks < self._world_size:  # only the ranks of one host reduce
-                    of_table = self._floor * blocks.block.volume * blocks.num_blocks
-                least = np.minimum(least, np.where(blocks.possible, of_table, np.inf))
+        for blocks, comm_ms in self._blocks[: kind.num_blocks]:
+            of_table = comm_ms
+            if blocks.num_blocks < self._world_size:  # only the ranks of one host reduce
+                of_table = self._floor * blocks.block.volume * blocks.num_blocks
+            least = np.minimum(least, np.where(blocks.possible, of_table, np.inf))
         return float(least[np.isfinite(least)].sum())
+
+
+def _least_exchange_prices(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
+    """What a rank's exchanges take at least: for a byte of its own, for one of any rank.
+
+    A maximum over ranks or hosts is no less than the mean over them. What a rank gets from others
+    may be nothing, but where all others are behind one link: there it is what is not its own.
+    """
+    if hosts.world_size == 1:
+        return 0.0, 0.0
+    links = (
+        ("intra", hosts.ranks_per_host - 1, hosts.intra_ms_per_mb),
+        ("inter", hosts.world_size - hosts.ranks_per_host, hosts.inter_ms_per_mb),
+    )
+    num_hosts = hosts.world_size // hosts.ranks_per_host
+    own = of_any = 0.0
+    for kind, of_own, of_others in (("fwd_comm", "out", "in"), ("bwd_comm", "in", "out")):
+        weights = model.exchange[EXCHANGES.index(kind)].tolist()
+        weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
+        own += weight["own_bytes"] * hosts.world_size
+        of_any += weight["all_bytes"]
+        for link, peers, ms_per_mb in links:
+            own += (weight[f"{of_own}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
+            maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
+            maxima = (maxima + weight["max_both_links"]) / hosts.world_size
+            of_any += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
+            if peers == hosts.world_size - 1:
+                own -= weight[f"{of_others}_{link}"] * ms_per_mb
+                of_any += weight[f"{of_others}_{link}"] * ms_per_mb
+    return max(own, 0.0) / 1e6, (of_any + min(own, 0.0)) / 1e6

@@ -23,6 +23,8 @@ METRICS = (
     "predicted_critical_path_ms",
     *(f"predicted_{stage}_ms" for stage in STAGES),
     "predicted_input_dist_ms",
+    "lower_bound_ms",
+    "gap",
     "plan_solve_s",
     "samples_per_s",
     "samples_per_s_p10",

@@ -39,6 +39,7 @@ IMBALANCE = Column(title="imbalance", figure="imbalance")
 PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
 THROUGHPUT = Column(title="samples/s", figure="samples_per_s", digits=0)
 GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
+GAP = Column(title="gap, %", figure="gap", digits=1, scale=100)
 PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
 STAGE_COLUMNS = (
     Column(title="critical path, ms", figure="critical_path_ms"),
@@ -50,6 +51,9 @@ ABOUT_MEANS = """\
 Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several.
 Against random: the gain in throughput, the mean over pairs of runs with the same seed, setting and
 hardware."""
+ABOUT_GAP = """\
+Gap: how far the plan's predicted embedding cost is, at most, above the least that any plan could
+have, in percent of that."""
 ABOUT_STAGES = """\
 In ms, of each stage the max over the ranks. The critical path is the sum of the four stages; input
 dist, the redistribution of the ids, comes before them. The embedding cost is the sum of the four on
@@ -64,6 +68,10 @@ def markdown(comparison: Comparison) -> str:
 
     In two tables of few columns: TensorBoard breaks words to fit in a wide one.
     """
+    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS], ABOUT_MEANS
+    if any(GAP.figure in row.figures for row in comparison.rows):
+        columns.insert(columns.index(PLANNING), GAP)
+        about_means = f"{ABOUT_MEANS} {ABOUT_GAP}"
     stage_columns, about_stages = STAGE_COLUMNS, ABOUT_STAGES
     if any(PREDICTION_ERROR in row.figures for row in comparison.rows):
         stage_columns = (*STAGE_COLUMNS, PREDICTION)
@@ -71,9 +79,9 @@ def markdown(comparison: Comparison) -> str:
     lines = [
         *(f"- {_escaped(line)}" for line in _about(comparison)),
         "",
-        *_markdown_table(comparison, [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS]),
+        *_markdown_table(comparison, columns),
         "",
-        ABOUT_MEANS,
+        about_means,
     ]
     if failures := _failures(comparison):
         lines += ["", "In no mean, as they did not succeed:", ""]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_number
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,9 @@ class Constraints:
     reserved_gib: float | Sequence[float] = 0.0
 
     def __post_init__(self) -> None:
+        self._check_form()
         reserved = self.reserved_gib
-        for gib in [reserved] if isinstance(reserved, int | float) else list(reserved):
+        for gib in reserved if isinstance(reserved, Sequence) else [reserved]:
             check_number("sharder.reserved_gib", gib)
         seen: set[str] = set()
         for group in self.together:
@@ -73,10 +74,12 @@ class Constraints:
                 both = sorted(set(group) & set(other))
                 if len(both) > 1:
                     raise ConfigError(f"sharder.together and sharder.apart both have {both}")
-            if self._allowed_of(group, world_size) == set():
+            if not self._allowed_of(group, world_size):
                 raise ConfigError(
                     f"sharder.pin leaves no rank for the tables {list(group)}, which stay together"
                 )
+        for group in self.apart:
+            self._check_apart(group)
 
     def capacity(self, topology: Topology) -> NDArray[np.int64]:
         """[W], bytes of each rank."""
@@ -86,7 +89,8 @@ class Constraints:
                 f"sharder.reserved_gib has {len(reserved)} values for {topology.world_size} ranks"
             )
         capacity = np.array(topology.rank_memory_bytes, dtype=np.int64)
-        left = capacity - (np.array(reserved, dtype=np.float64) * GIB).astype(np.int64)
+        reserved_bytes = np.minimum(np.array(reserved, dtype=np.float64), MAX_BYTES / GIB) * GIB
+        left = capacity - reserved_bytes.astype(np.int64)
         if (left <= 0).any():
             rank = int(left.argmin())
             raise InfeasibleTaskError(
@@ -121,8 +125,35 @@ class Constraints:
             member[:, i] = [bool(wanted & set(unit)) for unit in tables]
         return member
 
+    def _check_form(self) -> None:
+        if not isinstance(self.pin, Mapping):
+            raise ConfigError(f"sharder.pin is {self.pin!r}, must have lists of ranks by table")
+        for name, ranks in self.pin.items():
+            _check_list(f"sharder.pin.{name}", ranks, "ranks")
+        for key in ("together", "apart"):
+            _check_list(f"sharder.{key}", getattr(self, key), "lists of tables")
+            for group in getattr(self, key):
+                _check_list(f"a group of sharder.{key}", group, "tables")
+        _check_list("sharder.unsplit", self.unsplit, "tables")
+
+    def _check_apart(self, group: Sequence[str]) -> None:
+        """No two of the tables have the same only rank."""
+        only: dict[int, str] = {}
+        for name in dict.fromkeys(group):
+            ranks = list(set(self.pin.get(name, ())))
+            if len(ranks) == 1 and only.setdefault(ranks[0], name) != name:
+                raise ConfigError(
+                    f"sharder.apart has {only[ranks[0]]!r} and {name!r}, sharder.pin puts both on "
+                    f"rank {ranks[0]}"
+                )
+
     def _allowed_of(self, group: Sequence[str], world_size: int) -> set[int]:
         ranks = set(range(world_size))
         for name in group:
             ranks &= set(self.pin.get(name, range(world_size)))
         return ranks
+
+
+def _check_list(key: str, value: object, of: str) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{key} is {value!r}, must be a list of {of}")

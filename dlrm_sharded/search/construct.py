@@ -8,7 +8,7 @@ blocks, which load all ranks alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,13 @@ import numpy as np
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.search.problem import Mask, Problem
 from dlrm_sharded.search.state import COLUMNS, ROWS, State, by_host
+from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import GIB
+
+LARGEST_FIRST = (0.0, 0.1, 0.4, 1.0)
+"""Shares of the pieces, the largest ones, that are placed before the others."""
+
+MAX_PACKINGS = 12
 
 ANY_HOST = 0
 """Mode of a cut into row blocks on the ranks of one host, whichever suits."""
@@ -32,10 +38,11 @@ class Cut:
 
 def construct(problem: Problem, cuts: Sequence[Cut]) -> State | None:
     """A state in which everything is placed, or None where nothing was found that fits."""
-    for attempt in (_Greedy(problem).place(cuts), _Greedy(problem).pack(cuts)):
-        if attempt is not None:
-            return attempt
-    return _with_row_blocks(problem, cuts)
+    for share in LARGEST_FIRST:
+        state = _Greedy(problem).place(cuts, share)
+        if state is not None:
+            return state
+    return _packed(problem, cuts)
 
 
 def why_infeasible(problem: Problem) -> str | None:
@@ -48,21 +55,42 @@ def why_infeasible(problem: Problem) -> str | None:
             f"{problem.world_size} ranks together have {capacity.sum():,} B "
             f"({capacity.sum() / GIB:.2f} GiB); add ranks or raise topology.memory_gib"
         )
-    least = problem.size_bytes[problem.first[:-1]]
-    for unit in np.flatnonzero((least > capacity.min()) | (problem.allowed is not None)).tolist():
-        may = problem.allowed[unit] if problem.allowed is not None else np.ones_like(capacity) > 0
-        blocks = [problem.rows, *([problem.host_rows] if problem.host_rows is not None else [])]
-        if any(b.possible[unit] and b.size_bytes[unit] <= capacity.max() for b in blocks):
+    for unit in range(problem.num_units):
+        least = _least_bytes(problem, unit)
+        if problem.allowed is None and least <= capacity.min():
             continue
-        if least[unit] <= capacity[may].max() and size[unit] <= capacity[may].sum():
+        may = np.ones_like(capacity) > 0 if problem.allowed is None else problem.allowed[unit]
+        room = capacity[may]
+        if (least <= room.max() and size[unit] <= room.sum()) or _rows_may_fit(problem, unit):
             continue
         names = ", ".join(repr(tables[index].name) for index in problem.tables[unit])
         return (
-            f"no plan can fit: {names} needs {size[unit]:,} B, in pieces of {least[unit]:,} B or "
-            f"more, and its {may.sum()} ranks have {capacity[may].max():,} B or less each; add "
-            "ranks, raise topology.memory_gib, cap the table's rows, or drop constraints"
+            f"no plan can fit: {names} needs {size[unit]:,} B, in pieces of {least:,} B or more, "
+            f"and its {len(room)} ranks have {room.max():,} B or less each; add ranks, raise "
+            "topology.memory_gib, cap the table's rows, or drop constraints"
         )
     return None
+
+
+def _least_bytes(problem: Problem, unit: int) -> int:
+    """Of a unit's smallest column shard, the search's steps aside."""
+    if not problem.step[unit]:
+        return int(problem.size_bytes[problem.whole[unit]])
+    table = problem.task.tables[problem.tables[unit][0]]
+    return problem.task.topology.shard_bytes(table.num_embeddings, COLUMN_MULTIPLE)
+
+
+def _rows_may_fit(problem: Problem, unit: int) -> bool:
+    """Whether a unit's row blocks fit some ranks; the last block may be smaller than the others."""
+    for blocks, num_groups in (
+        (problem.rows, 1),
+        (problem.host_rows, problem.world_size // problem.hosts.ranks_per_host),
+    ):
+        if problem.world_size > 1 and blocks is not None and blocks.possible[unit]:
+            room = by_host(problem.capacity, num_groups)[:, :-1]
+            if blocks.size_bytes[unit] <= room.min(axis=1).max():
+                return True
+    return False
 
 
 def cut_all(problem: Problem, target_ms: float) -> list[Cut]:
@@ -127,18 +155,26 @@ def options(problem: Problem, unit: int) -> list[Option]:
     return found
 
 
-def _with_row_blocks(problem: Problem, cuts: Sequence[Cut]) -> State | None:
-    """Ever more of the largest units in row blocks, until the rest can be packed."""
+def _packed(problem: Problem, cuts: Sequence[Cut]) -> State | None:
+    """By memory alone; units for which no room is left are cut into row blocks, and all is packed
+    again, then ever more of the largest ones too.
+    """
     size = problem.size_bytes[problem.whole]
-    candidates = [int(u) for u in np.argsort(-size, kind="stable") if problem.rows.possible[u]]
-    count = 1
-    while candidates and count < 2 * len(candidates):
-        by_rows = set(candidates[:count])
-        tried = [Cut(ROWS) if u in by_rows else cut for u, cut in enumerate(cuts)]
-        state = _Greedy(problem).pack(tried)
-        if state is not None:
-            return state
-        count *= 2
+    largest = np.argsort(-size, kind="stable").tolist()
+    cuts = list(cuts)
+    for attempt in range(MAX_PACKINGS):
+        left: list[int] | None = []
+        for tightest in (False, True):
+            greedy = _Greedy(problem)
+            left = greedy.pack(cuts, tightest=tightest)
+            if left == []:
+                return greedy.done()
+        if left is None:
+            return None
+        for unit in left + largest[: 2**attempt // 4]:
+            by_rows = [o for o in options(problem, unit) if o.cut.mode != COLUMNS]
+            if by_rows:
+                cuts[unit] = min(by_rows, key=lambda option: option.total_ms).cut
     return None
 
 
@@ -152,65 +188,74 @@ class _Greedy:
         self._mean = problem.load[problem.whole].sum(axis=0) / problem.world_size + 1e-12
         self._free = problem.capacity.copy()
 
-    def place(self, cuts: Sequence[Cut]) -> State | None:
-        """The costliest piece first, on the rank that has room and suffers least from it."""
+    def place(self, cuts: Sequence[Cut], largest_first: float) -> State | None:
+        """The costliest piece first, on the rank that has room and suffers least from it.
+
+        Args:
+            largest_first: share of the pieces that come before, by memory.
+        """
         if not self._set_blocks(cuts):
             return None
-        load = self._problem.load.sum(axis=1)
-        pieces = self._pieces(cuts)
-        pieces.sort(key=lambda piece: -load[self._shape(*piece)])
-        for unit, width in pieces:
+        pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
+        shape = [self._shape(*piece) for piece in pieces]
+        load = self._problem.load[shape].sum(axis=1)
+        size = self._problem.size_bytes[shape]
+        first = np.argsort(-size, kind="stable")[: int(largest_first * len(pieces))]
+        load[first] = np.inf
+        for i in np.lexsort((-size, -load)).tolist():
+            unit, width = pieces[i]
             rank = self._best(unit, width, self._added(unit, width))
-            if rank is None and not self._spread(unit, width):
-                return None
             if rank is not None:
                 self._put(unit, rank, width)
-        return self._done()
+            elif not self._spread(unit, width):
+                return None
+        return self.done()
 
-    def pack(self, cuts: Sequence[Cut]) -> State | None:
-        """The largest unit first, on the rank with most room, cut wherever that is not enough."""
+    def pack(self, cuts: Sequence[Cut], *, tightest: bool) -> list[int] | None:
+        """The largest unit first, whole or cut wherever a rank is full.
+
+        Args:
+            tightest: on the rank that has least room for it, not on the one with most.
+
+        Returns:
+            The units for which no room was left; None where row blocks had none.
+        """
         if not self._set_blocks(cuts):
             return None
-        for tightest in (False, True):
-            units = [u for u, cut in enumerate(cuts) if cut.mode == COLUMNS]
-            size = self._problem.size_bytes[self._problem.whole]
-            units.sort(key=lambda u: (int(self._problem.num_steps[u]) > 1, -int(size[u])))
-            if all(self._pack(unit, tightest=tightest) for unit in units):
-                return self._done()
-            again = _Greedy(self._problem)
-            self._state, self._load, self._free = again._state, again._load, again._free
-            self._set_blocks(cuts)
-        return None
-
-    def _pack(self, unit: int, *, tightest: bool) -> bool:
-        width = int(self._problem.num_steps[unit])
-        free = self._free.astype(np.float64)
-        rank = self._best(unit, width, free if tightest else -free)
-        if rank is None:
-            return self._spread(unit, width)
-        self._put(unit, rank, width)
-        return True
+        units = [u for u, cut in enumerate(cuts) if cut.mode == COLUMNS]
+        size = self._problem.size_bytes[self._problem.whole]
+        units.sort(key=lambda u: (int(self._problem.num_steps[u]) > 1, -int(size[u])))
+        left = []
+        for unit in units:
+            width = int(self._problem.num_steps[unit])
+            free = self._free.astype(np.float64)
+            rank = self._best(unit, width, free if tightest else -free)
+            if rank is not None:
+                self._put(unit, rank, width)
+            elif not self._spread(unit, width):
+                left.append(unit)
+        return left
 
     def _spread(self, unit: int, width: int) -> bool:
-        """Fill the freest ranks with as many columns as each has room for."""
+        """Fill the freest ranks with as many columns as each has room for; or change nothing."""
         problem = self._problem
         first = int(problem.first[unit])
         sizes = problem.size_bytes[first : first + int(problem.num_steps[unit])]
-        if len(sizes) == 1:
-            return False
-        widths = self._state.widths[unit]
+        held, may = self._state.widths[unit], self._may(unit)
+        parts = []
         for rank in np.argsort(-self._free, kind="stable").tolist():
-            if rank in widths or not self._may(unit)[rank]:
+            if rank in held or not may[rank]:
                 continue
             room = int(np.searchsorted(sizes, self._free[rank], side="right"))
-            if room == 0:
+            if room == 0 or width == 0:
                 break
-            part = min(room, width)
+            parts.append((rank, min(room, width)))
+            width -= parts[-1][1]
+        if width:
+            return False
+        for rank, part in parts:
             self._put(unit, rank, part)
-            width -= part
-            if width == 0:
-                return True
-        return False
+        return True
 
     def _best(self, unit: int, width: int, score: Floats) -> int | None:
         """The rank of the lowest score that may hold the piece and has room for it."""
@@ -245,18 +290,20 @@ class _Greedy:
         return added
 
     def _set_blocks(self, cuts: Sequence[Cut]) -> bool:
-        """Row blocks come first, as they cannot choose; those of one host take the freest one."""
+        """Row blocks come first, a host's on that of least load, or on all ranks without room."""
         state = self._state
         for unit, cut in enumerate(cuts):
             if cut.mode == COLUMNS:
                 continue
             mode = cut.mode
             if mode != ROWS:
+                blocks = state.blocks(mode)
                 of_hosts = self._load.reshape(state.num_hosts, -1).sum(axis=1)
-                may = by_host(may_hold(state, unit), state.num_hosts).all(axis=1)
-                if not may.any():
+                may = may_hold(state, unit) & (self._free >= blocks.size_bytes[unit])
+                may = by_host(may, state.num_hosts).all(axis=1)
+                mode = int(np.where(may, of_hosts, np.inf).argmin()) if may.any() else ROWS
+                if mode == ROWS and not self._problem.rows.possible[unit]:
                     return False
-                mode = int(np.where(may, of_hosts, np.inf).argmin())
             ranks, blocks = state.ranks_of_mode(mode), state.blocks(mode)
             state.set_mode(unit, mode)
             self._load[ranks] += blocks.load[unit]
@@ -265,13 +312,11 @@ class _Greedy:
                 return False
         return True
 
-    def _pieces(self, cuts: Iterable[Cut]) -> list[tuple[int, int]]:
-        return [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
-
     def _shape(self, unit: int, width: int) -> int:
         return int(self._problem.first[unit]) + width - 1
 
-    def _done(self) -> State:
+    def done(self) -> State:
+        """The state with everything placed."""
         self._state.refresh()
         self._state.log.clear()
         return self._state

@@ -43,14 +43,14 @@ def shards_of_unit(state: State, unit: int, earlier: Earlier | None = None) -> l
             ]
             continue
         step = int(problem.step[unit]) or table.embedding_dim
-        widths = {rank: width * step for rank, width in state.widths[unit].items()}
-        if before and not is_row_wise(before, table) and _widths(before) == widths:
+        steps = state.widths[unit]
+        if before and not is_row_wise(before, table) and _steps(before, step) == steps:
             shards += before
             continue
         first_column = {shard.rank: shard.cols[0] for shard in reversed(before)}
         start = 0
-        for rank in sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
-            stop = min(start + widths[rank], table.embedding_dim)
+        for rank in sorted(steps, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
+            stop = min(start + steps[rank] * step, table.embedding_dim)
             shards.append(Shard(table.name, rank, (0, table.num_embeddings), (start, stop)))
             start = stop
     return shards
@@ -70,7 +70,7 @@ def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Sha
 
 
 def state_of(state: State, earlier: Earlier) -> bool:
-    """Put everything where an earlier plan has it; False where the state cannot hold that."""
+    """Put everything where an earlier plan has it; False where the state may not hold that."""
     problem = state.problem
     per_host = problem.hosts.ranks_per_host
     for unit, tables in enumerate(problem.tables):
@@ -79,7 +79,7 @@ def state_of(state: State, earlier: Earlier) -> bool:
         table = problem.task.tables[tables[0]]
         shards = earlier[names[0]]
         if len(tables) > 1 or not problem.step[unit]:
-            if len(ranks) > 1:
+            if len(ranks) > 1 or any(len(earlier[name]) > 1 for name in names):
                 return False
             state.set_width(unit, min(ranks), 1)
         elif is_row_wise(shards, table):
@@ -88,20 +88,21 @@ def state_of(state: State, earlier: Earlier) -> bool:
                 return False
             state.set_mode(unit, mode)
         else:
-            step, num_steps = int(problem.step[unit]), int(problem.num_steps[unit])
-            widths = {rank: -(-width // step) for rank, width in _widths(shards).items()}
-            if sum(widths.values()) != num_steps:
+            widths = _steps(shards, int(problem.step[unit]))
+            if sum(widths.values()) != problem.num_steps[unit]:
                 return False
             for rank, width in widths.items():
                 state.set_width(unit, rank, width)
+        if problem.allowed is not None and not problem.allowed[unit, list(ranks)].all():
+            return False
     state.refresh()
     state.log.clear()
-    return bool((state.free_bytes >= 0).all())
+    return bool((state.free_bytes >= 0).all() and (state.apart_count <= 1).all())
 
 
-def _widths(shards: Sequence[Shard]) -> dict[int, int]:
-    """Columns of each rank."""
-    widths: dict[int, int] = {}
+def _steps(shards: Sequence[Shard], step: int) -> dict[int, int]:
+    """Columns of each rank, in steps: no fewer than it has."""
+    columns: dict[int, int] = {}
     for shard in shards:
-        widths[shard.rank] = widths.get(shard.rank, 0) + shard.num_cols
-    return widths
+        columns[shard.rank] = columns.get(shard.rank, 0) + shard.num_cols
+    return {rank: -(-width // step) for rank, width in columns.items()}

@@ -191,7 +191,8 @@ class Problem:
         hosts = model.hosts(task.topology)
         prices = ExchangePrices.of(model.communication, hosts)
         named = {table.name: i for i, table in enumerate(task.tables)}
-        groups = [tuple(sorted(named[name] for name in group)) for group in constraints.together]
+        together = [group for group in constraints.together if group]
+        groups = [tuple(sorted(named[name] for name in group)) for group in together]
         grouped = {table for group in groups for table in group}
         alone = [(table,) for table in range(len(named)) if table not in grouped]
         tables: list[tuple[int, ...]] = sorted([*alone, *groups])
@@ -224,7 +225,7 @@ class Problem:
             ),
             load=columns_load,
             margin=columns_margin,
-            shared_ms=prices.total * columns.volume + prices.shard * kept.num_shards,
+            shared_ms=pricing.shared_price * columns.volume + prices.shard * kept.num_shards,
             size_bytes=columns.size_bytes,
             host_load=prices.fullest_host * columns.volume,
             capacity=constraints.capacity(task.topology),
@@ -295,6 +296,13 @@ class _Pricing:
     split_error: float
     read_mb: float
 
+    @property
+    def shared_price(self) -> float:
+        """Paid by all for a byte of any rank; with it, even volumes take what is predicted."""
+        prices = self.prices
+        of_host = prices.fullest_host * prices.num_ranks / prices.num_hosts
+        return (prices.even - prices.own - prices.fullest - of_host) / prices.num_ranks
+
     def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
         """[n, L] twice: the load, see `Problem.load`, and how much of it is margin."""
         read_mb = np.maximum(pieces.vectors[:, -1], self.read_mb)
@@ -311,7 +319,8 @@ class _Pricing:
         load, margin = self.load(pieces, np.full(len(table), self.split_error))
         extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
-        shared_ms = self.prices.total * pieces.volume * blocks.num_blocks
+        shared_ms = self.shared_price * pieces.volume + self.prices.shard
+        shared_ms = shared_ms * blocks.num_blocks
         fixed_ms = self.prices.reduce_fixed
         if blocks.num_blocks == world_size:
             shared_ms = self.prices.reduce * reduce_volume + self.prices.reduce_shard

@@ -11,6 +11,7 @@ from dlrm_sharded.search.construct import Cut, construct, cut_all
 from dlrm_sharded.search.improve import Clock, Improver
 from dlrm_sharded.search.layout import Earlier, moved_bytes, shards_of_unit
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.rebuild import Rebuilder
 from dlrm_sharded.search.state import State
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
@@ -57,21 +58,24 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
             best = state
     if best is None:
         return None
-    _rebuild(best, Improver(best, rng, effort.clock), good_ms, effort)
+    _rebuild(best, good_ms, rng, effort, splits=True)
     # which splits pay is decided with the margin; how ranks are balanced, without it
     best = best.copy_for(problem.without_margin())
-    improver = Improver(best, rng, effort.clock, splits=False)
-    improver.descend()
-    _rebuild(best, improver, good_ms, effort)
+    Improver(best, rng, effort.clock, splits=False).descend()
+    _rebuild(best, good_ms, rng, effort, splits=False)
     return best
 
 
-def _rebuild(state: State, improver: Improver, good_ms: float, effort: Effort) -> None:
+def _rebuild(
+    state: State, good_ms: float, rng: np.random.Generator, effort: Effort, *, splits: bool
+) -> None:
     """Rebuild parts of a plan and descend; go back unless that led to a better one."""
+    improver = Improver(state, rng, effort.clock, splits=splits)
+    rebuilder = Rebuilder(state, rng, splits=splits)
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
     while failures < effort.patience and best_ms > good_ms and not effort.clock.is_over:
-        if improver.rebuild():
+        if rebuilder.rebuild():
             improver.descend(max_stuck=MAX_STUCK)
             if state.objective_ms < best_ms * (1 - IMPROVEMENT):
                 best_ms, failures = state.objective_ms, 0

@@ -47,10 +47,11 @@ class State:
         self.load = np.zeros((world_size, problem.load.shape[1]))
         self.num_hosts = world_size // problem.hosts.ranks_per_host
         self.host_load = np.zeros(self.num_hosts)
-        self.shared_ms = problem.prices.fixed
+        self.shared_ms = 0.0
         self.apart_count = np.zeros((problem.apart.shape[1], world_size), dtype=np.int64)
         self._sums = np.zeros((world_size, problem.asks.shape[1]))
         self._num_columns = np.zeros(world_size)
+        self._num_exchanged = 0
         self._num_rows = 0
         self._num_host_rows = np.zeros(self.num_hosts)
         self._slot: list[dict[int, int]] = [{} for _ in range(num_units)]
@@ -161,6 +162,7 @@ class State:
                 self.on_rank[rank].append(slot)
                 self.piece_unit[slot], self.piece_rank[slot] = unit, rank
                 self._num_columns[rank] += 1
+                self._count_exchanged(1)
                 if self.apart_count.size:
                     self.apart_count[problem.apart[unit], rank] += 1
             self.piece_shape[slot] = new
@@ -170,6 +172,7 @@ class State:
             self.piece_rank[slot] = -1
             self._free_slots.append(slot)
             self._num_columns[rank] -= 1
+            self._count_exchanged(-1)
             if self.apart_count.size:
                 self.apart_count[problem.apart[unit], rank] -= 1
         self._touched.add(rank)
@@ -189,8 +192,15 @@ class State:
                     self.shared_ms += sign * blocks.fixed_ms
             else:
                 self._num_host_rows[changed] += sign
+                self._count_exchanged(sign)
             self._touched.update(range(*ranks.indices(self.problem.world_size)))
         self.mode[unit] = mode
+
+    def _count_exchanged(self, more: int) -> None:
+        """Plans of nothing but row blocks on all ranks have no all-to-alls."""
+        self._num_exchanged += more
+        if self._num_exchanged == (1 if more > 0 else 0):
+            self.shared_ms += more * self.problem.prices.fixed
 
     def _new_slot(self) -> int:
         if not self._free_slots:

@@ -3,17 +3,17 @@
 Outer: a beam search over column splits. A step halves the columns of one shard, one of the largest
 or of the most costly ones; the nodes of least cost go on, and the best node of all steps is the
 plan. Inner: for each of some limits on a rank's columns, shards in descending order of predicted
-cost, each to the rank that computes least with it, within the memory and the limit; the placement
-of least predicted cost, exchanges included, is the node's.
+cost, each to the rank that computes least before it is there, within the memory and the limit; the
+placement of least predicted cost, exchanges included, is the node's.
 
 Faults that stay: a node without a placement costs infinity, and where all do, the beam goes on with
 the first ones, whatever they lack; nothing is repaired; at most 10 splits, each in halves; no row
 blocks; nodes that differ only in the order of their splits take each other's places in the beam.
 
 Differs: the learned cost model in place of the published nets; optimizer state counts as memory;
-shards of equal cost are placed in the order of their tables; the authors' code compares what ranks
-compute without the shard. Shards of a table that meet on a rank are one shard of the plan, as
-TorchRec trains no different widths there; the search prices them apart.
+shards of equal cost are placed in the order of their tables. Shards of a table that meet on a rank
+are one shard of the plan, as TorchRec trains no different widths there; the search prices them
+apart.
 
 Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
@@ -213,7 +213,7 @@ class _GreedyGrid:
         on_ranks = (*runs, self._hosts.world_size)
         sums = np.zeros((*on_ranks, shapes.vectors.shape[1]))
         used = np.zeros(on_ranks, dtype=np.int64)
-        cols, count = np.zeros(on_ranks), np.zeros(on_ranks)
+        cols, count, rank_ms = np.zeros(on_ranks), np.zeros(on_ranks), np.zeros(on_ranks)
         ranks = np.zeros((*runs, num_shards), dtype=np.int64)
         found = np.ones(runs, dtype=bool)
         run = tuple(np.indices(runs))
@@ -224,8 +224,7 @@ class _GreedyGrid:
                 cols + width[..., None] <= self._most_cols[:, None]
             )
             found &= fits.any(axis=-1)
-            times = self._compute_ms(sums + vector[:, :, None], np.ones(on_ranks))
-            times = np.where(fits, times, np.inf)
+            times = np.where(fits, rank_ms, np.inf)
             least = times == times.min(axis=-1, keepdims=True)
             rank = np.where(least, used, np.inf).argmin(axis=-1)
             ranks[..., i] = rank
@@ -233,20 +232,21 @@ class _GreedyGrid:
             used[(*run, rank)] += size
             cols[(*run, rank)] += width
             count[(*run, rank)] += 1
-        costs = np.where(found, self._costs_ms(sums, cols, count), np.inf)
+            rank_ms[(*run, rank)] = self._compute_ms(sums[(*run, rank)])
+        costs = np.where(found, self._costs_ms(rank_ms, cols, count), np.inf)
         for of_limits, node_ranks, node in zip(costs, ranks, nodes, strict=True):
             best = int(of_limits.argmin())
             yield _Placement(float(of_limits[best]), node, node_ranks[best])
 
-    def _compute_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
-        """[...], both directions, of sums [..., V]."""
+    def _compute_ms(self, sums: Floats) -> Floats:
+        """[...], both directions, of sums [..., V] of ranks that have a shard."""
         flat = sums.reshape(-1, sums.shape[-1])
-        times: Floats = self._model.compute.times_ms(flat, num_lookups.reshape(-1)).sum(axis=1)
+        times: Floats = self._model.compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
         return times.reshape(sums.shape[:-1])
 
-    def _costs_ms(self, sums: Floats, cols: Floats, count: Floats) -> Floats:
-        """[N, L], `PlanCost.cost_ms` of ranks' sums [N, L, W, V], columns and shards [N, L, W]."""
-        totals = self._compute_ms(sums, np.minimum(count, 1.0))
+    def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
+        """[N, L], `PlanCost.cost_ms` of ranks' computation, columns and shards, each [N, L, W]."""
+        totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
         num_shards = count.reshape(-1, num_ranks)

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 from dlrm_sharded.cost.types import STAGES, PlanCost
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.search.insight import Insight
+from dlrm_sharded.search.words import forecast, sections
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
@@ -68,8 +70,17 @@ def shares_of_rank(
     return sorted(shares, key=lambda share: (share.cost_ms or 0.0, share.work), reverse=True)
 
 
-def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> str:
-    """The plan as Markdown: ranks, then the shards of every rank, the slowest rank first."""
+def explain(
+    plan: ShardingPlan,
+    task: ShardingTask,
+    cost: PlanCost | None,
+    insight: Insight | None = None,
+) -> str:
+    """The plan as Markdown: ranks, then the shards of every rank, the slowest rank first.
+
+    Args:
+        insight: what the cost model has to say of the plan, before the ranks.
+    """
     ranks = range(plan.world_size)
     slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
@@ -88,6 +99,8 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
             )
         if plan.predicted is not None:
             lines += ["", *_prediction_table(plan.predicted, cost)]
+    if insight is not None:
+        lines += _insight_lines(plan, insight)
     lines += [
         "",
         "| rank | shards | GiB | columns | columns read per sample | cost ms |",
@@ -116,6 +129,15 @@ def explain(plan: ShardingPlan, task: ShardingTask, cost: PlanCost | None) -> st
                 f"{share.size_bytes / 2**20:.1f} | {_ms(share.cost_ms)} |"
             )
     return "\n".join(lines)
+
+
+def _insight_lines(plan: ShardingPlan, insight: Insight) -> list[str]:
+    lines = []
+    if (expected := forecast(plan)) is not None:
+        lines += ["", f"It is {expected}."]
+    for section in sections(insight):
+        lines += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
+    return lines
 
 
 def difference(predicted_ms: float, measured_ms: float) -> str:

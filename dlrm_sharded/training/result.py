@@ -62,6 +62,8 @@ def result_json(
         "predicted_input_dist_ms": (
             None if predicted_input_dist_ms is None else max(predicted_input_dist_ms)
         ),
+        "lower_bound_ms": plan.lower_bound_ms,
+        "gap": plan.gap,
         "plan_solve_s": plan.solve_s,
         "samples_per_s": _known(result.samples_per_s),
         "samples_per_s_p10": _known(result.samples_per_s_p10),

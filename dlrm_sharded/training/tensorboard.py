@@ -13,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from dlrm_sharded.cost.measure import MeasuredCost
 from dlrm_sharded.cost.types import STAGES
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.search.insight import Insight
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.explain import explain, plot_cost_by_rank, plot_memory_by_rank
 from dlrm_sharded.training.tags import THROUGHPUT, hparams_config
@@ -80,6 +81,7 @@ class RunWriter:
         task: ShardingTask,
         measured: MeasuredCost,
         predicted_input_dist_ms: tuple[float, ...] | None = None,
+        insight: Insight | None = None,
     ) -> None:
         """The plan, what it costs, and why; beside it what was predicted."""
         if self._writer is None:
@@ -94,6 +96,10 @@ class RunWriter:
             self.scalar_of_run(f"embedding/{stage}_ms/mean", cost.stage_mean_ms(stage))
         if plan.solve_s is not None:
             self.scalar_of_run("plan/solve_s", plan.solve_s)
+        if plan.lower_bound_ms is not None:
+            self.scalar_of_run("plan/lower_bound_ms", plan.lower_bound_ms)
+        if plan.gap is not None:
+            self.scalar_of_run("plan/gap", plan.gap)
         if plan.predicted is not None:
             self.scalar_of_run("plan/predicted_ms", plan.predicted.cost_ms)
             self.scalar_of_run("predicted/critical_path_ms", plan.predicted.critical_path_ms)
@@ -106,4 +112,4 @@ class RunWriter:
             "plan/cost_by_rank", plot_cost_by_rank(cost, predicted=plan.predicted)
         )
         self._writer.add_figure("plan/memory_by_rank", plot_memory_by_rank(plan, task))
-        self._writer.add_text("plan/explained", explain(plan, task, cost))
+        self._writer.add_text("plan/explained", explain(plan, task, cost, insight))

@@ -1,5 +1,6 @@
 """`ShardedPlanner` in the place of TorchRec's planner, on models that are not ours."""
 
+import functools
 import os
 from typing import Any
 
@@ -14,12 +15,18 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, torchrec_adapter
+from dlrm_sharded.distributed import Rank, detect_topology
+from dlrm_sharded.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    is_from_other_rank,
+)
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB
 from dlrm_sharded.torchrec_adapter import from_torchrec, to_torchrec
 from tests.distributed.ranks import gathered, run_ranks
 
@@ -92,6 +99,47 @@ def plan_without_torchrun(rank: Rank) -> list[list[int]]:
 
 def test_takes_the_ranks_from_the_process_group() -> None:
     assert {rank for (rank,) in run_ranks(plan_without_torchrun, 2)} == {0, 1}
+
+
+def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:
+    """Ranks of every table, where the ranks found so much memory."""
+    torchrec_adapter.detect_topology = functools.partial(
+        detect_topology, memory_gib=memory_bytes[rank.rank] / GIB
+    )
+    plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm())
+    module = plan.plan["sparse_arch.embedding_bag_collection"]
+    return [parameter.ranks for parameter in module.values()]
+
+
+def test_plans_with_the_memory_of_all_ranks() -> None:
+    """A table of 50 rows x 16 columns needs 3,200 B: four of them on rank 0, one on rank 1."""
+    ranks = run_ranks(plan_with_memory, 2, [4 * 3200, 3200])
+    assert sorted(rank for (rank,) in ranks) == [0, 0, 0, 0, 1]
+
+
+def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
+    """In a group without the job's rank 0; what each of the ranks raised."""
+    group = torch.distributed.new_group([1, 2])
+    outcome = None
+    if rank.rank:
+        torchrec_adapter.detect_topology = functools.partial(
+            detect_topology, memory_gib=1.0, reserved_gib=2.0 if rank.rank == 2 else 0.0
+        )
+        try:
+            ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), pg=group)
+        except ConfigError as error:
+            failed_rank = error.failed_rank  # type: ignore[attr-defined]
+            outcome = failed_rank, str(error), is_from_other_rank(error)
+    return gathered(rank, outcome)
+
+
+def test_what_one_rank_refuses_no_rank_waits_for() -> None:
+    outside, first, second = run_ranks(refuse_on_the_last_rank, 3)
+    assert outside is None
+    assert first[:2] == second[:2]
+    assert first[0] == 2
+    assert "topology.reserved_gib is 2" in first[1]
+    assert (first[2], second[2]) == (False, True), "the group's first rank reports it"
 
 
 def fail_on_rank_zero(rank: Rank) -> list[str]:

@@ -35,8 +35,35 @@ def test_writes_a_plan(task_json: Path, sharder: str) -> None:
     done = plan(task_json.parent, "task=task.json", f"sharder={sharder}", "out=p.json")
     assert done.returncode == 0, done.stderr
     validate(read_plan(task_json.parent / "p.json"), read_task(task_json))
-    assert json.loads((task_json.parent / "p.json").read_text())["lower_bound_ms"] is None
+    written = json.loads((task_json.parent / "p.json").read_text())
+    assert written["predicted"]["max_ms"] >= written["lower_bound_ms"] > 0
+    cost_ms, gap = written["predicted"]["max_ms"], written["gap"]
+    assert f"predicted {cost_ms:.2f} ms, at most {100 * gap:.1f} %" in done.stdout + done.stderr
+    assert "What bounds it" not in done.stdout + done.stderr
     assert sorted(p.name for p in task_json.parent.iterdir()) == ["p.json", "task.json"]
+
+
+def test_without_a_cost_model_nothing_is_predicted(task_json: Path) -> None:
+    overrides = ["task=task.json", "sharder=dim", "cost_model=none", "out=p.json"]
+    done = plan(task_json.parent, *overrides)
+    assert done.returncode == 0, done.stderr
+    assert "predicted" not in done.stdout + done.stderr
+    written = json.loads((task_json.parent / "p.json").read_text())
+    assert {written[key] for key in ("predicted", "lower_bound_ms", "gap")} == {None}
+
+
+@pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
+def test_explains_a_plan(task_json: Path, sharder: str) -> None:
+    overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=p.json"]
+    done = plan(task_json.parent, *overrides)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout + done.stderr
+    titles = ("What bounds it", "What splits bought", "What more would buy")
+    places = [shown.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "one more rank: " in shown[places[-1] :]
+    cost_ms = json.loads((task_json.parent / "p.json").read_text())["predicted"]["max_ms"]
+    assert f"slowest rank's {cost_ms:.2f} ms" in shown
 
 
 def test_own_sharder(task_json: Path) -> None:
@@ -54,12 +81,23 @@ def test_own_sharder(task_json: Path) -> None:
         (["task=task.json", "sharder.seeed=1"], "seeed"),
         (["task=none.json"], "cannot read the task file none.json"),
         ([], "task"),
-        (["task=huge.json"], "'t5' needs 256,000,000 B, more than the 10,000,000 B"),
+        (["task=huge.json"], "need 258,880,048 B (0.24 GiB), all 2 ranks together have 20,000,000"),
+        (
+            ["task=huge.json", "sharder=size_lookup"],
+            "'t5' needs 256,000,000 B, more than the 10,000,000 B",
+        ),
         (["task=empty.json"], "no tables"),
         (["task=task.json", "sharder=plan_file", "sharder.path=huge.json"], "lacks the key"),
         (["task=task.json", "sharder._target_=my.own.Sharder"], "my.own.Sharder"),
+        (
+            ["task=task.json", "sharder=dim", "cost_model=none", "explain=true"],
+            "cost_model=learned",
+        ),
     ],
-    ids=["sharder", "key", "file", "no_task", "huge", "no_tables", "no_plan", "target"],
+    ids=[
+        *("sharder", "key", "file", "no_task", "huge", "huge_unsplit", "no_tables", "no_plan"),
+        *("target", "explain"),
+    ],
 )
 def test_says_what_is_wrong(task_json: Path, overrides: list[str], message: str) -> None:
     folder = task_json.parent

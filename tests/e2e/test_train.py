@@ -15,6 +15,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -42,6 +43,8 @@ SCALARS = {
     *(f"embedding/{stage}_ms/{kind}" for stage in STAGES for kind in ("max", "mean")),
     "plan/solve_s",
     "plan/predicted_ms",
+    "plan/lower_bound_ms",
+    "plan/gap",
     "predicted/critical_path_ms",
     "predicted/input_dist_ms",
     *(f"predicted/{stage}_ms/max" for stage in STAGES),
@@ -64,6 +67,8 @@ RESULT_KEYS = {
     "predicted_critical_path_ms",
     "predicted_stages_ms",
     "predicted_input_dist_ms",
+    "lower_bound_ms",
+    "gap",
     "plan_solve_s",
     "samples_per_s",
     "samples_per_s_p10",
@@ -144,11 +149,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Path:
     """One finished run that the tests below read."""
-    folder = tmp_path_factory.mktemp("runs") / "size_lookup"
+    folder = tmp_path_factory.mktemp("runs") / "neuroshard"
     done = train(folder, *SMALL, "seed=3", f"cost_model.artifact={artifact}")
     assert done.returncode == 0, done.stderr
     assert "embedding cost" in done.stderr
-    assert done.stderr.count("predicted ") == 2, "after measuring, and in the summary"
+    assert done.stderr.count("predicted ") == 3, "after planning, measuring, and in the summary"
+    assert "above the best possible" in done.stderr
     assert "the cost model is of" not in done.stderr
     assert "samples/s" in done.stderr
     return folder
@@ -157,7 +163,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Path:
 def test_result_json(run_dir: Path) -> None:
     result = result_of(run_dir)
     assert set(result) >= RESULT_KEYS
-    assert result["sharder"] == "size_lookup"
+    assert result["sharder"] == "neuroshard"
     assert result["world_size"] == 2
     assert result["steps"] == 12
     assert result["seed"] == 3
@@ -184,22 +190,29 @@ def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
         stage: predicted.stage_max_ms(stage) for stage in STAGES
     }
     assert result["predicted_input_dist_ms"] == max(model.predict_input_dist_ms(plan, task))
+    assert result["lower_bound_ms"] == plan.lower_bound_ms == lower_bound_ms(task, model)
+    assert result["gap"] == plan.gap == predicted.cost_ms / lower_bound_ms(task, model) - 1
     (event_file,) = run_dir.glob("events.out.tfevents.*")
     events = EventAccumulator(str(event_file))
     events.Reload()
-    shown = events.Scalars("plan/predicted_ms")[0].value
-    assert shown == pytest.approx(predicted.cost_ms, rel=1e-5)
+    shown = {tag: events.Scalars(f"plan/{tag}")[0].value for tag in ("predicted_ms", "gap")}
+    assert shown == pytest.approx({"predicted_ms": predicted.cost_ms, "gap": plan.gap}, rel=1e-5)
+    (explained,) = events.Tensors("plan/explained/text_summary")
+    text = explained.tensor_proto.string_val[0].decode()
+    assert f"slowest rank's {predicted.cost_ms:.2f} ms" in text
+    assert "- one more rank: " in text
 
 
 def test_runs_without_a_cost_model(tmp_path: Path) -> None:
     """Nothing is predicted, and nothing else changes."""
-    done = train(tmp_path, *SMALL, "cost_model=none")
+    done = train(tmp_path, *SMALL, "sharder=size_lookup", "cost_model=none")
     assert done.returncode == 0, done.stderr
     assert "predicted" not in done.stderr
     result = result_of(tmp_path)
     assert set(result) >= RESULT_KEYS
-    predicted = {key: value for key, value in result.items() if key.startswith("predicted")}
-    assert len(predicted) == 4
+    about = ("predicted", "lower_bound_ms", "gap")
+    predicted = {key: value for key, value in result.items() if key.startswith(about)}
+    assert len(predicted) == 6
     assert set(predicted.values()) == {None}
     assert read_plan(tmp_path / "plan.json").predicted is None
 
@@ -317,7 +330,7 @@ def test_learns_from_criteo_files(tmp_path: Path) -> None:
 BAD_INPUT = {
     "sharder": (["sharder=nope"], ["nope", "size_lookup", "torchrec"]),
     "key": (["trainer.num_stepz=3"], ["num_stepz"]),
-    "huge_table": (["topology.memory_gib=0.0001"], ["'t", "needs", "freest"]),
+    "huge_table": (["topology.memory_gib=0.0001"], ["no plan can fit", "topology.memory_gib"]),
     "no_tables": (["data.tables._target_=builtins.tuple"], ["data.tables has no tables"]),
     "batch_size": (["batch_size=255"], ["batch_size is 255", "2 ranks"]),
     "plan_file": (["sharder=plan_file", "sharder.path=none.json"], ["plan file none.json"]),

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from dlrm_sharded.cost.types import STAGES, PlanCost, StageCost
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.search.insight import Alternative, Insight, RankCost, ShardCost, Split
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.training.explain import (
@@ -175,6 +176,44 @@ def test_predicted_beside_measured() -> None:
     ]
     assert section(text, "| rank | shards")[1][-1] == "14.00", "of what was measured"
     assert "predicted" not in explain(PLAN, TASK, COST)
+
+
+def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
+    """As lists below titles, after what was measured."""
+    said = Insight(
+        world_size=3,
+        cost_ms=13.0,
+        ranks=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
+        num_bounding=1,
+        splits=(Split("split", 2, by_rows=True, gain_ms=0.25),),
+        num_split=1,
+        alternatives=(Alternative("one more rank", 6.5),),
+    )
+    plan = dataclasses.replace(PLAN, predicted=PREDICTED, lower_bound_ms=10.0, gap=0.3)
+    lines = explain(plan, TASK, COST, said).splitlines()
+    start = lines.index("It is predicted 13.00 ms, at most 30.0 % above the best possible.")
+    assert lines[start + 1 : start + 16] == [
+        "",
+        "**What bounds it**",
+        "",
+        "- Predicted within 1 % of the slowest rank's 13.00 ms: 1 of 3 ranks",
+        "- rank 1, 13.00 ms: busy 8.00 ms, launches and exchanges of all ranks 5.00 ms",
+        "",
+        "**What splits bought**",
+        "",
+        "- What the plan would cost more with a table whole, where it then costs least:",
+        "- split in 2 row blocks: 0.25 ms",
+        "",
+        "**What more would buy**",
+        "",
+        "- A short search, which knows no constraints, against 13.00 ms:",
+        "- one more rank: 6.50 ms, 50.0 % less",
+    ]
+    assert lines[start + 16 : start + 18] == [
+        "",
+        "| rank | shards | GiB | columns | columns read per sample | cost ms |",
+    ]
+    assert start > lines.index("| embedding cost | 13.00 | 14.00 | -7 % |")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """NeuroShard's search: each published rule, faults included, and a plain version of it all."""
 
+import dataclasses
 import functools
 import math
 from collections import defaultdict
@@ -123,6 +124,27 @@ def test_ranks_of_equal_cost_by_memory(model: LearnedCostModel) -> None:
     assert [shard.rank for shard in plan.shards] == [0, 1, 1]
 
 
+def test_ranks_are_compared_as_they_are_without_the_shard(model: LearnedCostModel) -> None:
+    """`t2` goes beside `t1`, the cheaper one, though it would cost less beside `t0`.
+
+    A cache of 4 MB holds what a step reads of `t1` or `t2`, not of both.
+    """
+    prices = model.compute.forward
+    cache = dataclasses.replace(
+        prices,
+        cache_gain=np.ones_like(prices.cache_gain),
+        cache_mb=np.full_like(prices.cache_mb, math.log10(4.0)),
+        cache_slope=np.full_like(prices.cache_slope, 100.0),
+    )
+    model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=cache))
+    task = task_of(2, (1000, 32, 100.0), (10**6, 32, 20.0), (10**6, 32, 8.0))
+    plan = NeuroShardPaperSharder(model, max_splits=0).shard(task)
+    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
+    beside_t0 = tuple(Shard.whole(table, i % 2) for i, table in enumerate(task.tables))
+    better = dataclasses.replace(plan, shards=beside_t0)
+    assert model.predict(better, task).cost_ms < 0.7 * model.predict(plan, task).cost_ms
+
+
 def test_limits_end_at_half_as_much_again(model: LearnedCostModel) -> None:
     """A mean of 24: 36 columns are allowed, 40 are not."""
     allowed, refused = [(1000, 36, 9.0), (1000, 12, 1.0)], [(1000, 40, 9.0), (1000, 8, 1.0)]
@@ -223,6 +245,8 @@ def plain_search(
 
     @functools.cache
     def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:
+        if not shards:
+            return 0.0
         cost = model.predict(plan_of([(t, width, 0) for t, width in shards]), task).per_rank[0]
         return cost.fwd_compute_ms + cost.bwd_compute_ms
 
@@ -239,7 +263,7 @@ def plain_search(
                 cols = sum(width for _, width in ranks[r])
                 if memory + size(shard) > topology.memory_bytes or cols + shard[1] > most_cols:
                     continue
-                key = (compute_ms((*ranks[r], shard)), memory, r)
+                key = (compute_ms(tuple(ranks[r])), memory, r)
                 best = key if best is None else min(best, key)
             if best is None:
                 return None

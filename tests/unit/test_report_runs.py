@@ -32,6 +32,8 @@ RESULT: dict[str, Any] = {
         "bwd_compute": 2.0,
     },
     "predicted_input_dist_ms": None,
+    "lower_bound_ms": 8.0,
+    "gap": 0.125,
     "samples_per_s": None,
     "plan_solve_s": 0.25,
     "versions": {"torch": "2.13.0", "python": "3.11"},
@@ -95,6 +97,8 @@ def test_a_run_with_all_it_says(tmp_path: Path) -> None:
         "predicted_fwd_comm_ms": 2.0,
         "predicted_bwd_comm_ms": 2.5,
         "predicted_bwd_compute_ms": 2.0,
+        "lower_bound_ms": 8.0,
+        "gap": 0.125,
         "plan_solve_s": 0.25,
     }
 
@@ -103,7 +107,7 @@ def test_a_run_with_all_it_says(tmp_path: Path) -> None:
 def test_what_is_no_number_is_unknown(tmp_path: Path, value: object) -> None:
     keys = ("imbalance", "world_size", "stages_ms", "seed")
     predicted = [key for key in RESULT if key.startswith("predicted_")]
-    fields = RESULT | dict.fromkeys([*keys, *predicted], value)
+    fields = RESULT | dict.fromkeys([*keys, *predicted, "lower_bound_ms", "gap"], value)
     write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
     run = only(tmp_path)
     assert run.result is not None

@@ -298,6 +298,29 @@ def test_without_predictions_there_is_no_column_of_them() -> None:
     assert "rediction" not in markdown(summarize([ran(embedding_cost_ms=10.0)]))
 
 
+def test_gaps() -> None:
+    """A column where any run knows how far from the best possible its plan may be."""
+    comparison = summarize(
+        [
+            ran(seed=0, gap=0.01, lower_bound_ms=8.0),
+            ran(seed=1, gap=0.03, lower_bound_ms=9.0),
+            ran("size"),
+        ]
+    )
+    titles, size, dim = cells(markdown(comparison))
+    column = titles.index("gap, %")
+    assert (size[column], dim[column]) == ("-", "2.0 ± 1.4")
+    assert "Gap: how far" in markdown(comparison)
+    summary = list(csv.DictReader(io.StringIO(comparison.summary.write_csv())))
+    assert [row["gap_n"] for row in summary] == ["0", "2"]
+    assert float(summary[1]["lower_bound_ms_mean"]) == pytest.approx(8.5)
+
+
+def test_without_gaps_there_is_no_column_of_them() -> None:
+    text = markdown(summarize([ran(embedding_cost_ms=10.0)]))
+    assert "gap" not in text.lower()
+
+
 def test_planning_times_keep_two_digits() -> None:
     times = {"random": 0.000362, "size": 0.0, "dim": 0.0473, "torchrec": 128.33}
     comparison = summarize([ran(name, plan_solve_s=time) for name, time in times.items()])

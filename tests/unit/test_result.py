@@ -24,12 +24,13 @@ MEASURED = MeasuredCost(
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
 UNPREDICTED = ShardingPlan("test", 2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
-PLAN = dataclasses.replace(UNPREDICTED, predicted=PREDICTED)
+PLAN = dataclasses.replace(UNPREDICTED, predicted=PREDICTED, lower_bound_ms=5.0, gap=0.25)
 RESULT = TrainingResult(12, 10.0, 6400.0, 6000.0, 0.5, Evaluation(None, None, 0), 0.25)
 
 
 def fields(plan: ShardingPlan, input_dist_ms: tuple[float, ...] | None) -> dict[str, Any]:
     """Of result.json that are about the prediction, as they are read back."""
+    about = ("predicted", "lower_bound_ms", "gap")
     written = result_json(
         plan,
         MEASURED,
@@ -40,7 +41,7 @@ def fields(plan: ShardingPlan, input_dist_ms: tuple[float, ...] | None) -> dict[
         seed=0,
     )
     read: dict[str, Any] = json.loads(json.dumps(written))
-    return {key: value for key, value in read.items() if key.startswith("predicted")}
+    return {key: value for key, value in read.items() if key.startswith(about)}
 
 
 def test_what_was_predicted_is_kept() -> None:
@@ -54,6 +55,8 @@ def test_what_was_predicted_is_kept() -> None:
             "bwd_compute": 1.75,
         },
         "predicted_input_dist_ms": 0.625,
+        "lower_bound_ms": 5.0,
+        "gap": 0.25,
     }
 
 

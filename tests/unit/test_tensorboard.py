@@ -6,9 +6,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
+from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.measure import MeasuredCost
 from dlrm_sharded.cost.types import STAGES, PlanCost, StageCost
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.search.insight import insight
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.training.tensorboard import RunWriter
@@ -21,6 +23,8 @@ PLAN = ShardingPlan(
     2,
     (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)),
     solve_s=0.25,
+    lower_bound_ms=5.0,
+    gap=0.25,
     predicted=PREDICTED,
 )
 MEASURED = MeasuredCost(
@@ -44,6 +48,8 @@ SCALARS = {
     "embedding/bwd_compute_ms/mean": 2.0,
     "plan/solve_s": 0.25,
     "plan/predicted_ms": 6.25,
+    "plan/lower_bound_ms": 5.0,
+    "plan/gap": 0.25,
     "predicted/critical_path_ms": 7.75,
     "predicted/fwd_compute_ms/max": 1.5,
     "predicted/fwd_comm_ms/max": 2.5,
@@ -82,13 +88,24 @@ def test_the_plan_and_its_cost(tmp_path: Path) -> None:
     assert "| embedding cost | 6.25 | 10.00 | -38 % |" in explained
 
 
+def test_what_the_cost_model_says_of_the_plan(tmp_path: Path) -> None:
+    said = insight(PLAN, TASK, learned_cost_model(device="cpu"))
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.plan(PLAN, TASK, MEASURED, insight=said)
+    explained = text(read(tmp_path), "plan/explained")
+    assert "It is predicted 6.25 ms, at most 25.0 % above the best possible." in explained
+    for title in ("What bounds it", "What splits bought", "What more would buy"):
+        assert f"**{title}**" in explained
+
+
 def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(ShardingPlan("by_hand", 2, PLAN.shards), TASK, MEASURED)
     events = read(tmp_path)
     missing = SCALARS.keys() - set(events.Tags()["scalars"])
     predicted = {tag for tag in SCALARS if tag.startswith("predicted/")}
-    assert missing == {"plan/solve_s", "plan/predicted_ms"} | predicted
+    of_plan = {tag for tag in SCALARS if tag.startswith("plan/")}
+    assert missing == of_plan | predicted
     assert "predicted" not in text(events, "plan/explained")
 
 

@@ -1,0 +1,126 @@
+"""What it is worth to a plan to know which ranks share a host, by the bandwidth between hosts.
+
+Three plans for the same tables, all priced on the hosts as they are: one that knows them, one that
+knows the bandwidth but takes every rank for a host, one that takes all ranks for one host.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.compared import markdown, planner_of, quiet
+from dlrm_sharded.cost.learned import with_profiles
+from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.data.task_sets import PAPER_BATCH_SIZE
+from dlrm_sharded.plan import ShardingPlan, is_row_wise, validate
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+ROOMY_BYTES = 32 * GIB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tables", type=int, default=200)
+    parser.add_argument("--hosts", type=int, default=16)
+    parser.add_argument("--ranks-per-host", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3, help="so many draws of tables")
+    parser.add_argument(
+        "--gb-per-s",
+        type=float,
+        nargs="+",
+        default=[1, 3, 10, 25],
+        help="of one rank to other hosts",
+    )
+    parser.add_argument(
+        "--sharder",
+        default="neuroshard",
+        help="a yaml of conf/sharder; 'neuroshard,sharder.seed=1' is one with other settings",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    quiet()
+    planner = planner_of(options.sharder)
+    pool = dlrm_datasets_pool()
+    draws = [draw_tables(pool, num_tables=options.tables, seed=i) for i in range(options.seeds)]
+    lines = []
+    for gb_per_s in options.gb_per_s:
+        costs, layouts = [], Counter[str]()
+        for tables in draws:
+            hosts, *others = _tasks(tables, gb_per_s, options)
+            knows = planner.plan(hosts)
+            layouts.update(_layouts(knows, hosts))
+            plans = [knows, *(planner.plan(other) for other in others)]
+            costs.append([_cost_ms(planner, plan, hosts) for plan in plans])
+        lines.append([f"{gb_per_s:g}", *_cells(np.array(costs)), *_means(layouts, len(draws))])
+    header = [
+        "GB/s between hosts",
+        "cost, ms",
+        "over that with every rank a host",
+        "over that with all ranks on one",
+        "tables in columns, rows, rows of a host",
+    ]
+    print(f"{options.sharder}; means of {options.seeds} draws of {options.tables} tables, and each")
+    print(markdown(header, lines))
+
+
+def _tasks(
+    tables: Sequence[Table], gb_per_s: float, options: argparse.Namespace
+) -> list[ShardingTask]:
+    """The hosts as they are, every rank a host, all ranks on one."""
+    world_size = options.hosts * options.ranks_per_host
+    return [
+        with_profiles(
+            ShardingTask(
+                tuple(tables),
+                Topology(
+                    world_size,
+                    ROOMY_BYTES,
+                    local_world_size=local_world_size,
+                    compute_device="cpu",
+                    intra_host_bytes_per_s=None if local_world_size is None else 1e11,
+                    inter_host_bytes_per_s=None if local_world_size is None else 1e9 * gb_per_s,
+                ),
+                PAPER_BATCH_SIZE,
+            )
+        )
+        for local_world_size in (options.ranks_per_host, 1, None)
+    ]
+
+
+def _cost_ms(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> float:
+    validate(plan, task)
+    assert planner.cost_model is not None
+    return planner.cost_model.predict(plan, task).cost_ms
+
+
+def _cells(costs: np.ndarray) -> list[str]:
+    """Of costs [seeds, plans], the first plan's over the others'."""
+    cells = [f"{costs[:, 0].mean():.1f}"]
+    for others in costs[:, 1:].T:
+        ratios = costs[:, 0] / others
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        cells.append(f"{ratios.mean():.3f} ({each})")
+    return cells
+
+
+def _layouts(plan: ShardingPlan, task: ShardingTask) -> Counter[str]:
+    """Tables by the way they are split."""
+    shards_by_table = plan.shards_by_table()
+    found = Counter[str]()
+    for table in task.tables:
+        shards = shards_by_table[table.name]
+        if is_row_wise(shards, table):
+            found["rows" if len(shards) == plan.world_size else "host_rows"] += 1
+        elif len(shards) > 1:
+            found["columns"] += 1
+    return found
+
+
+def _means(layouts: Counter[str], num: int) -> list[str]:
+    return [", ".join(f"{layouts[key] / num:.1f}" for key in ("columns", "rows", "host_rows"))]

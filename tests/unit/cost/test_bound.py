@@ -1,0 +1,186 @@
+"""The lower bound: below every plan there is, and what it does not depend on."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.communication import CommunicationModel
+from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.cost.plans import Planned, planned
+from tests.unit.search.made_up import (
+    MODELS,
+    all_plans,
+    model_of,
+    predicted,
+    random_plan,
+    roomy_task,
+    tiny_task,
+    with_memory,
+)
+
+TINY = {
+    "2_or_3_ranks": {"num_tables": 2},
+    "2x2": {"num_tables": 2, "hosts": (2, 2), "full": 0.3},
+    "3x1": {"num_tables": 2, "hosts": (3, 1), "full": 0.3},
+    "nearly_full": {"num_tables": 3, "full": 0.95},
+}
+ROUNDING, HALVINGS = 1e-9, 1e-5
+"""The largest T is found to about 2 ** -20 of it, from below."""
+
+
+@functools.cache
+def plans_of(shape: str, seed: int) -> tuple[ShardingTask, list[tuple[Shard, ...]]]:
+    task = tiny_task(seed, **TINY[shape])
+    return task, list(all_plans(task))
+
+
+def least_ms(task: ShardingTask, plans: list[tuple[Shard, ...]], model: LearnedCostModel) -> float:
+    return min((predicted(shards, task, model).cost_ms for shards in plans), default=math.inf)
+
+
+@pytest.mark.parametrize("shape", TINY)
+@pytest.mark.parametrize("name", MODELS)
+def test_no_plan_of_a_tiny_task_is_cheaper(name: str, shape: str) -> None:
+    for seed in range(5):
+        task, plans = plans_of(shape, seed)
+        model = model_of(name, seed)
+        assert lower_bound_ms(task, model) <= least_ms(task, plans, model) * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_where_there_is_one_plan(name: str) -> None:
+    for seed in range(5):
+        task = roomy_task(np.random.default_rng(seed), (1, 1), 1)
+        narrow = dataclasses.replace(task.tables[0], embedding_dim=4)
+        task = dataclasses.replace(task, tables=(narrow,))
+        cost_ms = predicted((Shard.whole(task.tables[0], 0),), task, model_of(name, seed)).cost_ms
+        bound_ms = lower_bound_ms(task, model_of(name, seed))
+        assert cost_ms * (1 - HALVINGS) <= bound_ms <= cost_ms * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("hosts", [(1, 3), (1, 8), (2, 4), (3, 2), (5, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
+    rng = np.random.default_rng(hosts)
+    for seed in range(6):
+        task = roomy_task(rng, hosts, int(rng.integers(1, 9)))
+        model = model_of(name, seed)
+        plans = [random_plan(rng, task) for _ in range(30)]
+        # all on one rank: nothing is even
+        plans.append(tuple(Shard.whole(table, 0) for table in task.tables))
+        bound_ms = lower_bound_ms(task, model)
+        assert 0 < bound_ms <= least_ms(task, plans, model) * (1 + ROUNDING)
+
+
+@given(of=planned(), name=st.sampled_from(MODELS), seed=st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_no_plan_is_cheaper(of: Planned, name: str, seed: int) -> None:
+    plan, task = of
+    cost_ms = predicted(plan.shards, task, model_of(name, seed)).cost_ms
+    assert lower_bound_ms(task, model_of(name, seed)) <= cost_ms * (1 + ROUNDING)
+
+
+def test_pieces_of_one_table_on_one_rank() -> None:
+    """Valid at equal widths, and no cheaper than one piece."""
+    table = Table("t0", 5000, 16, 9.0)
+    task = with_profiles(ShardingTask((table,), Topology(2, 2**30, compute_device="cpu"), 1024))
+    shards = tuple(
+        Shard("t0", rank, (0, 5000), (4 * i, 4 * i + 4)) for i, rank in enumerate([0, 1, 0, 1])
+    )
+    for name in MODELS:
+        assert lower_bound_ms(task, model_of(name)) <= predicted(
+            shards, task, model_of(name)
+        ).cost_ms * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("fixed_ms", [0.0, 5.0, 50.0])
+def test_a_reduction_on_one_host_is_paid_there_alone(fixed_ms: float) -> None:
+    """The dominating table `b` cannot be split, and need not be on the host that reduces `a`."""
+    exchanges = model_of("plain").communication
+    reduce = 0.01 * exchanges.reduce
+    reduce[:, 0] = fixed_ms
+    model = dataclasses.replace(
+        model_of("plain"), communication=CommunicationModel(0.01 * exchanges.exchange, reduce)
+    )
+    tables = (Table("a", 1000, 4, 0.01), Table("b", 1, 4, 200.0))
+    topology = Topology(4, 10_000, 2, compute_device="cpu")
+    task = with_profiles(ShardingTask(tables, topology, 2048))
+    assert lower_bound_ms(task, model) <= least_ms(task, list(all_plans(task)), model)
+
+
+def test_a_rank_may_wait_for_nothing() -> None:
+    """The rank that has everything gets nothing from others, and so waits for none."""
+    topology = Topology(2, 2**30, compute_device="cpu")
+    task = with_profiles(ShardingTask((Table("a", 10, 4, 5.0),), topology, 2048))
+    for seed in range(20):
+        model = model_of("receiving", seed)
+        assert lower_bound_ms(task, model) <= least_ms(task, list(all_plans(task)), model) * (
+            1 + ROUNDING
+        )
+
+
+@given(of=planned(), name=st.sampled_from(MODELS), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject) -> None:
+    task = of[1]
+    tables = tuple(data.draw(st.permutations(task.tables)))
+    other = dataclasses.replace(task, tables=tables)
+    model = model_of(name)
+    assert lower_bound_ms(other, model) == pytest.approx(lower_bound_ms(task, model), rel=HALVINGS)
+
+
+@given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
+@settings(max_examples=100, deadline=None)
+def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> None:
+    """More of it, of all ranks or of one, leaves the bound or lowers it."""
+    task, model = of[1], model_of(name)
+    before = math.inf
+    for exponent in sorted(exponents):
+        memory_bytes = max(int(task.table_bytes**exponent), 1)
+        bound_ms = lower_bound_ms(with_memory(task, memory_bytes), model)
+        assert bound_ms <= before * (1 + HALVINGS)
+        one_has_more = [*[memory_bytes] * (task.topology.world_size - 1), 2 * memory_bytes]
+        more_ms = lower_bound_ms(with_memory(task, *one_has_more), model)
+        assert more_ms <= bound_ms * (1 + HALVINGS)
+        before = bound_ms
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_infinite_where_surely_none_fits(name: str) -> None:
+    model = model_of(name)
+    table = Table("t0", 1000, 8, 3.0)
+    task = with_profiles(ShardingTask((table,), Topology(4, 2**30, 2, compute_device="cpu"), 512))
+    assert lower_bound_ms(with_memory(task, 250 * 8 * 4), model) < math.inf
+    assert lower_bound_ms(with_memory(task, 250 * 8 * 4 - 1), model) == math.inf
+    few_rows = Table("t0", 3, 8, 3.0)  # too few for blocks on all ranks, enough for those of a host
+    task = with_profiles(dataclasses.replace(task, tables=(few_rows,)))
+    assert lower_bound_ms(with_memory(task, 3 * 4 * 4), model) < math.inf
+    assert lower_bound_ms(with_memory(task, 3 * 4 * 4 - 1), model) == math.inf
+    narrow = tuple(Table(f"t{i}", 100, 4, 1.0) for i in range(9))  # fits no four ranks together
+    task = with_profiles(dataclasses.replace(task, tables=narrow))
+    assert lower_bound_ms(with_memory(task, 100 * 4 * 4 * 9 // 4), model) < math.inf
+    assert lower_bound_ms(with_memory(task, 100 * 4 * 4 * 9 // 4 - 1), model) == math.inf
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_table_more_never_costs_less(name: str) -> None:
+    rng = np.random.default_rng(3)
+    for seed in range(5):
+        task = roomy_task(rng, (2, 2), 6)
+        bounds = [
+            lower_bound_ms(
+                dataclasses.replace(task, tables=task.tables[:num]), model_of(name, seed)
+            )
+            for num in range(1, 7)
+        ]
+        assert all(b >= a * (1 - HALVINGS) for a, b in itertools.pairwise(bounds))

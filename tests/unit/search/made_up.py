@@ -1,0 +1,239 @@
+"""Made-up cost models and tasks for the search, and all plans that a tiny task has.
+
+The models have the form of a fitted one, with numbers that no hardware has: what holds for all of
+them holds for whatever is fitted.
+
+Letters: W ranks.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    LINKS,
+    REDUCE_TERMS,
+    CommunicationModel,
+)
+from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS, workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
+from dlrm_sharded.cost.types import PlanCost
+from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+NUM_CACHES = 2
+EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}
+"""Upper ends of weights; others are in ms per MB."""
+
+MADE_UP = ("plain", "overflowing", "links", "receiving", "sparse")
+MODELS = ("shipped", *MADE_UP)
+
+COST_ALONE = {"critical_path_share": 0.0, "split_error": 0.0}
+"""Arguments of a sharder that minimises what is predicted, and nothing else."""
+
+
+@functools.cache
+def model_of(name: str, seed: int = 0) -> LearnedCostModel:
+    """The model of the package, or a made-up one.
+
+    `overflowing`: caches overflow at a few kB, and then cost a lot. `links`: most is spent between
+    hosts. `receiving`: a rank waits for what it gets. `sparse`: few exchange terms have a weight.
+    """
+    if name == "shipped":
+        return learned_cost_model(device="cpu")
+    rng = np.random.default_rng([seed, MADE_UP.index(name)])
+    overflow = name == "overflowing"
+    compute = ComputeModel(
+        profile_mean=np.array([3.0, 1.0, 0.3, 0.2]),
+        profile_std=np.ones(len(PROFILE)),
+        profile_low=np.zeros(len(PROFILE)),
+        profile_high=np.array([9.0, 5.0, 1.0, 1.0]),
+        forward=_net(rng, overflow=overflow),
+        backward=_net(rng, overflow=overflow),
+    )
+    per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)
+    exchange = rng.uniform(0, 1, (len(EXCHANGES), len(EXCHANGE_TERMS)))
+    exchange *= [EXCHANGE_SCALE.get(term, per_mb) for term in EXCHANGE_TERMS]
+    for i, term in enumerate(EXCHANGE_TERMS):
+        if name == "links" and term.endswith("_inter"):
+            exchange[:, i] *= 20.0
+    if name == "receiving":
+        exchange[0, [EXCHANGE_TERMS.index(f"in_{link}") for link in LINKS]] = 2.0
+        exchange[1, [EXCHANGE_TERMS.index(f"out_{link}") for link in LINKS]] = 2.0
+    if name == "sparse":
+        exchange *= rng.random(exchange.shape) < 0.2
+    reduce = rng.uniform(0, 0.5, (len(EXCHANGES), len(REDUCE_TERMS)))
+    return LearnedCostModel(
+        compute,
+        CommunicationModel(exchange, reduce),
+        name=name,
+        ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
+        measured_links=LINKS,
+    )
+
+
+def _net(rng: np.random.Generator, *, overflow: bool) -> PriceNet:
+    hidden = 3
+    return PriceNet(
+        weights=(
+            rng.normal(0, 0.7, (len(PROFILE), hidden)),
+            rng.normal(0, 0.4, (hidden, len(WORK_TERMS))),
+        ),
+        biases=(rng.normal(0, 0.3, hidden), rng.uniform(-9.0, -4.0, len(WORK_TERMS))),
+        cache_gain=rng.exponential(20.0 if overflow else 0.4, (len(WORK_TERMS), NUM_CACHES)),
+        cache_mb=np.array([-2.0, -1.0]) if overflow else np.array([0.0, 2.0]),
+        cache_slope=rng.uniform(2.0, 6.0, NUM_CACHES),
+        launch_ms=float(rng.uniform(0.0, 0.1)),
+        next_launch_ms=float(rng.uniform(0.0, 0.05)),
+    )
+
+
+def problem_of(
+    task: ShardingTask,
+    model: LearnedCostModel,
+    constraints: Constraints | None = None,
+    *,
+    critical_path_share: float = 0.0,
+    split_error: float = 0.0,
+) -> Problem:
+    return Problem.of(
+        with_profiles(task),
+        model,
+        constraints or Constraints(),
+        critical_path_share=critical_path_share,
+        split_error=split_error,
+    )
+
+
+def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:
+    """What `model.predict` gives, without its warnings; the tables have reuse histograms."""
+    plan = ShardingPlan("any", task.topology.world_size, shards)
+    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+
+
+def all_plans(task: ShardingTask) -> Iterator[tuple[Shard, ...]]:
+    """Every plan that is valid, but for the order of columns; a table once on a rank."""
+    layouts = [list(layouts_of(table, task.topology)) for table in task.tables]
+    for chosen in itertools.product(*layouts):
+        shards = tuple(itertools.chain.from_iterable(chosen))
+        try:
+            validate(ShardingPlan("any", task.topology.world_size, shards), task)
+        except InvalidPlanError:  # memory
+            continue
+        yield shards
+
+
+def layouts_of(table: Table, topology: Topology) -> Iterator[list[Shard]]:
+    """A table's columns on any ranks in any widths, its rows on all ranks or on those of a host."""
+    world_size, num_steps = topology.world_size, table.embedding_dim // COLUMN_MULTIPLE
+    whole = Shard.whole(table, 0)
+    for edges in itertools.combinations_with_replacement(range(num_steps + 1), world_size - 1):
+        bounds = itertools.pairwise(COLUMN_MULTIPLE * edge for edge in (0, *edges, num_steps))
+        yield [
+            dataclasses.replace(whole, rank=rank, cols=cols)
+            for rank, cols in enumerate(bounds)
+            if cols[0] < cols[1]
+        ]
+    hosts = range(0, world_size, topology.ranks_per_host)
+    groups = {range(world_size), *(range(h, h + topology.ranks_per_host) for h in hosts)}
+    for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks.start)):
+        blocks = row_blocks(table.num_embeddings, len(ranks))
+        if len(blocks) == len(ranks) > 1:
+            yield [
+                dataclasses.replace(whole, rank=rank, rows=rows)
+                for rank, rows in zip(ranks, blocks, strict=True)
+            ]
+
+
+def tiny_task(
+    seed: int, *, num_tables: int, hosts: tuple[int, int] | None = None, full: float = 0.7
+) -> ShardingTask:
+    """Few narrow tables on 2 or 3 ranks, or on hosts x ranks; `full` of the memory is taken."""
+    rng = np.random.default_rng([seed, num_tables])
+    world_size = hosts[0] * hosts[1] if hosts else int(rng.integers(2, 4))
+    topology = Topology(
+        world_size,
+        2**50,
+        hosts[1] if hosts else None,
+        optimizer_bytes_per_row=int(rng.choice([0, 4])),
+        compute_device="cpu",
+    )
+    tables = tuple(
+        Table(
+            f"t{i}",
+            num_embeddings=round(10 ** rng.uniform(0.5, 6.0)),
+            embedding_dim=int(4 * rng.integers(1, 5)),
+            pooling_factor=float(round(10 ** rng.uniform(-0.5, 1.5), 2)),
+        )
+        for i in range(num_tables)
+    )
+    task = with_profiles(ShardingTask(tables, topology, int(rng.choice([256, 2048]))))
+    return with_memory(task, int(task.table_bytes / world_size / full) + 1)
+
+
+def roomy_task(rng: np.random.Generator, hosts: tuple[int, int], num_tables: int) -> ShardingTask:
+    """Tables of up to 128 columns on hosts x ranks, with memory for everything anywhere."""
+    topology = Topology(
+        hosts[0] * hosts[1],
+        2**50,
+        hosts[1],
+        compute_device="cpu",
+        inter_host_bytes_per_s=5e9,
+    )
+    tables = tuple(
+        Table(
+            f"t{i}",
+            num_embeddings=round(10 ** rng.uniform(1.0, 6.0)),
+            embedding_dim=int(4 * rng.integers(1, 33)),
+            pooling_factor=float(10 ** rng.uniform(-0.5, 1.5)),
+        )
+        for i in range(num_tables)
+    )
+    return with_profiles(ShardingTask(tables, topology, int(rng.choice([1024, 8192]))))
+
+
+def random_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
+    """Tables whole, in two column shards, in row blocks on all ranks or on those of a host."""
+    topology = task.topology
+    world_size, per_host = topology.world_size, topology.ranks_per_host
+    shards: list[Shard] = []
+    for table in task.tables:
+        layout = rng.choice(["whole", "columns", "rows", "host_rows"], p=[0.6, 0.2, 0.1, 0.1])
+        whole = Shard.whole(table, int(rng.integers(world_size)))
+        other = int(rng.integers(world_size))
+        ranks = range(world_size)
+        if layout == "host_rows":
+            ranks = range(other - other % per_host, other - other % per_host + per_host)
+        blocks = row_blocks(table.num_embeddings, len(ranks))
+        if layout == "columns" and table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
+            steps = table.embedding_dim // COLUMN_MULTIPLE
+            edge = COLUMN_MULTIPLE * int(rng.integers(1, steps))
+            shards.append(dataclasses.replace(whole, cols=(0, edge)))
+            shards.append(dataclasses.replace(whole, rank=other, cols=(edge, table.embedding_dim)))
+        elif layout.endswith("rows") and 1 < len(ranks) == len(blocks):
+            shards += [
+                dataclasses.replace(whole, rank=rank, rows=rows)
+                for rank, rows in zip(ranks, blocks, strict=True)
+            ]
+        else:
+            shards.append(whole)
+    return tuple(shards)
+
+
+def with_memory(task: ShardingTask, *memory_bytes: int) -> ShardingTask:
+    """The task with so much memory on all ranks, or on each."""
+    by_rank = memory_bytes if len(memory_bytes) > 1 else None
+    topology = dataclasses.replace(
+        task.topology, memory_bytes=min(memory_bytes), memory_bytes_by_rank=by_rank
+    )
+    return dataclasses.replace(task, topology=topology)

@@ -1,0 +1,214 @@
+"""What users ask of a plan is kept, or refused with the table and the key."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from tests.unit.search.made_up import MODELS, model_of
+
+Keys = dict[str, Any]
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    """A few tables on up to 6 ranks, with memory of each rank for some of them."""
+    tables = tuple(
+        Table(
+            f"t{i}",
+            num_embeddings=draw(st.integers(1, 2000)),
+            embedding_dim=4 * draw(st.integers(1, 20)),
+            pooling_factor=draw(st.sampled_from([0.0, 1.0, 30.0])),
+        )
+        for i in range(draw(st.integers(1, 7)))
+    )
+    hosts, per_host = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    world_size = hosts * per_host
+    mean = sum(t.num_embeddings * t.embedding_dim * 4 for t in tables) // world_size
+    by_rank = tuple(
+        int(mean * draw(st.sampled_from([0.5, 1.1, 2.0, 10.0]))) + 64 for _ in range(world_size)
+    )
+    topology = Topology(
+        world_size, max(by_rank), per_host, compute_device="cpu", memory_bytes_by_rank=by_rank
+    )
+    return ShardingTask(tables, topology, 256)
+
+
+@st.composite
+def constrained(draw: st.DrawFn) -> tuple[ShardingTask, Keys]:
+    """A task, and what is asked of its plan: some of it cannot be had."""
+    task = draw(tasks())
+    names, world_size = [table.name for table in task.tables], task.topology.world_size
+    group = st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)
+    ranks = st.lists(st.integers(0, world_size - 1), min_size=1, max_size=3)
+    reserved = st.floats(0, max(task.topology.rank_memory_bytes) / 4 / GIB)
+    keys: Keys = {
+        "pin": draw(st.dictionaries(st.sampled_from(names), ranks, max_size=2)),
+        "together": draw(st.lists(group, max_size=2)),
+        "apart": draw(st.lists(group, max_size=2)),
+        "unsplit": draw(group),
+        "reserved_gib": draw(
+            st.just(0.0) | reserved | st.lists(reserved, min_size=world_size, max_size=world_size)
+        ),
+    }
+    return task, {key: value for key, value in keys.items() if draw(st.booleans())}
+
+
+def assert_kept(plan: ShardingPlan, task: ShardingTask, keys: Keys) -> None:
+    validate(plan, task)
+    shards = plan.shards_by_table()
+    ranks = {name: {shard.rank for shard in of_table} for name, of_table in shards.items()}
+    for name, allowed in keys.get("pin", {}).items():
+        assert ranks[name] <= set(allowed)
+    for group in keys.get("together", ()):
+        assert len(set().union(*(ranks[name] for name in group))) <= 1
+    for group in keys.get("apart", ()):
+        assert sum(len(ranks[name]) for name in group) == len(
+            set().union(*(ranks[n] for n in group))
+        )
+    whole = [*keys.get("unsplit", ()), *(n for group in keys.get("together", ()) for n in group)]
+    assert all(len(shards[name]) == 1 for name in whole)
+    reserved = keys.get("reserved_gib", 0.0)
+    reserved = reserved if isinstance(reserved, list) else [reserved] * plan.world_size
+    for used, memory, gib in zip(
+        plan.bytes_by_rank(task.topology), task.topology.rank_memory_bytes, reserved, strict=True
+    ):
+        assert used <= memory - int(gib * GIB)
+
+
+@given(of=constrained(), model=st.sampled_from(MODELS), seed=st.integers(0, 3))
+@settings(max_examples=250, deadline=None)
+def test_kept_or_refused(of: tuple[ShardingTask, Keys], model: str, seed: int) -> None:
+    task, keys = of
+    before = repr(task), repr(keys)
+    try:
+        sharder = NeuroShardSharder(
+            cost_model=model_of(model), seed=seed, time_budget_s=1.0, patience=2, **keys
+        )
+        plan = sharder.shard(task)
+    except ConfigError as error:
+        event("refused")
+        assert "sharder." in str(error)
+        assert any(repr(table.name) in str(error) for table in task.tables)
+    except InfeasibleTaskError as error:
+        event("none found")
+        assert any(number in str(error) for number in ("B", "GiB"))
+    else:
+        event("plan")
+        assert_kept(plan, task, keys)
+    assert (repr(task), repr(keys)) == before
+
+
+TASK = ShardingTask(
+    tuple(Table(f"t{i}", 100, 16, 2.0) for i in range(5)),
+    Topology(3, 10**6, compute_device="cpu"),
+    256,
+)
+
+
+def plan(**keys: Any) -> ShardingPlan:
+    return NeuroShardSharder(cost_model=model_of("shipped"), time_budget_s=1.0, **keys).shard(TASK)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pin": {"x": [0]}}, "sharder.pin names a table 'x' that the task lacks"),
+        ({"together": [["t0", "x"]]}, "sharder.together names a table 'x'"),
+        ({"apart": [["x", "t0"]]}, "sharder.apart names a table 'x'"),
+        ({"unsplit": ["x"]}, "sharder.unsplit names a table 'x'"),
+        ({"pin": {"t1": [0, 3]}}, "puts table 't1' on rank 3; the ranks are 0 to 2"),
+        ({"pin": {"t1": [-1]}}, "puts table 't1' on rank -1"),
+        ({"pin": {"t1": []}}, "sharder.pin gives table 't1' no ranks"),
+        ({"pin": {"t1": [1.0]}}, "sharder.pin.t1 has 1.0, not the number of a rank"),
+        ({"pin": {"t1": [True]}}, "sharder.pin.t1 has True"),
+        ({"pin": {"t1": 2}}, "sharder.pin.t1 is 2, must be a list of ranks"),
+        ({"pin": ["t1"]}, r"sharder.pin is \['t1'\], must have lists of ranks by table"),
+        ({"together": ["t0", "t1"]}, "a group of sharder.together is 't0', must be a list"),
+        ({"together": "t0"}, "sharder.together is 't0', must be a list"),
+        ({"apart": [["t0"], None]}, "a group of sharder.apart is None, must be a list"),
+        ({"unsplit": "t0"}, "sharder.unsplit is 't0', must be a list of tables"),
+        ({"together": [["t0", "t1"], ["t2", "t1"]]}, "sharder.together has table 't1' twice"),
+        ({"together": [["t3", "t3"]]}, "sharder.together has table 't3' twice"),
+        (
+            {"together": [["t0", "t1", "t2"]], "apart": [["t2", "t4", "t0"]]},
+            r"sharder.together and sharder.apart both have \['t0', 't2'\]",
+        ),
+        (
+            {"together": [["t0", "t1"]], "pin": {"t0": [0, 1], "t1": [2]}},
+            r"sharder.pin leaves no rank for the tables \['t0', 't1'\]",
+        ),
+        (
+            {"apart": [["t0", "t1", "t2"]], "pin": {"t0": [1], "t2": [1, 1]}},
+            "sharder.apart has 't0' and 't2', sharder.pin puts both on rank 1",
+        ),
+        ({"reserved_gib": -1}, "sharder.reserved_gib is -1, must be a number >= 0"),
+        ({"reserved_gib": [0, 0, -0.5]}, "sharder.reserved_gib is -0.5"),
+        ({"reserved_gib": [0, 0]}, "sharder.reserved_gib has 2 values for 3 ranks"),
+        ({"reserved_gib": "1"}, "sharder.reserved_gib is '1'"),
+        ({"reserved_gib": None}, "sharder.reserved_gib is None"),
+        ({"reserved_gib": float("nan")}, "sharder.reserved_gib is nan"),
+    ],
+    ids=lambda value: repr(value)[:50] if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_meant(keys: Keys, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(**keys)
+
+
+@pytest.mark.parametrize("gib", [1.0, 1e300, [0.0, 0.0, 0.5]])
+def test_nothing_left(gib: float | list[float]) -> None:
+    with pytest.raises(InfeasibleTaskError, match="reserved_gib leaves nothing of"):
+        plan(reserved_gib=gib)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pin": {f"t{i}": [2] for i in range(5)}},
+        {"together": [[f"t{i}" for i in range(5)]]},
+        {"together": [[], ["t3"]], "apart": [[], ["t1"]]},
+        {"together": [["t0", "t1"], ["t2", "t3"]], "apart": [["t0", "t3"], ["t1", "t4"]]},
+        {"apart": [["t0", "t1", "t2"], ["t2", "t3", "t4"]]},
+        {"unsplit": [f"t{i}" for i in range(5)], "pin": {"t0": [1], "t1": [1, 2]}},
+        {"reserved_gib": [0.0, (10**6 - 6400) / GIB, 5e-4]},
+    ],
+    ids=lambda keys: repr(keys)[:50],
+)
+def test_kept(keys: Keys) -> None:
+    assert_kept(plan(**keys), TASK, keys)
+
+
+def test_more_apart_than_ranks() -> None:
+    with pytest.raises(InfeasibleTaskError, match="no plan was found for 5 tables"):
+        plan(apart=[["t0", "t1", "t2", "t3"]])
+
+
+def test_row_blocks_only_where_a_table_may_be() -> None:
+    """The narrowest columns fit no rank; the ranks of a host are enough for blocks."""
+    tall = Table("tall", 4000, 4, 1.0)
+    task = dataclasses.replace(
+        TASK, tables=(tall,), topology=Topology(4, 40_000, 2, compute_device="cpu")
+    )
+    for ranks, found in (([0, 1, 2, 3], True), ([2, 3], True), ([1, 2, 3], True), ([1, 2], False)):
+        sharder = NeuroShardSharder(cost_model=model_of("shipped"), pin={"tall": ranks})
+        if found:
+            assert_kept(sharder.shard(task), task, {"pin": {"tall": ranks}})
+        else:
+            with pytest.raises(InfeasibleTaskError):
+                sharder.shard(task)
+
+
+def test_pins_are_checked_with_the_task_alone() -> None:
+    """Constraints do not need to know the tables when they are built."""
+    constraints = Constraints(pin={"elsewhere": [7]})
+    with pytest.raises(ConfigError, match="'elsewhere'"):
+        constraints.check(TASK)

@@ -1,0 +1,172 @@
+"""Hosts: what knowing them is worth to a plan, and row blocks on the ranks of one."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
+from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, row_blocks, validate
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+SEEDS = (0, 1, 2)
+PER_HOST = 4
+LARGE = Table("large", 10**7, 32, 80.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> LearnedCostModel:
+    return learned_cost_model(device="cpu")
+
+
+def on_hosts(task: ShardingTask, *, inter_host_bytes_per_s: float) -> ShardingTask:
+    """The same tables, on hosts of 4 ranks."""
+    topology = dataclasses.replace(
+        task.topology,
+        local_world_size=PER_HOST,
+        intra_host_bytes_per_s=100e9,
+        inter_host_bytes_per_s=inter_host_bytes_per_s,
+    )
+    return dataclasses.replace(task, topology=topology)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """Two plans for the same tables, each on both tasks."""
+
+    hosts: ShardingTask
+    one_host: ShardingTask
+    knows: ShardingPlan
+    blind: ShardingPlan
+
+    def knows_over_blind(self, task: ShardingTask, model: LearnedCostModel) -> float:
+        costs = []
+        for plan in (self.knows, self.blind):
+            validate(plan, task)
+            costs.append(model.predict(plan, task).cost_ms)
+        return costs[0] / costs[1]
+
+
+@pytest.fixture(scope="module")
+def compared(model: LearnedCostModel) -> list[Compared]:
+    # minimises what is compared, the predicted cost, and nothing else
+    sharder = NeuroShardSharder(
+        cost_model=model, critical_path_share=0.0, split_error=0.0, patience=0, time_budget_s=600
+    )
+    pairs = []
+    for seed in SEEDS:
+        tables = draw_tables(dlrm_datasets_pool(), num_tables=200, seed=seed)
+        topology = Topology(64, 32 * GIB, compute_device="cpu")
+        one_host = with_profiles(ShardingTask(tables, topology, 65_536))
+        hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
+        pairs.append(Compared(hosts, one_host, sharder.shard(hosts), sharder.shard(one_host)))
+    return pairs
+
+
+def test_a_plan_that_knows_the_hosts_costs_less_on_them(
+    compared: list[Compared], model: LearnedCostModel
+) -> None:
+    ratios = [pair.knows_over_blind(pair.hosts, model) for pair in compared]
+    assert max(ratios) < 1.0
+    assert statistics.mean(ratios) < 0.95
+
+
+def test_it_costs_more_where_all_ranks_are_on_one_host(
+    compared: list[Compared], model: LearnedCostModel
+) -> None:
+    for pair in compared:
+        plan = dataclasses.replace(pair.knows, shards=tuple(without_host_rows(pair)))
+        ratio = dataclasses.replace(pair, knows=plan).knows_over_blind(pair.one_host, model)
+        assert ratio > 1.02
+
+
+def without_host_rows(pair: Compared) -> Iterator[Shard]:
+    """The plan for hosts with columns instead, on the same ranks: one host has no such blocks."""
+    shards_by_table = pair.knows.shards_by_table()
+    for table in pair.hosts.tables:
+        shards = shards_by_table[table.name]
+        if len(shards) != PER_HOST or not is_row_wise(shards, table):
+            yield from shards
+        elif table.embedding_dim < PER_HOST * COLUMN_MULTIPLE:
+            yield Shard.whole(table, shards[0].rank)
+        else:
+            yield from in_columns(table, [shard.rank for shard in shards])
+
+
+def in_columns(table: Table, ranks: Sequence[int]) -> list[Shard]:
+    """Even pieces, one for each rank."""
+    width, rows = table.embedding_dim // len(ranks), (0, table.num_embeddings)
+    return [
+        Shard(table.name, rank, rows, (i * width, (i + 1) * width)) for i, rank in enumerate(ranks)
+    ]
+
+
+def in_rows(table: Table, ranks: Sequence[int]) -> list[Shard]:
+    """Even blocks, one for each rank."""
+    blocks = row_blocks(table.num_embeddings, len(ranks))
+    columns = (0, table.embedding_dim)
+    return [
+        Shard(table.name, rank, rows, columns) for rank, rows in zip(ranks, blocks, strict=True)
+    ]
+
+
+def dominated(*, inter_host_bytes_per_s: float) -> ShardingTask:
+    """4 hosts of 4 ranks; most is to be done for one table."""
+    others = [Table(f"t{i:02d}", 10**5, 16, 2.0) for i in range(32)]
+    topology = Topology(16, 4 * GIB, compute_device="cpu")
+    task = with_profiles(ShardingTask((LARGE, *others), topology, 16_384))
+    return on_hosts(task, inter_host_bytes_per_s=inter_host_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("inter_host_bytes_per_s", "num_blocks"), [(1e8, PER_HOST), (1e10, 16)], ids=["slow", "fast"]
+)
+def test_row_blocks_stay_on_one_host_where_links_between_hosts_are_slow(
+    model: LearnedCostModel, inter_host_bytes_per_s: float, num_blocks: int
+) -> None:
+    task = dominated(inter_host_bytes_per_s=inter_host_bytes_per_s)
+    plan = Planner(NeuroShardSharder(cost_model=model), model).plan(task)
+    validate(plan, task)
+    shards = plan.shards_by_table()[LARGE.name]
+    assert is_row_wise(shards, LARGE)
+    assert len(shards) == num_blocks
+    assert len({shard.rank // PER_HOST for shard in shards}) == num_blocks // PER_HOST
+    assert plan.predicted is not None
+    for other_ms in other_costs_ms(task, plan, model):
+        assert plan.predicted.cost_ms < 0.85 * other_ms
+
+
+def other_costs_ms(
+    task: ShardingTask, plan: ShardingPlan, model: LearnedCostModel
+) -> Iterator[float]:
+    """Of the large table in each other way, and of the best plan that leaves it whole."""
+    others = tuple(shard for shard in plan.shards if shard.table != LARGE.name)
+    host = sorted({shard.rank for shard in plan.shards_by_table()[LARGE.name]})[:PER_HOST]
+    first_of_hosts = range(0, 16, PER_HOST)
+    for shards in (
+        in_rows(LARGE, host),
+        in_rows(LARGE, range(16)),
+        in_columns(LARGE, host),
+        in_columns(LARGE, first_of_hosts),
+    ):
+        if set(shards) <= set(plan.shards):
+            continue
+        other = dataclasses.replace(plan, shards=(*others, *shards), predicted=None)
+        validate(other, task)
+        yield model.predict(other, task).cost_ms
+    whole = NeuroShardSharder(cost_model=model, unsplit=[LARGE.name]).shard(task)
+    yield model.predict(whole, task).cost_ms
+
+
+def test_row_blocks_on_one_host_need_hosts(model: LearnedCostModel) -> None:
+    task = dominated(inter_host_bytes_per_s=1e8)
+    plan = NeuroShardSharder(cost_model=model).shard(task)
+    topology = dataclasses.replace(task.topology, local_world_size=None)
+    with pytest.raises(InvalidPlanError, match="'large' is split by rows"):
+        validate(plan, dataclasses.replace(task, topology=topology))

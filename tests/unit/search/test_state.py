@@ -1,0 +1,249 @@
+"""A state's books: the same whatever way led to it, and what the cost model predicts.
+
+Letters: W ranks.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.layout import state_of
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import COLUMNS, ROWS, State
+from dlrm_sharded.task import ShardingTask
+from tests.unit.cost.plans import tables, topologies
+from tests.unit.search.made_up import (
+    MODELS,
+    model_of,
+    predicted,
+    problem_of,
+    random_plan,
+    roomy_task,
+)
+
+HOSTS = [(1, 1), (1, 2), (1, 5), (2, 4), (4, 1), (4, 2)]
+"""Hosts, ranks on each."""
+
+TOTALS = {"cost": 0.0, "critical_path": 1.0}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Of a few tables, some of them together or apart."""
+    topology = draw(topologies())
+    drawn = tuple(draw(tables(f"t{i}")) for i in range(draw(st.integers(1, 5))))
+    task = ShardingTask(drawn, topology, draw(st.sampled_from([64, 8192])))
+    names = [table.name for table in drawn]
+    constraints = draw(
+        st.sampled_from(
+            [Constraints(), Constraints(unsplit=names[:1])]
+            + [Constraints(apart=[names[:2], names[1:]])] * (len(names) > 1)
+            + [Constraints(together=[names[:2]])] * (len(names) > 1)
+        )
+    )
+    return problem_of(
+        task,
+        model_of(draw(st.sampled_from(MODELS))),
+        constraints,
+        critical_path_share=draw(st.sampled_from([0.0, 0.05, 1.0])),
+        split_error=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+def change(state: State, kind: int, unit: int, rank: int, width: int) -> None:
+    """Some change, from any three numbers."""
+    problem = state.problem
+    unit %= problem.num_units
+    if kind and state.mode[unit] == COLUMNS:
+        state.set_width(unit, rank % problem.world_size, width % (int(problem.num_steps[unit]) + 1))
+        return
+    for held in list(state.widths[unit]):
+        state.set_width(unit, held, 0)
+    modes = [COLUMNS]
+    if problem.rows.possible[unit]:
+        modes.append(ROWS)
+    if problem.host_rows is not None and problem.host_rows.possible[unit]:
+        modes.append(rank % state.num_hosts)
+    state.set_mode(unit, modes[width % len(modes)])
+
+
+changes = st.lists(
+    st.tuples(*[st.integers(0, 3)] * 2, st.integers(0, 11), st.integers(0, 70)), max_size=25
+)
+
+
+def pieces(state: State) -> tuple[object, ...]:
+    return [dict(sorted(widths.items())) for widths in state.widths], state.mode.tolist()
+
+
+def again(state: State) -> State:
+    """A new state with the same pieces."""
+    new = State(state.problem)
+    for unit, widths in enumerate(state.widths):
+        new.set_mode(unit, int(state.mode[unit]))
+        for rank, width in widths.items():
+            new.set_width(unit, rank, width)
+    new.refresh()
+    return new
+
+
+def assert_same_books(state: State, other: State) -> None:
+    """But for the rounding of numbers that were added and taken away."""
+    problem = state.problem
+    assert pieces(state) == pieces(other)
+    rounding = 1e-9 * float(problem.load.sum() + problem.rows.load.sum())
+    for key in ("load", "host_load", "shared_ms"):
+        np.testing.assert_allclose(
+            getattr(state, key), getattr(other, key), rtol=1e-9, atol=rounding, err_msg=key
+        )
+    np.testing.assert_array_equal(state.free_bytes, other.free_bytes)
+    np.testing.assert_array_equal(state.apart_count, other.apart_count)
+    assert placed(state) == placed(other)
+
+
+def placed(state: State) -> list[list[tuple[int, int]]]:
+    """Unit and shape of the column shards of each rank, by its slots."""
+    for rank, slots in enumerate(state.on_rank):
+        assert (state.piece_rank[slots] == rank).all()
+    assert (state.piece_rank >= 0).sum() == sum(map(len, state.on_rank))
+    return [
+        sorted(
+            zip(state.piece_unit[slots].tolist(), state.piece_shape[slots].tolist(), strict=True)
+        )
+        for slots in state.on_rank
+    ]
+
+
+@given(problem=problems(), some=changes, more=changes)
+@settings(max_examples=300, deadline=None)
+def test_books_do_not_depend_on_the_way(
+    problem: Problem, some: list[tuple[int, ...]], more: list[tuple[int, ...]]
+) -> None:
+    state = State(problem)
+    for step in some:
+        change(state, *step)
+        state.refresh()
+    assert_same_books(state, again(state))
+
+    before, mark = again(state), len(state.log)
+    for step in more:
+        change(state, *step)
+    state.refresh()
+    assert_same_books(state, again(state))
+    state.undo(mark)
+    assert len(state.log) == mark
+    assert_same_books(state, before)
+
+    state.undo()
+    assert_same_books(state, State(problem))
+    assert state.log == []
+
+
+@given(problem=problems(), some=changes)
+@settings(max_examples=100, deadline=None)
+def test_other_prices_of_the_same_pieces(problem: Problem, some: list[tuple[int, ...]]) -> None:
+    state = State(problem)
+    for step in some:
+        change(state, *step)
+    state.refresh()
+    plain = state.copy_for(problem.without_margin())
+    assert pieces(plain) == pieces(state)
+    assert plain.log == []
+    assert (plain.load <= state.load * (1 + 1e-9) + 1e-9).all()
+    np.testing.assert_array_equal(plain.free_bytes, state.free_bytes)
+    np.testing.assert_array_equal(plain.apart_count, state.apart_count)
+
+
+def loaded(shards: tuple[Shard, ...], problem: Problem) -> State:
+    state = State(problem)
+    assert state_of(state, ShardingPlan("any", problem.world_size, shards).shards_by_table())
+    return state
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
+def test_memory_is_that_of_the_plan(hosts: tuple[int, int]) -> None:
+    """Or more, where the last row block is smaller: it is counted like the others."""
+    rng = np.random.default_rng(hosts)
+    for _ in range(40):
+        task = roomy_task(rng, hosts, int(rng.integers(1, 12)))
+        plan = ShardingPlan("any", task.topology.world_size, random_plan(rng, task))
+        state = loaded(plan.shards, problem_of(task, model_of("shipped")))
+        used = task.topology.memory_bytes - state.free_bytes
+        exact = np.array(plan.bytes_by_rank(task.topology))
+        assert (used >= exact).all()
+        whole = {table.name: table.num_embeddings for table in task.tables}
+        if all(shard.num_rows == whole[shard.table] for shard in plan.shards):
+            assert (used == exact).all()
+        else:
+            # a block less one row for each of the others, at the most
+            row_bytes = sum(task.topology.shard_bytes(1, t.embedding_dim) for t in task.tables)
+            assert (used - exact <= row_bytes * plan.world_size).all()
+
+
+def off(shards: tuple[Shard, ...], task: ShardingTask, name: str, seed: int, total: str) -> float:
+    """The objective over what is predicted, less 1."""
+    model = model_of(name, seed)
+    state = loaded(shards, problem_of(task, model, critical_path_share=TOTALS[total]))
+    return state.objective_ms / predicted(shards, task, model).total_ms(total) - 1.0
+
+
+@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("name", MODELS)
+def test_even_volumes_cost_what_is_predicted(name: str, total: str) -> None:
+    """On any hosts, for all models, as exchanges are linearised there; work need not be even."""
+    rng = np.random.default_rng(7)
+    for seed, hosts in enumerate(HOSTS * 3):
+        world_size = hosts[0] * hosts[1]
+        task = roomy_task(rng, hosts, world_size * int(rng.integers(1, 4)))
+        tables = tuple(dataclasses.replace(table, embedding_dim=24) for table in task.tables)
+        task = dataclasses.replace(task, tables=tables)
+        shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
+        assert off(shards, task, name, seed, total) == pytest.approx(0.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("kind", ["rows", "host_rows"])
+def test_row_blocks_cost_what_is_predicted(kind: str, total: str) -> None:
+    """On all ranks, and on those of every host in turn, beside columns of even volumes or alone."""
+    rng = np.random.default_rng(8)
+    for seed in range(12):
+        task = roomy_task(rng, (2, 3), 8)
+        tables = tuple(
+            dataclasses.replace(table, embedding_dim=12, num_embeddings=6 * table.num_embeddings)
+            for table in task.tables
+        )
+        shards = [Shard.whole(table, i) for i, table in enumerate(tables[:6])]
+        for host, table in enumerate(tables[6:]):
+            ranks = range(6) if kind == "rows" else range(3 * host, 3 * host + 3)
+            blocks = row_blocks(table.num_embeddings, len(ranks))
+            shards += [
+                Shard(table.name, rank, rows, (0, 12))
+                for rank, rows in zip(ranks, blocks, strict=True)
+            ]
+        task = dataclasses.replace(task, tables=tables)
+        for name in MODELS:
+            assert off(tuple(shards), task, name, seed, total) == pytest.approx(0.0, abs=1e-7)
+        if kind == "rows":
+            alone = dataclasses.replace(task, tables=tables[6:])
+            of_rows = tuple(shards[6:])
+            assert off(of_rows, alone, "plain", seed, total) == pytest.approx(0.0, abs=1e-7)
+
+
+@pytest.mark.parametrize(("hosts", "most"), [((1, 4), 0.01), ((1, 8), 0.01), ((2, 4), 0.05)])
+@pytest.mark.parametrize("total", TOTALS)
+def test_uneven_volumes_cost_about_what_is_predicted(
+    hosts: tuple[int, int], most: float, total: str
+) -> None:
+    """What is left out: which of a rank's links is busier, and the last block's missing rows."""
+    rng = np.random.default_rng(9)
+    found = []
+    for _ in range(60):
+        task = roomy_task(rng, hosts, int(rng.integers(2, 12)))
+        found.append(off(random_plan(rng, task), task, "shipped", 0, total))
+    assert max(map(abs, found)) < most
+    assert abs(np.median(found)) < most / 10

@@ -1,0 +1,184 @@
+"""From an earlier plan, no further than asked, and refused where it cannot be started from."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.cost.learned import with_profiles
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan, validate, write_json
+from dlrm_sharded.sharders.heuristics import RandomSharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from tests.unit.search.made_up import (
+    COST_ALONE,
+    model_of,
+    predicted,
+    random_plan,
+    roomy_task,
+)
+
+MODEL = "shipped"
+
+
+def new_bytes(task: ShardingTask, before: ShardingPlan, after: ShardingPlan) -> int:
+    """Of cells that are on a rank which did not have them; four bytes each."""
+    cells = 0
+    old = before.shards_by_table()
+    for shard in after.shards:
+        cells += shard.num_rows * shard.num_cols
+        for held in old[shard.table]:
+            if held.rank == shard.rank:
+                rows = min(shard.rows[1], held.rows[1]) - max(shard.rows[0], held.rows[0])
+                cols = min(shard.cols[1], held.cols[1]) - max(shard.cols[0], held.cols[0])
+                cells -= max(rows, 0) * max(cols, 0)
+    assert task.topology.shard_bytes(1, 1) == 4
+    return 4 * cells
+
+
+def moved_tables(before: ShardingPlan, after: ShardingPlan) -> int:
+    old, new = before.shards_by_table(), after.shards_by_table()
+    return sum(old[name] != new[name] for name in old)
+
+
+def planned_from(path: Path, plan: ShardingPlan, task: ShardingTask, **keys: Any) -> ShardingPlan:
+    write_json(path, plan.to_json())
+    sharder = NeuroShardSharder(
+        cost_model=model_of(MODEL), warm_start=path, time_budget_s=2.0, **COST_ALONE, **keys
+    )
+    return sharder.shard(task)
+
+
+@pytest.mark.parametrize("hosts", [(1, 1), (1, 4), (2, 2), (3, 1)])
+def test_within_limits(hosts: tuple[int, int], tmp_path: Path) -> None:
+    """Valid, no dearer, and moved no further; with no limit, limits only ever cost."""
+    rng = np.random.default_rng(hosts)
+    moved = 0
+    for _ in range(6):
+        task = roomy_task(rng, hosts, int(rng.integers(2, 9)))
+        plan = ShardingPlan("earlier", task.topology.world_size, random_plan(rng, task))
+        before_ms = predicted(plan.shards, task, model_of(MODEL)).cost_ms
+        some_bytes = task.table_bytes // 4
+        for tables, num_bytes in ((None, None), (1, None), (2, some_bytes), (None, some_bytes)):
+            gib = None if num_bytes is None else num_bytes / GIB
+            keys = {"max_moved_tables": tables, "max_moved_gib": gib}
+            new = planned_from(tmp_path / "plan.json", plan, task, **keys)
+            validate(new, task)
+            assert new.sharder == "neuroshard"
+            assert tables is None or moved_tables(plan, new) <= tables
+            assert num_bytes is None or new_bytes(task, plan, new) <= num_bytes
+            after_ms = predicted(new.shards, task, model_of(MODEL)).cost_ms
+            assert after_ms <= before_ms * 1.01  # exchanges are linearised
+            moved += moved_tables(plan, new)
+        for keys in ({"max_moved_tables": 0}, {"max_moved_gib": 0.0}):
+            new = planned_from(tmp_path / "plan.json", plan, task, **keys)
+            assert new_bytes(task, plan, new) == 0
+            if "max_moved_tables" in keys:
+                assert sorted(new.shards) == sorted(plan.shards)
+    assert moved > 0 or hosts == (1, 1)
+
+
+def task_of(world_size: int = 3, num_tables: int = 6) -> ShardingTask:
+    tables = tuple(Table(f"t{i}", 2000, 32, 9.0 + i) for i in range(num_tables))
+    return ShardingTask(tables, Topology(world_size, 10**7, compute_device="cpu"), 2048)
+
+
+def on_rank(task: ShardingTask, rank: int) -> ShardingPlan:
+    shards = tuple(Shard.whole(table, rank) for table in task.tables)
+    return ShardingPlan("earlier", task.topology.world_size, shards)
+
+
+def test_what_it_may_move_it_moves_well(tmp_path: Path) -> None:
+    """Six tables on one rank of three: each that may move makes the plan cheaper."""
+    task = task_of()
+    costs = []
+    for limit in range(6):
+        plan = on_rank(task, 1)
+        new = planned_from(tmp_path / "p.json", plan, task, max_moved_tables=limit)
+        costs.append(predicted(new.shards, with_profiles(task), model_of(MODEL)).cost_ms)
+        assert moved_tables(plan, new) == min(limit, 4)
+    assert costs[0] > costs[1] > costs[2] > costs[3] >= costs[4]
+
+
+def test_keeps_constraints_while_it_moves(tmp_path: Path) -> None:
+    task = task_of()
+    keys = {"pin": {"t5": [1], "t4": [1, 2]}, "unsplit": ["t0"], "together": [["t1", "t2"]]}
+    new = planned_from(tmp_path / "plan.json", on_rank(task, 1), task, **keys).shards_by_table()
+    assert {shard.rank for shard in new["t5"]} == {1}
+    assert {shard.rank for shard in new["t4"]} <= {1, 2}
+    assert len(new["t0"]) == 1
+    assert {s.rank for s in new["t1"]} == {s.rank for s in new["t2"]}
+    assert len({shard.rank for of_table in new.values() for shard in of_table}) == 3
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pin": {"t3": [0, 2]}},
+        {"apart": [["t1", "t2"]]},
+        {"reserved_gib": [0.0, 0.0085, 0.0]},
+    ],
+    ids=str,
+)
+def test_a_start_that_keeps_no_constraints(tmp_path: Path, keys: dict[str, Any]) -> None:
+    path = tmp_path / "plan.json"
+    with pytest.raises(InvalidPlanError, match=rf"the plan {path} does not keep"):
+        planned_from(path, on_rank(task_of(), 1), task_of(), **keys)
+
+
+def test_a_start_for_something_else(tmp_path: Path) -> None:
+    task, path = task_of(), tmp_path / "plan.json"
+    with pytest.raises(InvalidPlanError, match=r"the plan is for 4 ranks, the job has 3"):
+        planned_from(path, on_rank(task_of(4), 1), task)
+    with pytest.raises(InvalidPlanError, match=r"shards of a table 't6' that the task does not"):
+        planned_from(path, on_rank(task_of(num_tables=7), 1), task)
+    with pytest.raises(InvalidPlanError, match=r"table 't5' is in no shard"):
+        planned_from(path, on_rank(task_of(num_tables=5), 1), task)
+    taller = tuple(dataclasses.replace(table, num_embeddings=2001) for table in task.tables)
+    with pytest.raises(InvalidPlanError, match=r"table 't0'.*are in no shard"):
+        planned_from(path, on_rank(task, 1), dataclasses.replace(task, tables=taller))
+
+
+def test_a_start_that_is_no_plan(tmp_path: Path) -> None:
+    def start(path: Path) -> None:
+        NeuroShardSharder(cost_model=model_of(MODEL), warm_start=path).shard(task_of())
+
+    with pytest.raises(ConfigError, match=r"cannot read the plan file .*nowhere\.json"):
+        start(tmp_path / "nowhere.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"broken\.json is not JSON"):
+        start(tmp_path / "broken.json")
+    (tmp_path / "other.json").write_text(json.dumps({"sharder": "x"}))
+    with pytest.raises(InvalidPlanError, match="the plan lacks the key"):
+        start(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"max_moved_tables": 3}, r"name it in sharder\.warm_start"),
+        ({"max_moved_gib": 0.5}, r"name it in sharder\.warm_start"),
+        ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
+        ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
+        ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),
+        ({"warm_start": "p", "max_moved_gib": float("inf")}, r"sharder\.max_moved_gib is inf"),
+    ],
+    ids=str,
+)
+def test_bad_limits(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NeuroShardSharder(cost_model=model_of(MODEL), **keys)
+
+
+def test_starts_from_plans_of_other_sharders(tmp_path: Path) -> None:
+    task = task_of()
+    plan = RandomSharder(seed=3).shard(task)
+    new = planned_from(tmp_path / "plan.json", plan, task)
+    validate(new, task)
+    assert new.predicted is None
+    assert new.lower_bound_ms is None
