@@ -221,7 +221,7 @@ class ExchangePrices:
 
     For volumes that are even, and for small differences from them; the time of a rank is `fixed`
     and `shard` for each column shard of all ranks, and for the bytes that ranks exchange with every
-    other one, `own` for its own, `total` for those of all ranks, `fullest` for the fullest rank's,
+    other one, `own` for its own, `shared` for those of all ranks, `fullest` for the fullest rank's,
     `fullest_host` for those of the fullest host's ranks.
 
     Args:
@@ -236,7 +236,6 @@ class ExchangePrices:
     shard: float
     even: float
     own: float
-    total: float
     fullest: float
     fullest_host: float
     reduce_fixed: float
@@ -245,14 +244,14 @@ class ExchangePrices:
     host_reduce_fixed: float
     host_reduce: float
     host_reduce_shard: float
-
     num_ranks: int
     num_hosts: int
 
     @property
-    def of_any_rank(self) -> float:
-        """Per byte of any one rank, what each rank pays at least; fullest ones shared among all."""
-        return self.total + self.fullest / self.num_ranks + self.fullest_host / self.num_hosts
+    def shared(self) -> float:
+        """Paid by all ranks for a byte of any; with it, even volumes take what `even` says."""
+        of_host = self.fullest_host * self.num_ranks / self.num_hosts
+        return (self.even - self.own - self.fullest - of_host) / self.num_ranks
 
     @classmethod
     def of(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
@@ -303,7 +302,6 @@ class ExchangePrices:
             shard=float(times(np.zeros(size), 1.0)[0] - fixed) / size,
             even=float(even[0] - fixed) / some,
             own=max(float(more[0]) - total - fullest - fullest_host, 0.0),
-            total=total,
             fullest=fullest,
             fullest_host=fullest_host,
             **dict(zip(("reduce_fixed", "reduce", "reduce_shard"), reduces(hosts), strict=True)),

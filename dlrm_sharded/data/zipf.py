@@ -76,7 +76,7 @@ class Zipf:
             near &= uses < limit + 2.0 * spread + 20.0
             at_most[i + 1, near] = gammaincc(limit, uses[near])
         in_bin = np.maximum(np.diff(at_most, axis=0), 0.0) @ self._ranks_per_range
-        return tuple((in_bin / num_unique).tolist())
+        return tuple(np.minimum(in_bin / num_unique, 1.0).tolist())
 
     def _expected_uses(self, num_draws: float) -> NDArray[np.float64]:
         """[R], expected uses of one rank of each range."""

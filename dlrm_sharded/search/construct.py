@@ -93,13 +93,19 @@ def _rows_may_fit(problem: Problem, unit: int) -> bool:
     return False
 
 
-def cut_all(problem: Problem, target_ms: float) -> list[Cut]:
-    """Each unit whole where that fits a rank and the target, else in its cheapest fitting parts."""
+def cut_all(
+    problem: Problem, target_ms: float, *, columns: bool = True, rows: bool = True
+) -> list[Cut]:
+    """Each unit whole where that fits a rank and the target, else in its cheapest fitting parts.
+
+    Args:
+        columns, rows: kinds of parts to take; others where a unit has none of these.
+    """
     whole = problem.whole
     fits = problem.work_ms(problem.load[whole]) <= target_ms
     fits &= problem.size_bytes[whole] <= problem.capacity.max()
     return [
-        Cut(COLUMNS, (int(steps),)) if fit else _cut(problem, unit, target_ms)
+        Cut(COLUMNS, (int(steps),)) if fit else _cut(problem, unit, target_ms, columns, rows)
         for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
     ]
 
@@ -113,9 +119,11 @@ class Option:
     total_ms: float
 
 
-def _cut(problem: Problem, unit: int, target_ms: float) -> Cut:
+def _cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows: bool) -> Cut:
     """The cheapest for all ranks together among cuts within the target, else that nearest to it."""
     found = options(problem, unit)
+    wanted = [o for o in found if (columns if o.cut.mode == COLUMNS else rows)]
+    found = wanted or found
     if not found:
         return Cut(COLUMNS, (1,) * int(problem.num_steps[unit]))
     return min(found, key=lambda o: (max(0.0, o.work_ms - target_ms), o.total_ms)).cut

@@ -294,7 +294,7 @@ def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """[S], what a shard adds to its rank's exchanges."""
     volume = workload.exchange(of_ids=False).volume
     of_host = volume.reshape(prices.num_hosts, -1).sum(axis=1)
-    per_byte = np.full(len(volume), prices.own + prices.total)
+    per_byte = np.full(len(volume), prices.own + prices.shared)
     per_byte[volume >= volume.max()] += prices.fullest
     fullest_host = np.repeat(of_host >= of_host.max(), workload.ranks_per_host)
     per_byte[fullest_host] += prices.fullest_host

@@ -179,6 +179,7 @@ class Problem:
         *,
         critical_path_share: float,
         split_error: float,
+        max_widths: int = MAX_WIDTHS,
     ) -> Problem:
         """The problem of a task whose tables all have a reuse histogram.
 
@@ -186,8 +187,9 @@ class Problem:
             critical_path_share: of the critical path in the objective; the rest is the cost.
             split_error: share of its computation by which a piece of a table is priced higher, so
                 that no split is made for a gain that is within the model's error on it.
+            max_widths: of a table, see `Shapes.of`.
         """
-        shapes = Shapes.of(task, model.compute, max_widths=MAX_WIDTHS)
+        shapes = Shapes.of(task, model.compute, max_widths=max_widths)
         hosts = model.hosts(task.topology)
         prices = ExchangePrices.of(model.communication, hosts)
         named = {table.name: i for i, table in enumerate(task.tables)}
@@ -225,7 +227,7 @@ class Problem:
             ),
             load=columns_load,
             margin=columns_margin,
-            shared_ms=pricing.shared_price * columns.volume + prices.shard * kept.num_shards,
+            shared_ms=prices.shared * columns.volume + prices.shard * kept.num_shards,
             size_bytes=columns.size_bytes,
             host_load=prices.fullest_host * columns.volume,
             capacity=constraints.capacity(task.topology),
@@ -296,13 +298,6 @@ class _Pricing:
     split_error: float
     read_mb: float
 
-    @property
-    def shared_price(self) -> float:
-        """Paid by all for a byte of any rank; with it, even volumes take what is predicted."""
-        prices = self.prices
-        of_host = prices.fullest_host * prices.num_ranks / prices.num_hosts
-        return (prices.even - prices.own - prices.fullest - of_host) / prices.num_ranks
-
     def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
         """[n, L] twice: the load, see `Problem.load`, and how much of it is margin."""
         read_mb = np.maximum(pieces.vectors[:, -1], self.read_mb)
@@ -319,7 +314,7 @@ class _Pricing:
         load, margin = self.load(pieces, np.full(len(table), self.split_error))
         extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
-        shared_ms = self.shared_price * pieces.volume + self.prices.shard
+        shared_ms = self.prices.shared * pieces.volume + self.prices.shard
         shared_ms = shared_ms * blocks.num_blocks
         fixed_ms = self.prices.reduce_fixed
         if blocks.num_blocks == world_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from dlrm_sharded.search.state import State
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
 """What a piece's work may take, relative to the ranks' mean work in a plan that costs the bound."""
+
+MANY_UNITS = 4
+"""A rank's, from which on plans of row blocks alone are not worth a start."""
 
 IMPROVEMENT = 1e-6
 MAX_STUCK = 1
@@ -43,10 +47,9 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
     good_ms = bound_ms * (1 + effort.good_gap)
     best: State | None = None
     tried: set[tuple[Cut, ...]] = set()
-    for target in TARGETS:
+    for cuts in _starts(problem, bound_ms):
         if best is not None and (best.objective_ms <= good_ms or effort.clock.is_over):
             break
-        cuts = tuple(cut_all(problem, problem.work_at(bound_ms) * target))
         if cuts in tried:
             continue
         tried.add(cuts)
@@ -64,6 +67,15 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
     Improver(best, rng, effort.clock, splits=False).descend()
     _rebuild(best, good_ms, rng, effort, splits=False)
     return best
+
+
+def _starts(problem: Problem, bound_ms: float) -> Iterator[tuple[Cut, ...]]:
+    """By ever higher targets; then with row blocks nowhere, and wherever they can be."""
+    for target in TARGETS:
+        yield tuple(cut_all(problem, problem.work_at(bound_ms) * target))
+    if problem.num_units <= MANY_UNITS * problem.world_size:
+        yield tuple(cut_all(problem, problem.work_at(bound_ms), rows=False))
+        yield tuple(cut_all(problem, 0.0, columns=False))
 
 
 def _rebuild(

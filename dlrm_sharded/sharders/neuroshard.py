@@ -30,10 +30,11 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.construct import why_infeasible
 from dlrm_sharded.search.improve import Clock
 from dlrm_sharded.search.layout import shards_of, state_of
-from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.problem import MAX_WIDTHS, Problem
 from dlrm_sharded.search.search import Effort, Moves, search, search_near
 from dlrm_sharded.search.state import State
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
+from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask
 
 GOOD_GAP = 0.003
 
@@ -84,7 +85,7 @@ class NeuroShardSharder:
         if max_moved_tables is not None:
             check_count("sharder.max_moved_tables", max_moved_tables, least=0)
         if max_moved_gib is not None:
-            check_number("sharder.max_moved_gib", max_moved_gib)
+            check_number("sharder.max_moved_gib", max_moved_gib, most=MAX_BYTES / GIB)
         if warm_start is None and (max_moved_tables is not None or max_moved_gib is not None):
             raise ConfigError(
                 "sharder.max_moved_tables and sharder.max_moved_gib limit what moves from a plan; "
@@ -112,6 +113,8 @@ class NeuroShardSharder:
             self._constraints,
             critical_path_share=self._critical_path_share,
             split_error=self._split_error,
+            # an earlier plan may have any widths
+            max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
         )
         if earlier is not None:
             state = self._near(problem, earlier, effort)
@@ -151,7 +154,7 @@ def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
 def _not_found(problem: Problem) -> str:
     used, capacity = problem.size_bytes[problem.whole].sum(), problem.capacity.sum()
     return (
-        f"no plan was found for {len(problem.task.tables)} tables of {used / GIB:.2f} GiB on "
-        f"{problem.world_size} ranks with {capacity / GIB:.2f} GiB; that there is none is not "
-        "proven. Add ranks, raise topology.memory_gib, or drop constraints"
+        f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
+        f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "
+        "there is none is not proven. Add ranks, raise topology.memory_gib, or drop constraints"
     )
