@@ -27,6 +27,9 @@ MAX_PARTS = 8
 MANY_RANKS, LEAST_LOADED, AT_RANDOM = 128, 32, 16
 """Of more than so many ranks, changes are tried with the least loaded ones and some others."""
 
+MANY_PIECES, MANY_OTHER_PIECES = 32, 512
+"""Of a rank's pieces, and of all others', for how many exchanges are tried: some at random."""
+
 NUM_BEST, NUM_ROW_CUTS, MAX_ROW_UNITS = 3, 2, 16
 
 Step = tuple[int, int, int]
@@ -124,6 +127,8 @@ class Neighbours:
         )
         if not len(slots) or not len(others):
             return []
+        slots = self._some(slots, MANY_PIECES)
+        others = self._some(others, MANY_OTHER_PIECES)
         shape, other_shape = state.piece_shape[slots], state.piece_shape[others]
         unit, other_unit = state.piece_unit[slots], state.piece_unit[others]
         at = state.piece_rank[others]
@@ -222,6 +227,9 @@ class Neighbours:
         if self.changeable is not None and len(slots):
             slots = slots[self.changeable[self._state.piece_unit[slots]]]
         return slots
+
+    def _some(self, slots: Indices, most: int) -> Indices:
+        return slots if len(slots) <= most else self._rng.choice(slots, most, replace=False)
 
     def _others(self, rank: int) -> Indices:
         """Ranks that changes are tried with."""

@@ -6,6 +6,9 @@ a beam (arXiv:2305.01868, sec. 3.3): the tables cut otherwise are those that hol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import numpy as np
 
 from dlrm_sharded.search.construct import ANY_HOST, Option, may_hold, options
@@ -20,6 +23,9 @@ MOST_OTHERS = 3
 
 NOISE = 0.2
 """Of the costs by which pieces are ordered."""
+
+
+T = TypeVar("T")
 
 
 class Rebuilder:
@@ -66,11 +72,12 @@ class Rebuilder:
         units = [u for u in units if problem.num_steps[u] > 1 or problem.rows.possible[u]]
         if not units or rng.random() < KEEP_CUTS:
             return []
-        unit = int(units[rng.integers(len(units))])
-        found = self._options(unit)
+        unit = int(self._one_of_the_first(units))
+        as_it_is = tuple(sorted(state.widths[unit].values(), reverse=True))
+        found = [option for option in self._options(unit) if option.cut.widths != as_it_is]
         if not found:
             return []
-        cut = found[int(rng.integers(len(found)))].cut
+        cut = self._one_of_the_first(found).cut
         for other in list(state.widths[unit]):
             state.set_width(unit, other, 0)
         mode = cut.mode
@@ -82,6 +89,10 @@ class Rebuilder:
         if mode == COLUMNS:
             return [(unit, width) for width in cut.widths or (int(problem.num_steps[unit]),)]
         return []
+
+    def _one_of_the_first(self, among: Sequence[T]) -> T:
+        """Each half as likely as the one before it."""
+        return among[min(int(self._rng.geometric(0.5)), len(among)) - 1]
 
     def _options(self, unit: int) -> list[Option]:
         if unit not in self._known_options:

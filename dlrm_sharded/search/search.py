@@ -45,6 +45,26 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
     """The best state found, None where none was found that fits the ranks' memory."""
     rng = np.random.default_rng(seed)
     good_ms = bound_ms * (1 + effort.good_gap)
+    best = _first(problem, bound_ms, good_ms, rng, effort)
+    if best is None:
+        return None
+    best = _improved(best, good_ms, rng, effort, splits=True)
+    plain = problem.without_margin()
+    # Without the margin a search gets further; with it, splits go that do not pay.
+    if best.objective_ms > good_ms and not effort.clock.is_over:
+        free = _first(plain, bound_ms, good_ms, rng, effort)
+        assert free is not None, "memory does not depend on the margin"
+        free = _improved(free, good_ms, rng, effort, splits=True).copy_for(problem)
+        free = _improved(free, good_ms, rng, effort, splits=True)
+        best = min(best, free, key=lambda state: state.objective_ms)
+    # Which splits are made is decided; ranks are balanced at predicted costs.
+    return _improved(best.copy_for(plain), good_ms, rng, effort, splits=False)
+
+
+def _first(
+    problem: Problem, bound_ms: float, good_ms: float, rng: np.random.Generator, effort: Effort
+) -> State | None:
+    """The best of the first plans, each descended from."""
     best: State | None = None
     tried: set[tuple[Cut, ...]] = set()
     for cuts in _starts(problem, bound_ms):
@@ -59,14 +79,16 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
         Improver(state, rng, effort.clock).descend()
         if best is None or state.objective_ms < best.objective_ms:
             best = state
-    if best is None:
-        return None
-    _rebuild(best, good_ms, rng, effort, splits=True)
-    # which splits pay is decided with the margin; how ranks are balanced, without it
-    best = best.copy_for(problem.without_margin())
-    Improver(best, rng, effort.clock, splits=False).descend()
-    _rebuild(best, good_ms, rng, effort, splits=False)
     return best
+
+
+def _improved(
+    state: State, good_ms: float, rng: np.random.Generator, effort: Effort, *, splits: bool
+) -> State:
+    """The state, changed for the better by descents and rebuilds."""
+    Improver(state, rng, effort.clock, splits=splits).descend()
+    _rebuild(state, good_ms, rng, effort, splits=splits)
+    return state
 
 
 def _starts(problem: Problem, bound_ms: float) -> Iterator[tuple[Cut, ...]]:

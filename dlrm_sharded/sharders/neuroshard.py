@@ -62,7 +62,7 @@ class NeuroShardSharder:
         critical_path_share: float = 0.05,
         seed: int = 0,
         time_budget_s: float = 10.0,
-        patience: int = 20,
+        patience: int = 10,
         split_error: float = 0.05,
         pin: Mapping[str, Sequence[int]] | None = None,
         together: Sequence[Sequence[str]] = (),
