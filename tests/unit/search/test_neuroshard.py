@@ -177,12 +177,12 @@ def test_the_same_in_another_process(tmp_path: Path) -> None:
 
 
 def test_the_same_again_and_the_task_untouched() -> None:
-    task = pool_task(20, 4, memory_gib=4, per_host=2)
+    task = pool_task(60, 8, memory_gib=4, per_host=4)
     before = copy.deepcopy(task)
-    plans = [sharder(seed=seed, patience=4).shard(task).shards for seed in (1, 1, 2)]
+    plans = [sharder(seed=seed, patience=4).shard(task).shards for seed in (1, 1, 2, 3)]
     assert task == before
     assert plans[0] == plans[1]
-    assert plans[0] != plans[2]
+    assert len(set(plans)) > 1, "the seed changes nothing"
 
 
 def test_keeps_to_its_time() -> None:
