@@ -17,7 +17,8 @@ class Constraints:
     """Where tables may go.
 
     Args:
-        pin: ranks that may hold a table, by its name; row blocks only where these are all ranks.
+        pin: ranks that may hold a table, by its name; row blocks only
+            where these are all ranks, or all of a host.
         together: groups of tables that share a rank, and are not split.
         apart: groups of tables of which no two share a rank; they are not split by rows.
         unsplit: tables that stay whole.
@@ -91,13 +92,12 @@ class Constraints:
         capacity = np.array(topology.rank_memory_bytes, dtype=np.int64)
         reserved_bytes = np.minimum(np.array(reserved, dtype=np.float64), MAX_BYTES / GIB) * GIB
         left = capacity - reserved_bytes.astype(np.int64)
-        if (left <= 0).any():
-            rank = int(left.argmin())
+        if (left <= 0).all():
             raise InfeasibleTaskError(
                 f"no plan can fit: sharder.reserved_gib leaves nothing of the "
-                f"{capacity[rank] / GIB:.2f} GiB of rank {rank}"
+                f"{capacity.max() / GIB:.2f} GiB of any rank"
             )
-        return left
+        return np.maximum(left, 0)
 
     def allowed(
         self, tables: Sequence[tuple[int, ...]], named: Mapping[str, int], world_size: int

@@ -88,7 +88,7 @@ def _rows_may_fit(problem: Problem, unit: int) -> bool:
     ):
         if problem.world_size > 1 and blocks is not None and blocks.possible[unit]:
             room = by_host(problem.capacity, num_groups)[:, :-1]
-            if blocks.size_bytes[unit] <= room.min(axis=1).max():
+            if blocks.size_bytes[unit, 0] <= room.min(axis=1).max():
                 return True
     return False
 
@@ -134,7 +134,8 @@ def options(problem: Problem, unit: int) -> list[Option]:
     world_size, capacity = problem.world_size, int(problem.capacity.max())
     first, steps = int(problem.first[unit]), int(problem.num_steps[unit])
     found = []
-    for parts in range(1, min(steps, world_size) + 1):
+    most = world_size if problem.allowed is None else int(problem.allowed[unit].sum())
+    for parts in range(1, min(steps, most) + 1):
         if parts > 1 and -(-steps // parts) == -(-steps // (parts - 1)):
             continue
         base, more = divmod(steps, parts)
@@ -154,7 +155,7 @@ def options(problem: Problem, unit: int) -> list[Option]:
         (ROWS, problem.rows, world_size),
         (ANY_HOST, problem.host_rows, problem.hosts.ranks_per_host),
     ):
-        if blocks is None or not blocks.possible[unit] or blocks.size_bytes[unit] > capacity:
+        if blocks is None or not blocks.possible[unit] or blocks.size_bytes[unit, 0] > capacity:
             continue
         load = blocks.load[unit]
         total_ms = (float(load.sum()) + blocks.fixed_ms) * size
@@ -171,7 +172,7 @@ def _packed(problem: Problem, cuts: Sequence[Cut]) -> State | None:
     largest = np.argsort(-size, kind="stable").tolist()
     cuts = list(cuts)
     for attempt in range(MAX_PACKINGS):
-        left: list[int] | None = []
+        before = list(cuts)
         for tightest in (False, True):
             greedy = _Greedy(problem)
             left = greedy.pack(cuts, tightest=tightest)
@@ -183,6 +184,8 @@ def _packed(problem: Problem, cuts: Sequence[Cut]) -> State | None:
             by_rows = [o for o in options(problem, unit) if o.cut.mode != COLUMNS]
             if by_rows:
                 cuts[unit] = min(by_rows, key=lambda option: option.total_ms).cut
+        if cuts == before and 2**attempt // 4 >= len(largest):
+            return None
     return None
 
 
@@ -220,7 +223,7 @@ class _Greedy:
         return self.done()
 
     def pack(self, cuts: Sequence[Cut], *, tightest: bool) -> list[int] | None:
-        """The largest unit first, whole or cut wherever a rank is full.
+        """Units that cannot be cut first, then the largest, whole or cut where a rank is full.
 
         Args:
             tightest: on the rank that has least room for it, not on the one with most.
@@ -307,8 +310,8 @@ class _Greedy:
             if mode != ROWS:
                 blocks = state.blocks(mode)
                 of_hosts = self._load.reshape(state.num_hosts, -1).sum(axis=1)
-                may = may_hold(state, unit) & (self._free >= blocks.size_bytes[unit])
-                may = by_host(may, state.num_hosts).all(axis=1)
+                room = by_host(self._free, state.num_hosts) >= blocks.size_bytes[unit]
+                may = (by_host(may_hold(state, unit), state.num_hosts) & room).all(axis=1)
                 mode = int(np.where(may, of_hosts, np.inf).argmin()) if may.any() else ROWS
                 if mode == ROWS and not self._problem.rows.possible[unit]:
                     return False

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.search.neighbours import MANY_RANKS, Change, Neighbours, Step
 from dlrm_sharded.search.potential import Potential
 from dlrm_sharded.search.state import State
@@ -42,6 +43,9 @@ class Limits(Protocol):
     def changeable(self) -> NDArray[np.bool_] | None:
         """[U], units that may; None for all."""
 
+    def most_bytes(self) -> Floats | None:
+        """[U], how much of a unit may move; None for any."""
+
     def accept(self, units: set[int]) -> bool:
         """Whether the state may stay as it is, now that these units were changed."""
 
@@ -66,8 +70,8 @@ class Improver:
         self._state = state
         self._clock = clock
         self._within = within
-        changeable = within.changeable() if within else None
-        self._neighbours = Neighbours(state, rng, splits=splits, changeable=changeable)
+        self._neighbours = Neighbours(state, rng, splits=splits)
+        self._limit()
 
     def descend(self, max_stuck: int = MANY_RANKS) -> None:
         """Take the best change of the fullest rank that has one, until none has.
@@ -121,8 +125,13 @@ class Improver:
         if self._within is None:
             return True
         accepted = self._within.accept({unit for unit, _, _ in steps})
-        self._neighbours.changeable = self._within.changeable()
+        self._limit()
         return accepted
+
+    def _limit(self) -> None:
+        if self._within is not None:
+            self._neighbours.changeable = self._within.changeable()
+            self._neighbours.most_bytes = self._within.most_bytes()
 
 
 def _fullest(potential: Potential, stuck: set[int]) -> int | None:

@@ -93,6 +93,10 @@ def state_of(state: State, earlier: Earlier) -> bool:
                 return False
             for rank, width in widths.items():
                 state.set_width(unit, rank, width)
+            for shard in shards:  # each has optimizer state of its own, the state counts one a rank
+                state.free_bytes[shard.rank] -= problem.task.topology.shard_bytes(shard.num_rows, 0)
+            for rank in widths:
+                state.free_bytes[rank] += problem.task.topology.shard_bytes(table.num_embeddings, 0)
         if problem.allowed is not None and not problem.allowed[unit, list(ranks)].all():
             return False
     state.refresh()

@@ -44,21 +44,18 @@ class Neighbours:
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
+
+    Attributes:
         changeable: [U], units that may be changed; None for all.
+        most_bytes: [U], of a unit that may move at once; None for any.
     """
 
-    def __init__(
-        self,
-        state: State,
-        rng: np.random.Generator,
-        *,
-        splits: bool,
-        changeable: NDArray[np.bool_] | None,
-    ) -> None:
+    def __init__(self, state: State, rng: np.random.Generator, *, splits: bool) -> None:
         self._state = state
         self._rng = rng
         self._splits = splits
-        self.changeable = changeable
+        self.changeable: NDArray[np.bool_] | None = None
+        self.most_bytes: Floats | None = None
 
     def transfers(self, rank: int, potential: Potential) -> list[Change]:
         """Parts of pieces, or whole ones, to other ranks."""
@@ -86,6 +83,8 @@ class Neighbours:
         fits = problem.size_bytes[moved][:, None] <= room
         if not self._splits:
             fits &= is_whole[:, None]
+        if self.most_bytes is not None:
+            fits &= (problem.size_bytes[moved] <= self.most_bytes[unit])[:, None]
         # where a rank has a piece of the unit already, the two become one
         merged: dict[tuple[int, int], int] = {}
         place = {int(other): i for i, other in enumerate(others)}
@@ -150,6 +149,9 @@ class Neighbours:
         if problem.allowed is not None or problem.apart.size:
             fits &= self._allowed(unit, at)
             fits &= self._allowed(other_unit, np.array([rank])).T
+        if self.most_bytes is not None:
+            fits &= (problem.size_bytes[shape] <= self.most_bytes[unit])[:, None]
+            fits &= problem.size_bytes[other_shape] <= self.most_bytes[other_unit]
         gains[~fits] = np.inf
         found = []
         for flat in _lowest(gains):
@@ -205,16 +207,16 @@ class Neighbours:
             fits = (free >= problem.size_bytes[whole]) & may_hold(state, unit)
             if not fits.any():
                 continue
-            powers = potential.of_loads(load)
-            after = potential.of_loads(load + problem.load[whole])
-            values = potential.norms(powers.sum(axis=0) - powers + after)
-            rank = int(np.where(fits, values, np.inf).argmin())
             shared_ms = float(problem.shared_ms[whole] - blocks.shared_ms[unit])
             if (state.mode == mode).sum() == 1:
                 if mode == ROWS:
                     shared_ms -= blocks.fixed_ms
                 else:
                     load[ranks] -= blocks.fixed_ms * problem.weights.own
+            powers = potential.of_loads(load)
+            after = potential.of_loads(load + problem.load[whole])
+            values = potential.norms(powers.sum(axis=0) - powers + after)
+            rank = int(np.where(fits, values, np.inf).argmin())
             before = float(potential.norms(potential.powers.sum(axis=0)))
             gain = float(values[rank]) - before + shared_ms
             width = int(problem.num_steps[unit])
@@ -243,15 +245,12 @@ class Neighbours:
         return chosen[chosen != rank]
 
     def _swap_steps(self, slot: int, other: int) -> list[Step]:
-        """Empty where one of the units is on both ranks."""
         state, first = self._state, self._state.problem.first
         units = int(state.piece_unit[slot]), int(state.piece_unit[other])
         ranks = int(state.piece_rank[slot]), int(state.piece_rank[other])
         widths = [
             int(state.piece_shape[s]) - int(first[state.piece_unit[s]]) + 1 for s in (slot, other)
         ]
-        if ranks[1] in state.widths[units[0]] or ranks[0] in state.widths[units[1]]:
-            return []
         return [
             (units[0], ranks[0], 0),
             (units[1], ranks[1], 0),
@@ -309,7 +308,7 @@ class Neighbours:
         after = potential.of_loads(load + np.repeat(more, len(load) // num_hosts, axis=0))
         after = by_host(after, num_hosts).sum(axis=1)
         values = potential.norms(before.sum(axis=0) - before + after)
-        fits = by_host(free >= blocks.size_bytes[unit], num_hosts).all(axis=1)
+        fits = (by_host(free, num_hosts) >= blocks.size_bytes[unit]).all(axis=1)
         fits &= by_host(may_hold(state, unit), num_hosts).all(axis=1)
         if fits.any():
             host = int(np.where(fits, values, np.inf).argmin())

@@ -40,8 +40,7 @@ class Blocks:
         asks: [U, A], what one block adds to its rank, see `Problem.asks`.
         load: [U, L], likewise.
         margin: [U, L], as for column shapes.
-        size_bytes: [U], of one block.
-        reduce_volume: [U].
+        size_bytes: [U, B], of the blocks of a group, the last one of which may be smaller.
         shared_ms: [U], what every rank pays for it.
         fixed_ms: paid by every rank of a group that has any.
     """
@@ -92,6 +91,7 @@ class Problem:
 
     Args:
         tables: of each unit, their places in the task.
+        step: [U], columns of a step; 0 where a unit may not be split.
         first: [U + 1], where each unit's shapes begin, of 1, 2, ... steps.
         asks: [N, A], what a shape adds to its rank: vector, volume, column shards, and to its loads
             what does not depend on the rest: the margin of pieces, the reduce-scatters of a host.
@@ -165,7 +165,8 @@ class Problem:
     def work_at(self, cost_ms: float) -> float:
         """What a rank's work may take in a plan of a cost whose ranks' volumes are even."""
         prices, weights = self.prices, self.weights
-        volume, num_shards = self.asks[self.whole].sum(axis=0)[-6:-4]
+        num_loads = self.load.shape[1]
+        volume, num_shards = self.asks[self.whole].sum(axis=0)[-2 - num_loads : -num_loads]
         per_byte = prices.even - weights.own[0] * prices.own
         shared_ms = prices.fixed + prices.shard * num_shards
         return float(cost_ms - shared_ms - per_byte * volume / self.world_size)
@@ -212,7 +213,12 @@ class Problem:
         allowed = constraints.allowed(tables, named, hosts.world_size)
         apart = constraints.apart_groups(tables, named)
         by_rows = splittable & ~apart.any(axis=1)
-        anywhere = np.ones(len(tables), dtype=bool) if allowed is None else allowed.all(axis=1)
+        anywhere: Mask = np.ones(len(tables), dtype=bool)
+        on_a_host: Mask = anywhere
+        if allowed is not None:
+            anywhere = np.logical_and.reduce(allowed, axis=1)
+            by_host = allowed.reshape(len(tables), -1, hosts.ranks_per_host)
+            on_a_host = np.logical_or.reduce(np.logical_and.reduce(by_host, axis=2), axis=1)
         return cls(
             task=task,
             model=model,
@@ -236,7 +242,7 @@ class Problem:
             rows=pricing.blocks(shapes.rows, single, by_rows & anywhere, hosts.world_size),
             host_rows=None
             if shapes.host_rows is None
-            else pricing.blocks(shapes.host_rows, single, by_rows, hosts.world_size),
+            else pricing.blocks(shapes.host_rows, single, by_rows & on_a_host, hosts.world_size),
         )
 
 
@@ -316,6 +322,8 @@ class _Pricing:
         reduce_volume = blocks.reduce_volume[table]
         shared_ms = self.prices.shared * pieces.volume + self.prices.shard
         shared_ms = shared_ms * blocks.num_blocks
+        sizes = np.repeat(pieces.size_bytes[:, None], blocks.num_blocks, axis=1)
+        sizes[:, -1] = blocks.last.size_bytes[table]
         fixed_ms = self.prices.reduce_fixed
         if blocks.num_blocks == world_size:
             shared_ms = self.prices.reduce * reduce_volume + self.prices.reduce_shard
@@ -332,7 +340,7 @@ class _Pricing:
             ),
             load=load,
             margin=margin,
-            size_bytes=pieces.size_bytes,
+            size_bytes=sizes,
             shared_ms=shared_ms + np.zeros(len(table)),
             fixed_ms=fixed_ms,
         )

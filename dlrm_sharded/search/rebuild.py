@@ -69,7 +69,7 @@ class Rebuilder:
         costliest = slots[np.argsort(-work, kind="stable")[:NUM_COSTLIEST]]
         units = [*state.piece_unit[costliest].tolist()]
         units += rng.permutation(np.flatnonzero(state.mode != COLUMNS))[:1].tolist()
-        units = [u for u in units if problem.num_steps[u] > 1 or problem.rows.possible[u]]
+        units = [u for u in units if len(self._options(u)) > 1]
         if not units or rng.random() < KEEP_CUTS:
             return []
         unit = int(self._one_of_the_first(units))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.search.construct import Cut, construct, cut_all
 from dlrm_sharded.search.improve import Clock, Improver
@@ -31,7 +32,7 @@ class Effort:
     """When a search stops.
 
     Args:
-        patience: after so many rebuilds in a row that did not lead to a better plan.
+        patience: each of its parts after so many rebuilds in a row without a better plan.
         good_gap: or at this distance from the lower bound, relative to it.
         clock: or then.
     """
@@ -53,10 +54,10 @@ def search(problem: Problem, bound_ms: float, seed: int, effort: Effort) -> Stat
     # Without the margin a search gets further; with it, splits go that do not pay.
     if best.objective_ms > good_ms and not effort.clock.is_over:
         free = _first(plain, bound_ms, good_ms, rng, effort)
-        assert free is not None, "memory does not depend on the margin"
-        free = _improved(free, good_ms, rng, effort, splits=True).copy_for(problem)
-        free = _improved(free, good_ms, rng, effort, splits=True)
-        best = min(best, free, key=lambda state: state.objective_ms)
+        if free is not None:
+            free = _improved(free, good_ms, rng, effort, splits=True).copy_for(problem)
+            free = _improved(free, good_ms, rng, effort, splits=True)
+            best = min(best, free, key=lambda state: state.objective_ms)
     # Which splits are made is decided; ranks are balanced at predicted costs.
     return _improved(best.copy_for(plain), good_ms, rng, effort, splits=False)
 
@@ -95,8 +96,8 @@ def _starts(problem: Problem, bound_ms: float) -> Iterator[tuple[Cut, ...]]:
     """By ever higher targets; then with row blocks nowhere, and wherever they can be."""
     for target in TARGETS:
         yield tuple(cut_all(problem, problem.work_at(bound_ms) * target))
+    yield tuple(cut_all(problem, problem.work_at(bound_ms), rows=False))
     if problem.num_units <= MANY_UNITS * problem.world_size:
-        yield tuple(cut_all(problem, problem.work_at(bound_ms), rows=False))
         yield tuple(cut_all(problem, 0.0, columns=False))
 
 
@@ -128,11 +129,10 @@ class Moves:
     max_bytes: int | None
 
 
-def search_near(state: State, moves: Moves, seed: int, effort: Effort) -> None:
+def search_near(state: State, moves: Moves, seed: int, clock: Clock) -> None:
     """Improve a state that holds an earlier plan, one move after another, within limits."""
     rng = np.random.default_rng(seed)
-    improver = Improver(state, rng, effort.clock, within=_Limits(state, moves))
-    improver.descend()
+    Improver(state, rng, clock, within=_Limits(state, moves)).descend()
 
 
 class _Limits:
@@ -152,6 +152,15 @@ class _Limits:
         allowed = np.array([len(tables) <= left for tables in problem.tables])
         allowed[list(self._moved)] = True
         return allowed
+
+    def most_bytes(self) -> Floats | None:
+        """[U], how much of a unit may move; of those that moved already, `accept` alone knows."""
+        if self._moves.max_bytes is None:
+            return None
+        left = self._moves.max_bytes - sum(num_bytes for _, num_bytes in self._moved.values())
+        most = np.full(self._state.problem.num_units, float(left))
+        most[list(self._moved)] = np.inf
+        return most
 
     def accept(self, units: set[int]) -> bool:
         """Whether the state is within limits now that these units were changed; notes it if so."""

@@ -75,9 +75,6 @@ class State:
         """What the search minimises: with the margin of pieces."""
         return float(self.load.max(axis=0).sum()) + float(self.host_load.max()) + self.shared_ms
 
-    def host(self, rank: int) -> int:
-        return rank // self.problem.hosts.ranks_per_host
-
     def ranks_of_mode(self, mode: int) -> slice:
         """Those that hold the row blocks of a unit in a mode."""
         if mode == ROWS:

@@ -46,12 +46,13 @@ class NeuroShardSharder:
         cost_model: a learned one.
         critical_path_share: of the critical path in what is minimised; the rest is the cost.
         time_budget_s: when the best plan so far is taken; small tasks end long before.
-        patience: random restarts in a row without a better plan, after which the search ends.
+        patience: rebuilds of parts of a plan in a row without a better one, after which each part
+            of the search ends.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it (`python scripts/benchmark.py splits`).
         pin, together, apart, unsplit, reserved_gib: see `Constraints`.
-        warm_start: a plan.json, from which the search moves no more than it may.
+        warm_start: a plan.json; the search descends from it, and moves no more than it may.
         max_moved_tables, max_moved_gib: how far from it; None for no limit.
     """
 
@@ -117,7 +118,7 @@ class NeuroShardSharder:
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
         )
         if earlier is not None:
-            state = self._near(problem, earlier, effort)
+            state = self._near(problem, earlier, effort.clock)
         else:
             bound_ms = lower_bound_ms(task, self._cost_model)
             reason = why_infeasible(problem)
@@ -133,15 +134,16 @@ class NeuroShardSharder:
             solve_s=time.perf_counter() - started,
         )
 
-    def _near(self, problem: Problem, earlier: ShardingPlan, effort: Effort) -> State:
+    def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
         if not state_of(state, by_table):
             raise InvalidPlanError(
                 f"the plan {self._warm_start} does not keep what sharder.pin, together, apart, "
-                "unsplit and reserved_gib ask; start without it"
+                "unsplit and reserved_gib ask, or has row blocks that leave no memory; start "
+                "without it"
             )
         moves = Moves(by_table, self._max_moved_tables, self._max_moved_bytes)
-        search_near(state, moves, self._seed, effort)
+        search_near(state, moves, self._seed, clock)
         return state
 
 
