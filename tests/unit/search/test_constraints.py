@@ -164,10 +164,14 @@ def test_what_cannot_be_meant(keys: Keys, message: str) -> None:
         plan(**keys)
 
 
-@pytest.mark.parametrize("gib", [1.0, 1e300, [0.0, 0.0, 0.5]])
+@pytest.mark.parametrize("gib", [1.0, 1e300, [0.5, 0.5, 0.5]])
 def test_nothing_left(gib: float | list[float]) -> None:
     with pytest.raises(InfeasibleTaskError, match="reserved_gib leaves nothing of"):
         plan(reserved_gib=gib)
+
+
+def test_nothing_left_on_one_rank() -> None:
+    assert {shard.rank for shard in plan(reserved_gib=[0.0, 0.0, 0.5]).shards} == {0, 1}
 
 
 @pytest.mark.parametrize(
