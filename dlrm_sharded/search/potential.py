@@ -16,6 +16,9 @@ DOUBLINGS = 7
 LARGEST = 200.0
 """Loads beyond this multiple of the largest are all as bad: their powers would overflow."""
 
+LEAST_MS = 1e-12
+"""Less is what rounding leaves of loads that were taken away."""
+
 
 class Potential:
     """The norms of a state's loads.
@@ -28,13 +31,13 @@ class Potential:
 
     def __init__(self, state: State) -> None:
         exponent = 2.0**DOUBLINGS
-        self.scale = np.maximum(state.load.max(axis=0), 1e-12)
+        self.scale = np.maximum(state.load.max(axis=0), LEAST_MS)
         self.powers = self.of_loads(state.load)
         sums = np.maximum(self.powers.sum(axis=0), 1e-300)
         norms = self.scale * sums ** (1.0 / exponent)
         self.slope = norms / sums / exponent
         self.value = float(norms.sum()) + state.shared_ms
-        self.has_hosts = bool(state.num_hosts > 1 and state.host_load.any())
+        self.has_hosts = state.num_hosts > 1 and bool(state.host_load.max() > LEAST_MS)
         if self.has_hosts:
             self.host_scale = float(state.host_load.max())
             self.host_powers = self.power(state.host_load / self.host_scale)
