@@ -136,7 +136,7 @@ def test_optuna_finds_the_better_one(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert states_of(tmp_path) == ["succeeded"] * 3
-    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("size_lookup_*")]  # type: ignore[arg-type]
+    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("neuroshard_*")]  # type: ignore[arg-type]
     assert len(losses) == 3
     best = (tmp_path / "optimization_results.yaml").read_text()
     assert f"best_value: {min(losses)}" in best
