@@ -1,10 +1,12 @@
-"""What the comparisons of sharders share: their planners, rows of results, and means over tasks."""
+"""What the comparisons of sharders share: options, planners, rows of results, means over tasks."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,52 @@ from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
 from dlrm_sharded.cli import build_planner
+from dlrm_sharded.cost.learned import with_profiles
+from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.task import ShardingTask
 
 CONF_DIR = str(Path(__file__).resolve().parents[2] / "conf")
 REFERENCE = "neuroshard_paper"
 TIE = 1e-3
 CONFIDENCE = 0.95
 
-SHARDERS_HELP = (
-    "yamls of conf/sharder; 'neuroshard,sharder.seed=1' is one with other settings, in quotes"
-)
+OTHER_SETTINGS = "'neuroshard,sharder.seed=1' is one with other settings"
+
+Row = dict[str, Any]
+"""A line of `--jsonl`: where sharders are compared, of a `sharder` on the task of a `number`."""
+
+
+def add_sharder_arguments(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
+    """Who is compared, and with whom."""
+    parser.add_argument(
+        "--sharders",
+        nargs="+",
+        default=default,
+        help=f"yamls of conf/sharder; {OTHER_SETTINGS}, in quotes",
+    )
+    parser.add_argument("--reference", help=f"to compare the others with [{REFERENCE}]")
+
+
+def add_row_arguments(parser: argparse.ArgumentParser, *, row: str, report: str = "tables") -> None:
+    """Where rows are kept, what each is for, and what is shown of them."""
+    parser.add_argument("--jsonl", type=Path, help=f"new file, a line for each {row}")
+    parser.add_argument(
+        "--from", type=Path, dest="from_file", help=f"{report} of such a file, nothing is run"
+    )
+
+
+def compare(
+    options: argparse.Namespace,
+    rows: Iterable[Row],
+    report: Callable[[Sequence[Row], str | None], None],
+) -> None:
+    """Report on rows of several sharders; a wrong reference is refused before there are any."""
+    if not options.from_file:
+        reference_of(options.reference, options.sharders)
+    report(rows_of(options, rows), options.reference)
 
 
 def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None) -> Planner:
@@ -35,34 +72,48 @@ def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None
         return build_planner(cfg, hardware=hardware, device=device, optimizer=None)
 
 
+def planners_of(
+    sharders: Sequence[str], *, device: str, hardware: str | None = None
+) -> dict[str, Planner]:
+    return {sharder: planner_of(sharder, device=device, hardware=hardware) for sharder in sharders}
+
+
+def cost_of(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+    """Under the planner's cost model, whatever the sharder predicts."""
+    assert planner.cost_model is not None
+    return planner.cost_model.predict(plan, task)
+
+
+def on_device(task: ShardingTask, device: str) -> ShardingTask:
+    """With access profiles too, which would else be part of some sharders' time."""
+    task = with_profiles(task)
+    topology = dataclasses.replace(task.topology, compute_device=device)
+    return dataclasses.replace(task, topology=topology)
+
+
 def quiet() -> None:
     """Leave out what is said of every plan, such as that the cost model extrapolates."""
     for package in ("dlrm_sharded", "torchrec"):
         logging.getLogger(package).setLevel(logging.ERROR)
 
 
-class Rows:
-    """Results as they come: kept in memory, and where a path is given in a new file of lines."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._path = path
-        if path:
-            path.touch(exist_ok=False)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        if self._path:
-            with self._path.open("a") as file:
+def rows_of(options: argparse.Namespace, new: Iterable[Row]) -> list[Row]:
+    """Those of `--from`; else new ones, each a line of `--jsonl` as soon as it is there."""
+    if options.from_file:
+        return list(_whole_lines(options.from_file.read_text()))
+    if options.jsonl:
+        options.jsonl.touch(exist_ok=False)
+    rows = []
+    for row in new:
+        rows.append(row)
+        if options.jsonl:
+            with options.jsonl.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+    return rows
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """What `Rows` wrote; a last line that was cut off is left out."""
-    return list(_whole_lines(path.read_text()))
-
-
-def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
+def _whole_lines(text: str) -> Iterator[Row]:
+    """Without a last line that was cut off."""
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
@@ -72,9 +123,7 @@ Costs = Mapping[str, Mapping[int, float]]
 """By sharder and number of the task; a task without a plan is not there."""
 
 
-def costs_of(
-    rows: Sequence[Mapping[str, Any]], key: str = "cost_ms"
-) -> dict[str, dict[int, float]]:
+def costs_of(rows: Sequence[Row], key: str = "cost_ms") -> dict[str, dict[int, float]]:
     """One figure of every row that has it."""
     costs: dict[str, dict[int, float]] = {}
     for row in rows:
@@ -106,6 +155,10 @@ class Versus:
             return f"{self.mean:.4f}" if self.num else "-"
         return f"{self.mean:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
+    @property
+    def score(self) -> str:
+        return f"{self.wins}/{self.ties}/{self.losses}"
+
 
 def versus(costs: Costs, sharder: str, reference: str) -> Versus:
     """Task by task."""
@@ -128,6 +181,12 @@ def mean_with_interval(values: Sequence[float] | np.ndarray) -> tuple[float, flo
     return mean, mean - half, mean + half
 
 
+def interval_text(values: Sequence[float] | np.ndarray, spec: str) -> str:
+    """Mean and interval, each in the format."""
+    mean, low, high = mean_with_interval(values)
+    return f"{mean:{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
 def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
     """The tasks that every sharder solves, how many, and the mean cost over the best one's."""
     common = sorted(set.intersection(*(set(of_sharder) for of_sharder in costs.values())))
@@ -136,6 +195,12 @@ def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
         return 0, dict.fromkeys(costs, np.nan)
     means = (table / table.min(axis=0)).mean(axis=1)
     return len(common), dict(zip(costs, means.tolist(), strict=True))
+
+
+def sharders_of(rows: Sequence[Row], reference: str | None) -> tuple[list[str], str]:
+    """All that have rows, and the one that they are compared with."""
+    sharders = list(dict.fromkeys(row["sharder"] for row in rows))
+    return sharders, reference_of(reference, sharders)
 
 
 def reference_of(chosen: str | None, sharders: Sequence[str]) -> str:

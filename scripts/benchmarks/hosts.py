@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.compared import markdown, planner_of, quiet
+from benchmarks.compared import OTHER_SETTINGS, cost_of, markdown, planner_of, quiet
 from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.data.task_sets import PAPER_BATCH_SIZE
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sharder",
         default="neuroshard",
-        help="a yaml of conf/sharder; 'neuroshard,sharder.seed=1' is one with other settings",
+        help=f"a yaml of conf/sharder; {OTHER_SETTINGS}",
     )
 
 
@@ -95,8 +95,7 @@ def _tasks(
 
 def _cost_ms(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> float:
     validate(plan, task)
-    assert planner.cost_model is not None
-    return planner.cost_model.predict(plan, task).cost_ms
+    return cost_of(planner, plan, task).cost_ms
 
 
 def _cells(costs: np.ndarray) -> list[str]:

@@ -8,35 +8,37 @@ assumes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks.alone import (
+    add_round_arguments,
+    compute_ms,
+    interleaved,
+    open_bench,
+    random_ids,
+)
 from benchmarks.compared import (
-    SHARDERS_HELP,
-    Rows,
+    Row,
+    add_row_arguments,
+    add_sharder_arguments,
+    compare,
+    cost_of,
     costs_of,
+    interval_text,
     markdown,
-    mean_with_interval,
-    planner_of,
-    quiet,
-    read_rows,
-    reference_of,
+    on_device,
+    planners_of,
+    sharders_of,
     versus,
 )
-from dlrm_sharded.cost.alone import Bench, TableIds, draw_ids
+from dlrm_sharded.cost.alone import Bench
 from dlrm_sharded.cost.evaluate import Comparison
-from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.cost.measure import MeasureConfig
 from dlrm_sharded.cost.types import PlanCost, StageCost
 from dlrm_sharded.data.task_sets import MEASURED_RANK_BYTES, measured_tasks
-from dlrm_sharded.distributed import process_group
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.planning import Planner
@@ -44,62 +46,30 @@ from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import ShardingTask
 
 SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
-OPTIMIZER = "rowwise_adagrad"
-NUM_BATCHES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of tasks, ids and order")
-    parser.add_argument("--sharders", nargs="+", default=SHARDERS, help=SHARDERS_HELP)
-    parser.add_argument("--reference", help="to compare the others with [neuroshard_paper]")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="each rank is built and measured anew"
-    )
-    parser.add_argument("--iterations", type=int, default=8, help="of one rank in one round")
-    parser.add_argument("--jsonl", type=Path, help="new file, a line for each plan")
-    parser.add_argument(
-        "--from", type=Path, dest="from_file", help="tables of such a file, nothing is run"
-    )
+    add_sharder_arguments(parser, SHARDERS)
+    add_round_arguments(parser, rounds=3, of="rank")
+    add_row_arguments(parser, row="plan")
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.from_file:
-        report(read_rows(options.from_file), options.reference)
-        return
-    reference_of(options.reference, options.sharders)
-    rows = Rows(options.jsonl)
-    measure_plans(options, rows)
-    report(rows.rows, options.reference)
+    compare(options, _rows(options), report)
 
 
-def bench_config(iterations: int) -> MeasureConfig:
-    return MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
-
-
-def measure_plans(options: argparse.Namespace, rows: Rows) -> None:
-    """A row for each plan, as soon as all plans of its task are measured."""
-    quiet()
-    torch.set_num_threads(1)
-    with process_group() as rank:
-        planners = {
-            sharder: planner_of(sharder, device=rank.device.type, hardware=device_name(rank.device))
-            for sharder in options.sharders
-        }
-        bench = Bench(
-            bench_config(options.iterations),
-            rank.device,
-            table_bytes=MEASURED_RANK_BYTES,
-            optimizer=OPTIMIZER,
-        )
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    """One for each plan, as soon as all plans of its task are measured."""
+    with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
+        planners = planners_of(options.sharders, device=device.type, hardware=device_name(device))
         for number, of_set in enumerate(measured_tasks(options.seed, num=options.tasks)):
-            topology = dataclasses.replace(of_set.task.topology, compute_device=rank.device.type)
-            task = dataclasses.replace(with_profiles(of_set.task), topology=topology)
+            task = on_device(of_set.task, device.type)
             planned = [_plan(number, sharder, of, task) for sharder, of in planners.items()]
-            seed = [options.seed, number]
-            measured = _interleaved(bench, task, planned, rounds=options.rounds, seed=seed)
-            for row in measured:
-                rows.add(row)
+            rng = np.random.default_rng([options.seed, number])
+            measured = _measured(bench, task, planned, rng, rounds=options.rounds)
+            yield from measured
             print(_line(number, measured), flush=True)
 
 
@@ -114,51 +84,39 @@ class Planned:
 
 
 def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> Planned:
-    assert planner.cost_model is not None
     try:
         plan = planner.plan(task)
     except ShardingError:
         return Planned(number, sharder, None, None)
-    return Planned(number, sharder, plan, planner.cost_model.predict(plan, task))
+    return Planned(number, sharder, plan, cost_of(planner, plan, task))
 
 
-def _interleaved(
+def _measured(
     bench: Bench,
     task: ShardingTask,
     planned: Sequence[Planned],
+    rng: np.random.Generator,
     *,
     rounds: int,
-    seed: Sequence[int],
-) -> list[dict[str, Any]]:
-    """Measure all ranks of all plans in a new random order in each round, on the same ids."""
-    rng = np.random.default_rng(seed)
-    ids = draw_ids(
-        task.tables,
-        batch_size=task.batch_size,
-        num_batches=NUM_BATCHES,
-        seed=int(rng.integers(2**32)),
-    )
+) -> list[Row]:
+    """All ranks of all plans, on the same ids."""
+    ids = random_ids(task, rng)
     ranks = range(task.topology.world_size)
-    slots = [(i, rank) for i, of in enumerate(planned) if of.plan is not None for rank in ranks]
-    measured: dict[tuple[int, int], list[StageCost]] = {slot: [] for slot in slots}
-    for _ in range(rounds):
-        for place in rng.permutation(len(slots)):
-            i, rank = slots[place]
-            measured[i, rank].append(_measure_rank(bench, planned[i].plan, rank, ids))
+    groups = {
+        (i, rank): [shard for shard in of.plan.shards if shard.rank == rank]
+        for i, of in enumerate(planned)
+        if of.plan is not None
+        for rank in ranks
+    }
+    measured = interleaved(bench, groups, ids, rounds=rounds, rng=rng)
     return [
         _row(of, [measured[i, rank] for rank in ranks] if of.plan is not None else [])
         for i, of in enumerate(planned)
     ]
 
 
-def _measure_rank(bench: Bench, plan: ShardingPlan | None, rank: int, ids: TableIds) -> StageCost:
-    assert plan is not None
-    shards = [shard for shard in plan.shards if shard.rank == rank]
-    return bench.measure(shards, ids) if shards else StageCost(0.0, 0.0, 0.0, 0.0)
-
-
-def _row(of: Planned, rounds_by_rank: Sequence[Sequence[StageCost]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"number": of.number, "sharder": of.sharder}
+def _row(of: Planned, rounds_by_rank: Sequence[Sequence[StageCost]]) -> Row:
+    row: Row = {"number": of.number, "sharder": of.sharder}
     if of.plan is None or of.predicted is None:
         return row
     measured = PlanCost(
@@ -176,19 +134,15 @@ def _row(of: Planned, rounds_by_rank: Sequence[Sequence[StageCost]]) -> dict[str
         "plan": of.plan.to_json()["shards"],
         "predicted": of.predicted.to_json(),
         "measured": measured.to_json(),
-        "rounds_ms": [[_compute_ms(each) for each in rounds] for rounds in rounds_by_rank],
+        "rounds_ms": [[compute_ms(each) for each in rounds] for rounds in rounds_by_rank],
         "cost_ms": measured.cost_ms,
         "predicted_ms": of.predicted.cost_ms,
-        "compute_ms": max(map(_compute_ms, measured.per_rank)),
-        "predicted_compute_ms": max(map(_compute_ms, of.predicted.per_rank)),
+        "compute_ms": max(map(compute_ms, measured.per_rank)),
+        "predicted_compute_ms": max(map(compute_ms, of.predicted.per_rank)),
     }
 
 
-def _compute_ms(cost: StageCost) -> float:
-    return cost.fwd_compute_ms + cost.bwd_compute_ms
-
-
-def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
+def _line(number: int, rows: Sequence[Row]) -> str:
     costs = (
         f"{row['sharder']} {row['cost_ms']:.2f} ({row['predicted_ms']:.2f})"
         if "cost_ms" in row
@@ -198,10 +152,9 @@ def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
     return f"task {number}: measured (predicted) ms: {', '.join(costs)}"
 
 
-def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None:
+def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
     """Whether the sharders differ as the model says, and how far it is off."""
-    sharders = list(dict.fromkeys(row["sharder"] for row in rows))
-    reference = reference_of(chosen_reference, sharders)
+    sharders, reference = sharders_of(rows, chosen_reference)
     figures = {
         key: costs_of(rows, key)
         for key in ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms")
@@ -215,7 +168,7 @@ def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None
                 sharder,
                 measured.num,
                 *(against[key] for key in figures),
-                f"{measured.wins}/{measured.ties}/{measured.losses}",
+                measured.score,
             ]
         )
     header = ["sharder", "tasks", "cost measured", "predicted"]
@@ -226,7 +179,7 @@ def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None
     print(f"\none round from the median of its rank's: {_round_spread(rows):.1f} % (mean absolute)")
 
 
-def _errors(rows: Sequence[dict[str, Any]], sharders: Sequence[str]) -> str:
+def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
     """Predicted over measured: of every rank's computation and of whole plans."""
     lines = []
     for sharder in sharders:
@@ -237,13 +190,12 @@ def _errors(rows: Sequence[dict[str, Any]], sharders: Sequence[str]) -> str:
             plans.add(row["predicted_ms"], row["cost_ms"])
             costs = (PlanCost.from_json(row[key]).per_rank for key in ("predicted", "measured"))
             for predicted, measured in zip(*costs, strict=True):
-                if _compute_ms(measured) > 0:
-                    ranks.add(_compute_ms(predicted), _compute_ms(measured))
+                if compute_ms(measured) > 0:
+                    ranks.add(compute_ms(predicted), compute_ms(measured))
         cells: list[object] = [sharder]
         for pairs in (ranks, plans):
             errors = 100 * pairs.relative_errors
-            mean, low, high = mean_with_interval(errors)
-            cells += [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", f"{np.abs(errors).mean():.1f}"]
+            cells += [interval_text(errors, "+.1f"), f"{np.abs(errors).mean():.1f}"]
             cells.append(f"{np.std(errors):.1f}")
         lines.append(cells)
     of = ("bias, % [95 %]", "MAPE, %", "spread, %")
@@ -251,7 +203,7 @@ def _errors(rows: Sequence[dict[str, Any]], sharders: Sequence[str]) -> str:
     return markdown(["sharder", *header], lines)
 
 
-def _round_spread(rows: Sequence[dict[str, Any]]) -> float:
+def _round_spread(rows: Sequence[Row]) -> float:
     """In percent: how well a rank's computation repeats."""
     errors = [
         abs(once / statistics.median(rounds) - 1)

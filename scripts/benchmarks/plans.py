@@ -7,28 +7,30 @@ import dataclasses
 import multiprocessing
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from benchmarks.compared import (
-    SHARDERS_HELP,
-    Rows,
+    Row,
+    add_row_arguments,
+    add_sharder_arguments,
+    compare,
+    cost_of,
     costs_of,
     markdown,
+    on_device,
     over_best,
     planner_of,
+    planners_of,
     quiet,
-    read_rows,
-    reference_of,
+    sharders_of,
     versus,
 )
-from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.data.task_sets import TASK_SETS, TaskOfSet
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
@@ -43,28 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
     parser.add_argument("--num", type=int, help="tasks; all of the set if not given")
     parser.add_argument("--seed", type=int, default=0, help="of the tasks")
-    parser.add_argument("--sharders", nargs="+", default=SHARDERS, help=SHARDERS_HELP)
-    parser.add_argument("--reference", help="to compare the others with [neuroshard_paper]")
+    add_sharder_arguments(parser, SHARDERS)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the ranks")
     parser.add_argument(
         "--limit-s", type=float, default=600, help="for a plan of a scale set [%(default)s]"
     )
-    parser.add_argument("--jsonl", type=Path, help="new file, a line for each plan")
-    parser.add_argument(
-        "--from", type=Path, dest="from_file", help="tables of such a file, nothing is run"
-    )
+    add_row_arguments(parser, row="plan")
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.from_file:
-        report(read_rows(options.from_file), options.reference)
-        return
-    reference_of(options.reference, options.sharders)
-    rows = Rows(options.jsonl)
-    case = Case(options.task_set, options.seed, options.num, options.device)
-    run_each = _run_apart if options.task_set.startswith("scale") else _run_here
-    run_each(case, options.sharders, rows, options.limit_s)
-    report(rows.rows, options.reference)
+    compare(options, _rows(options), report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +67,11 @@ class Case:
     device: str
 
     def tasks(self) -> list[TaskOfSet]:
-        """With access profiles, which would else be part of some sharders' time."""
         given = {} if self.num is None else {"num": self.num}
-        found = []
-        for of_set in TASK_SETS[self.task_set](self.seed, **given):
-            task = with_profiles(of_set.task)
-            topology = dataclasses.replace(task.topology, compute_device=self.device)
-            found.append(
-                dataclasses.replace(of_set, task=dataclasses.replace(task, topology=topology))
-            )
-        return found
+        return [
+            dataclasses.replace(of_set, task=on_device(of_set.task, self.device))
+            for of_set in TASK_SETS[self.task_set](self.seed, **given)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +100,33 @@ class Outcome:
     before_mib: float | None = None
     peak_mib: float | None = None
 
+    @classmethod
+    def of(cls, number: int, of_set: TaskOfSet, sharder: str, **found: Any) -> Outcome:
+        num_tables, world_size = len(of_set.task.tables), of_set.task.topology.world_size
+        return cls(number, of_set.kind, num_tables, world_size, sharder, **found)
+
 
 def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> Outcome:
     """A plan, and its cost under the planner's cost model, whatever the sharder predicts."""
-    task = of_set.task
     started = time.perf_counter()
-
-    def of(solve_s: float, **found: Any) -> Outcome:
-        return Outcome(
-            number,
-            of_set.kind,
-            len(task.tables),
-            task.topology.world_size,
-            sharder,
-            solve_s,
-            **found,
-        )
-
     try:
-        plan = planner.plan(task)
+        plan = planner.plan(of_set.task)
     except ShardingError as error:
-        return of(
-            time.perf_counter() - started,
+        return Outcome.of(
+            number,
+            of_set,
+            sharder,
+            solve_s=time.perf_counter() - started,
             error=f"{type(error).__name__}: {error}",
             refused=isinstance(error, InfeasibleTaskError),
         )
     solve_s = time.perf_counter() - started if plan.solve_s is None else plan.solve_s
-    assert planner.cost_model is not None
-    cost = planner.cost_model.predict(plan, task)
-    return of(
-        solve_s,
+    cost = cost_of(planner, plan, of_set.task)
+    return Outcome.of(
+        number,
+        of_set,
+        sharder,
+        solve_s=solve_s,
         num_shards=len(plan.shards),
         cost_ms=cost.cost_ms,
         critical_path_ms=cost.critical_path_ms,
@@ -153,15 +135,22 @@ def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> O
     )
 
 
-def _run_here(case: Case, sharders: Sequence[str], rows: Rows, _: float) -> None:
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    case = Case(options.task_set, options.seed, options.num, options.device)
+    if options.task_set.startswith("scale"):
+        return _run_apart(case, options.sharders, options.limit_s)
+    return _run_here(case, options.sharders)
+
+
+def _run_here(case: Case, sharders: Sequence[str]) -> Iterator[Row]:
     quiet()
-    planners = {sharder: planner_of(sharder, device=case.device) for sharder in sharders}
+    planners = planners_of(sharders, device=case.device)
     for number, of_set in enumerate(tqdm(case.tasks(), unit="task")):
         for sharder, planner in planners.items():
-            rows.add(dataclasses.asdict(outcome(number, of_set, sharder, planner)))
+            yield dataclasses.asdict(outcome(number, of_set, sharder, planner))
 
 
-def _run_apart(case: Case, sharders: Sequence[str], rows: Rows, limit_s: float) -> None:
+def _run_apart(case: Case, sharders: Sequence[str], limit_s: float) -> Iterator[Row]:
     """A new process for every plan, so that each has its own peak of memory."""
     context = multiprocessing.get_context("spawn")
     for number, of_set in enumerate(case.tasks()):
@@ -170,15 +159,8 @@ def _run_apart(case: Case, sharders: Sequence[str], rows: Rows, limit_s: float) 
             process = context.Process(target=_send_outcome, args=(sender, case, number, sharder))
             process.start()
             sender.close()
-            found = Outcome(
-                number,
-                of_set.kind,
-                len(of_set.task.tables),
-                of_set.task.topology.world_size,
-                sharder,
-                solve_s=limit_s,
-                error=f"no plan within {limit_s:g} s",
-            )
+            late = f"no plan within {limit_s:g} s"
+            found = Outcome.of(number, of_set, sharder, solve_s=limit_s, error=late)
             try:
                 receiver.recv()  # it is ready to plan
                 if receiver.poll(limit_s):
@@ -189,8 +171,9 @@ def _run_apart(case: Case, sharders: Sequence[str], rows: Rows, limit_s: float) 
                 found = dataclasses.replace(found, error=ended)
             process.kill()
             process.join()
-            rows.add(dataclasses.asdict(found))
-            print(_scale_line(rows.rows[-1]), flush=True)
+            row = dataclasses.asdict(found)
+            yield row
+            print(_scale_line(row), flush=True)
 
 
 def _send_outcome(sender: Connection, case: Case, number: int, sharder: str) -> None:
@@ -206,11 +189,10 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MIB_OF_MAXRSS
 
 
-def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None:
+def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
     """Tables of all rows: who finds plans, in what time, at what cost."""
     feasible = [row for row in rows if row["kind"] != INFEASIBLE]
-    sharders = list(dict.fromkeys(row["sharder"] for row in feasible))
-    reference = reference_of(chosen_reference, sharders)
+    sharders, reference = sharders_of(feasible, chosen_reference)
     costs = costs_of(feasible)
     num_common, of_best = over_best(costs)
     bounds = _bounds(feasible)
@@ -231,7 +213,7 @@ def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None
                 f"{of_best[sharder]:.4f}",
                 against.num,
                 against,
-                f"{against.wins}/{against.ties}/{against.losses}",
+                against.score,
                 f"{100 * np.mean(gaps):.1f}, {100 * max(gaps):.1f} ({len(gaps)})" if gaps else "-",
             ]
         )
@@ -254,7 +236,7 @@ def report(rows: Sequence[dict[str, Any]], chosen_reference: str | None) -> None
         print(f"\n{markdown(['sharder', *kinds], [_by_kind(rows, s, kinds) for s in sharders])}")
 
 
-def _bounds(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
+def _bounds(rows: Sequence[Row]) -> dict[int, float]:
     """The highest lower bound that any sharder proved, by task."""
     bounds: dict[int, float] = {}
     for row in rows:
@@ -263,7 +245,7 @@ def _bounds(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
     return bounds
 
 
-def _by_kind(rows: Sequence[dict[str, Any]], sharder: str, kinds: Sequence[str]) -> list[str]:
+def _by_kind(rows: Sequence[Row], sharder: str, kinds: Sequence[str]) -> list[str]:
     """Plans found, of infeasible tasks those refused, of all tasks of each kind."""
     cells = [sharder]
     for kind in kinds:
@@ -273,7 +255,7 @@ def _by_kind(rows: Sequence[dict[str, Any]], sharder: str, kinds: Sequence[str])
     return cells
 
 
-def _scale_line(row: dict[str, Any]) -> str:
+def _scale_line(row: Row) -> str:
     """Of one plan made in a process of its own."""
     line = (
         f"{row['num_tables']:6,} tables {row['world_size']:5,} ranks  {row['sharder']:20} "

@@ -8,23 +8,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from benchmarks.compared import Rows, markdown, mean_with_interval, quiet, read_rows
-from benchmarks.measured import NUM_BATCHES, OPTIMIZER, bench_config
-from dlrm_sharded.cost.alone import Bench, draw_ids
+from benchmarks.alone import (
+    add_round_arguments,
+    compute_ms,
+    interleaved,
+    open_bench,
+    random_ids,
+)
+from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
+from dlrm_sharded.cost.alone import Bench
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
-from dlrm_sharded.cost.types import StageCost
 from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.data.task_sets import MEASURED_BATCH_SIZE
-from dlrm_sharded.distributed import process_group
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
@@ -41,33 +42,21 @@ WHOLE, AGAIN, OTHERS = "whole", "whole again", "others"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="each piece is built and measured anew"
-    )
-    parser.add_argument("--iterations", type=int, default=8, help="of one piece in one round")
-    parser.add_argument("--jsonl", type=Path, help="new file, a line for each table")
-    parser.add_argument(
-        "--from", type=Path, dest="from_file", help="table of such a file, nothing is run"
-    )
+    add_round_arguments(parser, rounds=5, of="piece")
+    add_row_arguments(parser, row="table", report="table")
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.from_file:
-        report(read_rows(options.from_file))
-        return
-    rows = Rows(options.jsonl)
-    quiet()
-    torch.set_num_threads(1)
-    with process_group() as rank:
-        device = rank.device
+    report(rows_of(options, _rows(options)))
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    table_bytes = MOST_TABLE_BYTES + MOST_OTHER_BYTES
+    with open_bench(options.iterations, table_bytes=table_bytes) as (bench, device):
         model = learned_cost_model(hardware=device_name(device), device=device.type)
-        table_bytes = MOST_TABLE_BYTES + MOST_OTHER_BYTES
-        config = bench_config(options.iterations)
-        bench = Bench(config, device, table_bytes=table_bytes, optimizer=OPTIMIZER)
         for number in tqdm(range(options.tables), unit="table"):
             rng = np.random.default_rng([options.seed, number])
-            rows.add(_measured(bench, model, random_table(rng), rng, rounds=options.rounds))
-    report(rows.rows)
+            yield _measured(bench, model, random_table(rng), rng, rounds=options.rounds)
 
 
 def random_table(rng: np.random.Generator) -> Table:
@@ -119,33 +108,26 @@ def _measured(
     rng: np.random.Generator,
     *,
     rounds: int,
-) -> dict[str, Any]:
+) -> Row:
     """Times of the pieces with the other tables, measured in random order and predicted."""
     others = other_tables()
     task = with_profiles(ShardingTask((table, *others), Topology(1, 2 * GIB), MEASURED_BATCH_SIZE))
-    ids = draw_ids(
-        task.tables,
-        batch_size=task.batch_size,
-        num_batches=NUM_BATCHES,
-        seed=int(rng.integers(2**32)),
-    )
+    ids = random_ids(task, rng)
     background = [Shard.whole(other, rank=0) for other in others]
     whole = Shard.whole(table, rank=0)
-    pieces: dict[str, list[Shard]] = {OTHERS: [], WHOLE: [whole], AGAIN: [whole]}
+    groups = {OTHERS: background}
+    groups |= {name: [*background, whole] for name in (WHOLE, AGAIN)}
     for way, parts in splits(table).items():
-        pieces |= {_name(way, i): [piece] for i, (piece, _) in enumerate(parts)}
-    names = list(pieces)
-    measured: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for i in rng.permutation(len(names)):
-            cost = bench.measure([*background, *pieces[names[i]]], ids)
-            measured[names[i]].append(_total_ms(cost))
+        groups |= {_name(way, i): [*background, piece] for i, (piece, _) in enumerate(parts)}
+    measured = {
+        name: [compute_ms(cost) for cost in costs]
+        for name, costs in interleaved(bench, groups, ids, rounds=rounds, rng=rng).items()
+    }
     predicted = {}
-    for name, shards in pieces.items():
-        plan = ShardingPlan("", 1, (*background, *shards))
-        workload = workload_of_plan(plan, task)
+    for name, shards in groups.items():
+        workload = workload_of_plan(ShardingPlan("", 1, tuple(shards)), task)
         cost = model.predict_workload(workload, model.hosts(task.topology)).per_rank[0]
-        predicted[name] = _total_ms(cost)
+        predicted[name] = compute_ms(cost)
     return {"table": table.to_json(), "measured_ms": measured, "predicted_ms": predicted}
 
 
@@ -153,11 +135,7 @@ def _name(way: str, piece: int) -> str:
     return f"{way}, {piece}"
 
 
-def _total_ms(cost: StageCost) -> float:
-    return cost.fwd_compute_ms + cost.bwd_compute_ms
-
-
-def prices(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def prices(row: Row) -> dict[str, tuple[float, float]]:
     """Measured and predicted: pieces of each split over the whole table, both without the others.
 
     Of the whole table itself, its times in ms; of `AGAIN`, its second measurement over the first.
@@ -186,7 +164,7 @@ def prices(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[Row]) -> None:
     """Bias and spread of the model's prices."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -196,14 +174,13 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     for name, pairs in by_name.items():
         measured, predicted = np.array(pairs).T
         ratios = measured / predicted
-        mean, low, high = mean_with_interval(ratios)
         lines.append(
             [
                 f"{name}, ms" if name == WHOLE else f"{name}, over whole",
                 len(pairs),
                 f"{measured.mean():.3f}",
                 f"{predicted.mean():.3f}",
-                f"{mean:.3f} [{low:.3f}, {high:.3f}]",
+                interval_text(ratios, ".3f"),
                 f"{np.std(ratios, ddof=1) if len(ratios) > 1 else 0:.3f}",
                 ", ".join(f"{q:.3f}" for q in np.percentile(ratios, [10, 50, 90])),
             ]

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import logging
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +42,7 @@ def compared() -> Iterator[ModuleType]:
 
 def test_ratios_are_of_tasks_that_both_solve(compared: ModuleType) -> None:
     found = compared.versus(COSTS, "a", "b")
-    assert (found.num, found.wins, found.ties, found.losses) == (3, 1, 1, 1)
+    assert (found.num, found.score) == (3, "1/1/1")
     assert found.mean == pytest.approx((0.5 + 1 + 1.5) / 3)
     assert compared.over_best(COSTS) == (
         3,
@@ -76,15 +77,37 @@ def test_reference(compared: ModuleType) -> None:
 
 def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    rows = compared.Rows(path)
-    rows.add({"number": 0, "sharder": "a", "cost_ms": 1.5})
-    rows.add({"number": 0, "sharder": "b", "cost_ms": None})
+    rows = [
+        {"number": 0, "sharder": "a", "cost_ms": 1.5},
+        {"number": 0, "sharder": "b", "cost_ms": None},
+    ]
+
+    def interrupted() -> Iterator[dict[str, object]]:
+        yield from rows
+        raise KeyboardInterrupt
+
+    new, again = Namespace(jsonl=path, from_file=None), Namespace(jsonl=None, from_file=path)
+    with pytest.raises(KeyboardInterrupt):
+        compared.rows_of(new, interrupted())
     with path.open("a") as file:
         file.write('{"number": 1, "sha')
-    assert compared.read_rows(path) == rows.rows
-    assert compared.costs_of(rows.rows) == {"a": {0: 1.5}, "b": {}}
+    assert compared.rows_of(again, interrupted()) == rows
+    assert compared.costs_of(rows) == {"a": {0: 1.5}, "b": {}}
     with pytest.raises(FileExistsError):
-        compared.Rows(path)
+        compared.rows_of(new, interrupted())
+
+
+def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
+    """So that the mended command can write it."""
+    path = tmp_path / "rows.jsonl"
+    options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
+    reports: list[tuple[object, ...]] = []
+    with pytest.raises(ConfigError, match="must be one of a, b"):
+        compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    assert not path.exists()
+    options.reference = "b"
+    compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    assert reports == [([{"sharder": "a"}], "b")]
 
 
 def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:

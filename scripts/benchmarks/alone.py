@@ -1,0 +1,75 @@
+"""What the benchmarks that measure shards alone share: options, bench, ids, and rounds of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from benchmarks.compared import quiet
+from dlrm_sharded.cost.alone import Bench, TableIds, draw_ids
+from dlrm_sharded.cost.measure import MeasureConfig
+from dlrm_sharded.cost.types import StageCost
+from dlrm_sharded.distributed import process_group
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.task import ShardingTask
+
+OPTIMIZER = "rowwise_adagrad"
+NUM_BATCHES = 3
+NOTHING = StageCost(0.0, 0.0, 0.0, 0.0)
+
+Key = TypeVar("Key")
+
+
+def add_round_arguments(parser: argparse.ArgumentParser, *, rounds: int, of: str) -> None:
+    """How often each rank or piece is measured."""
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"each {of} is built and measured anew"
+    )
+    parser.add_argument("--iterations", type=int, default=8, help=f"of one {of} in one round")
+
+
+@contextmanager
+def open_bench(iterations: int, *, table_bytes: int) -> Iterator[tuple[Bench, torch.device]]:
+    """A bench, and the device that it measures on: a GPU, or one core of the CPU."""
+    quiet()
+    torch.set_num_threads(1)
+    config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
+    with process_group() as rank:
+        bench = Bench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
+        yield bench, rank.device
+
+
+def random_ids(task: ShardingTask, rng: np.random.Generator) -> TableIds:
+    return draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=NUM_BATCHES,
+        seed=int(rng.integers(2**32)),
+    )
+
+
+def interleaved(
+    bench: Bench,
+    groups: Mapping[Key, Sequence[Shard]],
+    ids: TableIds,
+    *,
+    rounds: int,
+    rng: np.random.Generator,
+) -> dict[Key, list[StageCost]]:
+    """Every group of shards once in each round, in a new random order."""
+    keys = list(groups)
+    measured: dict[Key, list[StageCost]] = {key: [] for key in keys}
+    for _ in range(rounds):
+        for i in rng.permutation(len(keys)):
+            shards = groups[keys[i]]
+            measured[keys[i]].append(bench.measure(shards, ids) if shards else NOTHING)
+    return measured
+
+
+def compute_ms(cost: StageCost) -> float:
+    return cost.fwd_compute_ms + cost.bwd_compute_ms

@@ -1,0 +1,36 @@
+"""Datasets of a user's own, which fail."""
+
+import os
+from typing import Any
+
+from dlrm_sharded.data.base import Batch
+from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.errors import DataError
+
+
+class OutOfRange(SyntheticDataset):
+    """Its ids are larger than any table."""
+
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        batch = super().batch(*arguments, **options)
+        batch.sparse_features.values().add_(10**6)
+        return batch
+
+
+class FailingOnRankOne(SyntheticDataset):
+    """As soon as it is made (`where` is init), or at its seventh batch (`where` is batch)."""
+
+    def __init__(self, *arguments: Any, where: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._where = where
+        if where == "init":
+            self._fail()
+
+    def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
+        if self._where == "batch" and index > 5:
+            self._fail()
+        return super().batch(split, index, rank=rank, world_size=world_size)
+
+    def _fail(self) -> None:
+        if os.environ["RANK"] == "1":
+            raise DataError("the file of rank one is cut")

@@ -1,0 +1,63 @@
+"""Starts training runs as a user does, and reads what they leave behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(ranks: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(ranks), "-m", "dlrm_sharded.train"]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def train(
+    folder: Path, *overrides: str, ranks: int = 2, python_path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return _finished(
+        [*command(ranks), f"hydra.run.dir={folder}", *overrides],
+        environment() | ({"PYTHONPATH": str(python_path)} if python_path else {}),
+    )
+
+
+def train_alone(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Without torchrun."""
+    run = [sys.executable, "-m", "dlrm_sharded.train", f"hydra.run.dir={folder}", *overrides]
+    return _finished(run, environment())
+
+
+def _finished(run: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        run, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=150
+    )
+
+
+def result_of(folder: Path) -> dict[str, object]:
+    fields: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return fields
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    (event_file,) = folder.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(event_file))
+    events.Reload()
+    return events
+
+
+def kinds_of_files(folder: Path) -> set[str]:
+    """First words of their names."""
+    return {path.name.split(".")[0] for path in folder.rglob("*") if path.is_file()}
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(c) for t in tasks for c in (t / "children").read_text().split()]

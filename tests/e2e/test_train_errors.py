@@ -1,0 +1,131 @@
+"""Runs that cannot go on: one message, the exit code, nothing that looks like a result."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import ROOT, children_of, command, environment, kinds_of_files, train
+
+OWN_DATASETS = Path(__file__).parent
+LEFT = {"config", "hydra", "overrides", "train"}
+"""Of a run that did not begin: the log, and what Hydra writes."""
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The message, once, of ranks that end with 2."""
+    assert done.returncode == 1  # torchrun's own; it names the ranks' below
+    assert "exitcode  : 2" in done.stderr
+    assert "exitcode  : 1 " not in done.stderr
+    ours = done.stderr.split("Traceback")[0]  # torchrun's own follows
+    assert ours.count("error: ") == 1, done.stderr
+    return ours[ours.index("error: ") :]
+
+
+BAD_INPUT = {
+    "sharder": (["sharder=nope"], ["nope", "size_lookup", "torchrec"]),
+    "key": (["trainer.num_stepz=3"], ["num_stepz"]),
+    "huge_table": (["topology.memory_gib=0.0001"], ["no plan can fit", "topology.memory_gib"]),
+    "no_tables": (["data.tables._target_=builtins.tuple"], ["data.tables has no tables"]),
+    "batch_size": (["batch_size=255"], ["batch_size is 255", "2 ranks"]),
+    "plan_file": (["sharder=plan_file", "sharder.path=none.json"], ["plan file none.json"]),
+    "data_file": (
+        ["data=criteo_kaggle", "data.source.files=[none.txt]", "data.blocks_dir=none"],
+        ["none.txt"],
+    ),
+    "nan": (
+        ["optimizer.dense_learning_rate=1e30", "optimizer=sgd", "trainer.log_every_steps=4"],
+        ["the loss is", "at step"],
+    ),
+    "model": (["model.over_layers=[8]"], ["model.over_layers"]),
+    "experiment": (["experiment=nope"], ["nope", "mlperf_dcnv2"]),
+    "kind": (["trainer.num_steps=abc"], ["trainer.num_steps is 'abc'", "integer"]),
+    "null": (["sharder=null"], ["must be a string or a list"]),
+    "ids": (["data._target_=own_datasets.OutOfRange"], ["table 't000' has rows 0 to", "ids"]),
+    "adam_on_cpu": (["optimizer=adam"], ["CUDA only"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name: str, tmp_path: Path) -> None:
+    """One message, from one rank; the ranks end with 2; nothing that looks like a result."""
+    overrides, expected = BAD_INPUT[name]
+    small = [o for o in SMALL_RUN if name not in ("no_tables", "data_file") or "max_rows" not in o]
+    done = train(tmp_path / "run", *small, *overrides, python_path=OWN_DATASETS)
+
+    message = refusal(done)
+    for words in expected:
+        assert words in message
+    began = {"events", "plan", "task"} if name in ("nan", "ids") else set()
+    assert kinds_of_files(tmp_path / "run") <= LEFT | began
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> None:
+    """One message and exit code 2 before anything is planned."""
+    copy = tmp_path / artifact.name
+    weights = artifact.with_suffix(".safetensors").read_bytes()
+    copy.write_text(artifact.read_text())
+    if damage == "truncated":
+        copy.with_suffix(".safetensors").write_bytes(weights[: len(weights) // 2])
+    done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}")
+    message = refusal(done)
+    assert str(copy.with_suffix("")) in message
+    assert "make calibrate" in message
+    assert kinds_of_files(tmp_path / "run") <= LEFT
+
+
+@pytest.mark.parametrize("where", ["init", "batch"])
+def test_error_of_one_rank(where: str, tmp_path: Path) -> None:
+    """It ends both ranks, long before a collective's timeout, with the message of the one."""
+    done = train(
+        tmp_path / "run",
+        *SMALL_RUN,
+        "data._target_=own_datasets.FailingOnRankOne",
+        f"+data.where={where}",
+        "data.pregenerate=false",
+        python_path=OWN_DATASETS,
+    )
+    assert done.returncode == 1
+    ours = done.stderr.split("torch.distributed.elastic")[0]
+    assert "error on rank 1: the file of rank one is cut" in done.stderr
+    assert ours.count("the file of rank one is cut") == 1
+    assert not (tmp_path / "run/result.json").exists()
+
+
+def test_lost_rank_ends_the_job(tmp_path: Path) -> None:
+    """A rank that dies takes the others with it within seconds, not after a timeout."""
+    job = subprocess.Popen(
+        [*command(2), f"hydra.run.dir={tmp_path}", *SMALL_RUN, "trainer.num_steps=100000"],
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("plan.json")):
+            assert time.monotonic() < deadline, "the job did not start"
+            assert job.poll() is None, "the job ended early"
+            time.sleep(0.2)
+        workers = children_of(job.pid)
+        assert len(workers) == 2
+        os.kill(workers[1], signal.SIGKILL)
+        job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
+
+
+def test_leaves_another_run_alone(run_dir: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")}
+    done = train(run_dir, *SMALL_RUN)
+    assert "holds a run already" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")} == before
