@@ -20,6 +20,9 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+RETURNS = "return_*.pickle"
+FAILURES = "failure_*.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -42,9 +45,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One job's folder; the ranks must see it under the same path."""
+    """One job's folder; the ranks must see it under the same path.
+
+    Args:
+        attempt: which start of the job a rank belongs to; the driver reads whatever is there.
+    """
 
     folder: Path
+    attempt: str = ""
 
     def send_task(self, task: Task) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,39 +72,35 @@ class Exchange:
         task: Task = cloudpickle.loads((self.folder / "task.pickle").read_bytes())
         return task
 
-    def forget(self, rank: int) -> None:
-        """What the rank said in an earlier attempt."""
-        self._failure(rank).unlink(missing_ok=True)
-        if rank == 0:
-            self._return.unlink(missing_ok=True)
+    def forget_earlier(self) -> None:
+        """What all ranks said in other attempts: some may end in this one before they get here."""
+        for path in (*self.folder.glob(RETURNS), *self.folder.glob(FAILURES)):
+            if not path.stem.endswith(f"_{self.attempt}"):
+                path.unlink(missing_ok=True)
 
     def send_return(self, job_return: JobReturn) -> None:
-        write_whole(self._return, cloudpickle.dumps(job_return))
+        path = self.folder / f"return_{self.attempt}.pickle"
+        write_whole(path, cloudpickle.dumps(job_return))
 
     def has_return(self) -> bool:
-        return self._return.exists()
+        return any(self.folder.glob(RETURNS))
 
     def receive_return(self) -> JobReturn:
         """Raises whatever unpickling does."""
-        job_return: JobReturn = cloudpickle.loads(self._return.read_bytes())
+        (path,) = self.folder.glob(RETURNS)
+        job_return: JobReturn = cloudpickle.loads(path.read_bytes())
         return job_return
 
     def send_failure(self, rank: int, reason: str) -> None:
         fields = {"rank": rank, "reason": reason, "time_s": time.time()}
-        write_whole(self._failure(rank), json.dumps(fields).encode())
+        path = self.folder / f"failure_{rank}_{self.attempt}.json"
+        write_whole(path, json.dumps(fields).encode())
 
     def receive_failure(self) -> Failure | None:
         """The first one: the others fail because a rank is gone."""
-        paths = self.folder.glob("failure_*.json")
+        paths = self.folder.glob(FAILURES)
         failures = [Failure(**json.loads(path.read_text())) for path in paths]
         return min(failures, key=lambda failure: failure.time_s, default=None)
-
-    @property
-    def _return(self) -> Path:
-        return self.folder / "return.pickle"
-
-    def _failure(self, rank: int) -> Path:
-        return self.folder / f"failure_{rank}.json"
 
 
 def write_whole(path: Path, content: bytes) -> None:

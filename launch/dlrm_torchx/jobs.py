@@ -8,11 +8,12 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus
 from torchx.specs.api import NONE, parse_app_handle
@@ -24,9 +25,6 @@ from dlrm_torchx.slurm_scheduler import slurm_log
 log = logging.getLogger(__name__)
 
 LOG_NAME = "job.log"
-PATIENCE = 20
-"""Answers in a row that the scheduler does not know a job: it may be slow to learn of a new one."""
-
 CANCEL_ATTEMPTS = 3
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
 """In the error of a rank that another one has left."""
@@ -60,6 +58,7 @@ class SweepJob:
         config: composed, with Hydra's own node.
         folder: what it writes; Hydra's output directory.
         seconds: from submission to its end, time in a queue included.
+        retries: how often the scheduler starts it again after a failure.
     """
 
     num: int
@@ -75,50 +74,56 @@ class SweepJob:
     seconds: float | None = None
     started_s: float = 0.0
     returned: JobReturn | None = None
-    _unknown: int = 0
-    _failed_before: bool = False
+    retries: int = 0
+    clock: Callable[[], float] = time.monotonic
+    _gone_since_s: float | None = None
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
         """Hand the app to the scheduler; whatever that raises passes."""
-        if scheduler == "local_cwd":
+        if scheduler == "local_cwd":  # which starts nothing again
             args = {**args, "log_dir": str(self.exchange.folder)}
+        else:
+            self.retries = app.roles[0].max_retries
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.started_s = time.monotonic()
+        self.started_s = self.clock()
         self.handle = runner.run(app, scheduler, args)
         self.state = JobState.PENDING
         self.log = self._link_log(scheduler, args)
 
-    def poll(self, runner: Runner) -> None:
-        """Ask the scheduler, and take in the job's end."""
+    def poll(self, runner: Runner, *, patience_s: float) -> None:
+        """Ask the scheduler, and take in the job's end.
+
+        Args:
+            patience_s: for how long it may say what is perhaps not the end: that the job failed,
+                with retries left, or that it does not know it.
+        """
         assert self.handle is not None
         try:
             status = runner.status(self.handle)
         except Exception as error:  # of whatever client a scheduler has: out of reach for now
             log.debug("%s: %s", self.title, error)
             return
-        self._unknown = self._unknown + 1 if status is None else 0
-        if self._unknown >= PATIENCE:
-            status = self._status_by_files()
-        if status is None:
-            return
-        if not status.is_terminal():
+        if status is not None and not status.is_terminal():
             running = status.state == AppState.RUNNING
             self.state = JobState.RUNNING if running else JobState.PENDING
-            self._failed_before = False
+            self._gone_since_s = None
             return
-        if status.state == AppState.FAILED and self._may_start_again and not self._failed_before:
-            self._failed_before = True  # Slurm says so for a moment before it queues a job again
+        now_s = self.clock()
+        if self._gone_since_s is None:
+            self._gone_since_s = now_s
+        if self._may_come_back(status) and now_s - self._gone_since_s < patience_s:
             return
-        self.seconds = time.monotonic() - self.started_s
-        self._end(status)
+        self.seconds = self._gone_since_s - self.started_s
+        self._end(status or self._status_by_files())
 
-    @property
-    def _may_start_again(self) -> bool:
-        return bool(OmegaConf.select(self.config, "hydra.launcher.max_retries", default=0))
+    def _may_come_back(self, status: AppStatus | None) -> bool:
+        if status is None:
+            return True
+        return status.state == AppState.FAILED and status.num_restarts < self.retries
 
     def cancel(self, runner: Runner) -> None:
         assert self.handle is not None
-        self.seconds = time.monotonic() - self.started_s
+        self.seconds = self.clock() - self.started_s
         self.state, self.reason = JobState.CANCELLED, "the sweep was stopped"
         for attempt in range(CANCEL_ATTEMPTS):
             try:

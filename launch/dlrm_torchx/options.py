@@ -39,6 +39,7 @@ class SweepOptions:
     mounts: Sequence[str] | None
     max_parallel: int | None
     poll_s: float | None
+    patience_s: float
     after: str | None
     _first_port: int = field(default_factory=lambda: random.choice(RENDEZVOUS_PORTS))
 
@@ -61,6 +62,7 @@ class SweepOptions:
             check_count("hydra.launcher.max_parallel", self.max_parallel, least=1)
         if self.poll_s is not None:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
+        check_number("hydra.launcher.patience_s", self.patience_s)
         if self.after is not None:
             try:
                 get_method(self.after)

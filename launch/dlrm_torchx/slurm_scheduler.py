@@ -23,6 +23,9 @@ from dlrm_torchx.logs import log_lines
 SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
+QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
+COLUMNS = ("JobID", "JobName", "State", "Restarts")
+"""Of a job in the queue; the accounting is not asked for the last, which older ones lack."""
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
@@ -100,6 +103,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
             app_id=app_id,
             state=_app_state(worst),
             msg=worst,
+            num_restarts=min(int(row.get("Restarts", -1)) for row in rows),
             roles=[
                 Role(name=role, image="", num_replicas=len(status.replicas))
                 for role, status in statuses.items()
@@ -196,7 +200,7 @@ def _queued(app_id: str) -> list[dict[str, str]]:
     Raises:
         subprocess.CalledProcessError: it did not answer, which says nothing about the job.
     """
-    command = ["squeue", "--noheader", "--states=all", "--format=%i|%j|%T", "-j", app_id]
+    command = ["squeue", *QUEUE, "-j", app_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "Invalid job id" not in done.stderr:
         done.check_returncode()
@@ -211,7 +215,7 @@ def _rows(command: list[str]) -> list[dict[str, str]]:
 def _parsed(text: str) -> list[dict[str, str]]:
     rows = [line.split("|") for line in text.splitlines()]
     return [
-        dict(zip(("JobID", "JobName", "State"), row, strict=True))
+        dict(zip(COLUMNS, row, strict=False))
         for row in rows
-        if len(row) == 3 and "." not in row[0] and row[2]
+        if len(row) in (3, 4) and "." not in row[0] and row[2]
     ]

@@ -136,7 +136,7 @@ class Sweep:
                 self._submit(waiting.pop(), hydra_context, task_function)
             for job in self._active():
                 before = job.state
-                job.poll(self._runner)
+                job.poll(self._runner, patience_s=self._options.patience_s)
                 if not job.state.is_active:
                     self._tell_end(job)
                 if job.state is not before:

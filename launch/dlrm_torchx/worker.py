@@ -20,8 +20,9 @@ def main(folder: Path) -> None:
     """Run the task as Hydra runs a job; rank 0 alone logs, writes and returns what it returned."""
     die_with_parent()
     rank = int(os.environ["RANK"])
-    exchange = Exchange(folder)
-    exchange.forget(rank)
+    # torchrun takes a new port whenever it starts all ranks, on whatever node and after whatever.
+    exchange = Exchange(folder, attempt=os.environ["MASTER_PORT"])
+    exchange.forget_earlier()
     try:
         _run(exchange, rank)
     except SystemExit as ended:

@@ -22,6 +22,13 @@ def wait_for(path):
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.05)
 
+def fail_once(folder, rank):
+    first = folder / f"first_{rank}"
+    if not first.exists():
+        first.touch()
+        wait_for(folder / f"first_{1 - rank}")  # or it is ended before it has tried
+        raise ValueError("the first time")
+
 @hydra.main(version_base="1.3", config_path=None)
 def main(cfg):
     folder = Path(cfg.folder)
@@ -37,7 +44,8 @@ def main(cfg):
             time.sleep(60)
         case "raise_on_1_after_0":
             if rank == 1:
-                wait_for(folder / "sweep" / ".torchx" / "0" / "return.pickle")
+                said = folder / "sweep" / ".torchx" / "0"
+                wait_for(said / f"return_{os.environ['MASTER_PORT']}.pickle")
                 raise ValueError(f"no luck on rank {rank}")
             return 3.0
         case "read_environment":
@@ -46,10 +54,7 @@ def main(cfg):
             (folder / f"value_{rank}").write_text(os.environ["VALUE"])
             return 0.0
         case "raise_then_die":
-            first = folder / f"first_{rank}"
-            if not first.exists():
-                first.touch()
-                raise ValueError("the first time")
+            fail_once(folder, rank)
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             raise SystemExit(7)
@@ -66,10 +71,7 @@ def main(cfg):
             wait_for(folder / ("meet_b" if cfg.do == "meet_a" else "meet_a"))
             return 1.0
         case "succeed_at_second":
-            first = folder / f"first_{rank}"
-            if not first.exists():
-                first.touch()
-                raise ValueError("the first time")
+            fail_once(folder, rank)
             return 2.0
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
 """What a sweep makes of a scheduler's words and of what the ranks left behind."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from torchx.runner import Runner
-from torchx.specs import AppState, AppStatus
+from torchx.specs import AppDef, AppState, AppStatus, Role
 
 from dlrm_torchx.exchange import Exchange
-from dlrm_torchx.jobs import PATIENCE, JobState, SweepJob
-from dlrm_torchx.slurm_scheduler import _app_state
+from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 
 FORGOTTEN = "the scheduler says nothing of it any more"
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
+PATIENCE_S = 120.0
+FAILED, PENDING, RUNNING = map(AppStatus, (AppState.FAILED, AppState.PENDING, AppState.RUNNING))
 
 
 class Scheduler:
@@ -22,6 +25,9 @@ class Scheduler:
 
     def __init__(self, status: AppStatus | None) -> None:
         self._status = status
+
+    def run(self, app: AppDef, scheduler: str, cfg: object) -> str:
+        return f"{scheduler}://torchx/1"
 
     def status(self, handle: str) -> AppStatus | None:
         if self._status is not None and self._status.state == AppState.UNKNOWN:
@@ -37,7 +43,7 @@ def after(
     failures: tuple[str, ...] = (),
 ) -> SweepJob:
     """A running job, asked for once."""
-    exchange = Exchange(folder)
+    exchange = Exchange(folder, attempt="1")
     if returned:
         exchange.send_return(JobReturn(status=JobStatus.COMPLETED, _return_value=3.0))
     for rank, reason in enumerate(failures):
@@ -52,8 +58,13 @@ def after(
         state=JobState.RUNNING,
         handle="slurm://torchx/1",
     )
-    job.poll(cast(Runner, Scheduler(status)))
+    poll(job, status, at_s=0.0)
     return job
+
+
+def poll(job: SweepJob, status: AppStatus | None, *, at_s: float) -> None:
+    job.clock = lambda: at_s
+    job.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +118,18 @@ def test_a_job_that_the_scheduler_forgets(
     returned: bool, failures: tuple[str, ...], state: str, reason: str | None, tmp_path: Path
 ) -> None:
     job = after(None, tmp_path, returned=returned, failures=failures)
-    for _ in range(PATIENCE - 2):
-        job.poll(cast(Runner, Scheduler(None)))
-    assert job.state == "running"
-    job.poll(cast(Runner, Scheduler(None)))
+    poll(job, RUNNING, at_s=PATIENCE_S)
+    for at_s in (PATIENCE_S + 1, 2 * PATIENCE_S):
+        poll(job, None, at_s=at_s)
+        assert job.state == "running"
+    poll(job, None, at_s=2 * PATIENCE_S + 1)
     assert job.state == state
+    assert job.seconds == PATIENCE_S + 1
     assert job.reason == reason
 
 
 def test_what_cannot_be_read_fails_its_job_only(tmp_path: Path) -> None:
-    (tmp_path / "return.pickle").write_bytes(b"cut")
+    (tmp_path / "return_1.pickle").write_bytes(b"cut")
     job = after(AppStatus(AppState.SUCCEEDED), tmp_path)
     assert job.state == "failed"
     assert "what it returned cannot be read here" in str(job.reason)
@@ -137,16 +150,93 @@ def test_slurms_words(word: str, state: AppState) -> None:
     assert _app_state(word) is state
 
 
-def test_a_failure_before_the_next_start_is_not_the_end(tmp_path: Path) -> None:
-    """Slurm says FAILED for a moment before it queues a job again; said twice, it is the end."""
-    failed, pending = (AppStatus(state) for state in (AppState.FAILED, AppState.PENDING))
-    job = after(pending, tmp_path)
-    job.config = OmegaConf.create({"hydra": {"launcher": {"max_retries": 1}}})
-    for status, state in [
-        (failed, JobState.PENDING),
-        (pending, JobState.PENDING),
-        (failed, JobState.PENDING),
-        (failed, JobState.FAILED),
-    ]:
-        job.poll(cast(Runner, Scheduler(status)))
-        assert job.state == state
+def submitted(folder: Path, scheduler: str, *, retries: int) -> SweepJob:
+    """A job that runs, as the scheduler says."""
+    job = after(RUNNING, folder)
+    role = Role("train", image="", max_retries=retries)
+    job.submit(cast(Runner, Scheduler(RUNNING)), AppDef("app", roles=[role]), scheduler, {})
+    poll(job, RUNNING, at_s=0.0)
+    return job
+
+
+def failed_after(restarts: int) -> AppStatus:
+    return AppStatus(AppState.FAILED, num_restarts=restarts)
+
+
+def test_a_failed_job_with_retries_left_may_be_queued_late(tmp_path: Path) -> None:
+    """However often the scheduler is asked meanwhile."""
+    job = submitted(tmp_path, "slurm", retries=1)
+    for tenth in range(10 * int(PATIENCE_S)):
+        poll(job, failed_after(0), at_s=5 + tenth / 10)
+        assert job.state == "running"
+    poll(job, PENDING, at_s=5 + PATIENCE_S)
+    assert job.state == "pending"
+    poll(job, failed_after(0), at_s=6 + PATIENCE_S)
+    assert job.state == "pending"
+
+
+@pytest.mark.parametrize("restarts", [0, -1], ids=["one_left", "not_told"])
+def test_a_failed_job_that_is_not_queued_again_has_failed(restarts: int, tmp_path: Path) -> None:
+    job = submitted(tmp_path, "slurm", retries=1)
+    poll(job, failed_after(restarts), at_s=5.0)
+    assert job.state == "running"
+    poll(job, failed_after(restarts), at_s=5 + PATIENCE_S)
+    assert job.state == "failed"
+    assert job.seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "retries", "restarts"),
+    [("slurm", 0, 0), ("slurm", 2, 2), ("slurm", 2, 3), ("local_cwd", 2, 0)],
+    ids=["none_wanted", "used_up", "preempted_too", "local"],
+)
+def test_a_failure_without_retries_left_is_the_end(
+    scheduler: str, retries: int, restarts: int, tmp_path: Path
+) -> None:
+    job = submitted(tmp_path, scheduler, retries=retries)
+    poll(job, failed_after(restarts), at_s=5.0)
+    assert job.state == "failed"
+    assert job.seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("queue", "accounting", "state", "restarts"),
+    [
+        ("1+0|train-0|COMPLETING|1\n1+1|train-1|PENDING|1\n", "", AppState.PENDING, 1),
+        ("1+0|train-0|FAILED|1\n1+1|train-1|FAILED|1\n", "", AppState.FAILED, 1),
+        ("1+0|train-0|FAILED|1\n1+1|train-1|FAILED|0\n", "", AppState.FAILED, 0),
+        ("", "1+0|train-0|FAILED\n1+1|train-1|FAILED\n", AppState.FAILED, -1),
+    ],
+    ids=["queued_again", "at_the_last_time", "in_between", "forgotten"],
+)
+def test_how_often_slurm_has_started_a_job_again(
+    queue: str,
+    accounting: str,
+    state: AppState,
+    restarts: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        said = {"squeue": queue, "sacct": accounting}[command[0]]
+        return SimpleNamespace(returncode=0, stdout=said, stderr="")
+
+    monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
+    described = TolerantSlurmScheduler("session").describe("1")
+    assert described is not None
+    assert (described.state, described.num_restarts) == (state, restarts)
+
+
+def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path: Path) -> None:
+    """Also by ranks that may end before their others start."""
+    for rank in (0, 1):
+        Exchange(tmp_path, attempt="1").send_failure(rank, "the first time")
+    Exchange(tmp_path, attempt="1").send_return(JobReturn(status=JobStatus.COMPLETED))
+    second = Exchange(tmp_path, attempt="2")
+    second.forget_earlier()
+    assert Exchange(tmp_path).receive_failure() is None
+    assert not Exchange(tmp_path).has_return()
+    second.send_failure(1, "the second time")
+    second.forget_earlier()
+    failure = Exchange(tmp_path).receive_failure()
+    assert failure is not None
+    assert failure.reason == "the second time"

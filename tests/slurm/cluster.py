@@ -34,6 +34,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
+REQUEUE_LIMIT_S = 60.0
 
 # Any device does for a GPU, but a plain file does not.
 NULL_DEVICE = os.makedev(1, 3)
@@ -186,11 +187,19 @@ class Cluster:
         )
 
     def start_now(self, job_id: str) -> None:
-        """Start a requeued job that is PENDING again.
+        """Start a requeued job, once it is PENDING again.
 
         By itself it waits for ten seconds, and a heterogeneous one, on an idle cluster, for more
-        than a minute after that.
+        than a minute after that. In the very second in which its last run was ended, nodes would
+        take it for that one, and Slurm fails it for good.
         """
+        queue = ("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}")
+        deadline = time.monotonic() + REQUEUE_LIMIT_S
+        while set(found := self._ask(*queue).split()) != {"PENDING"}:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job_id} is {found}, not PENDING")
+            time.sleep(0.1)
+        time.sleep(1)
         self._ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
     def _ask(self, *argv: str, cwd: Path | None = None) -> str:

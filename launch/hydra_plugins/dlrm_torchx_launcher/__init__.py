@@ -29,6 +29,8 @@ class TorchXLauncherConf:
         max_parallel: jobs at a time; one on this machine and all on a cluster, unless given.
         env: of the ranks, such as {NCCL_DEBUG: INFO}.
         poll_s: how often the scheduler is asked.
+        patience_s: for how long a failed job with retries left may wait to be queued again, and an
+            unknown one to be known, before it has failed.
         after: a function of the sweep's folder, called when all jobs have ended; what it returns
             is shown. An application names its own as `after_sweep`.
     """
@@ -47,6 +49,7 @@ class TorchXLauncherConf:
     mounts: Any = None
     max_parallel: int | None = None
     poll_s: float | None = None
+    patience_s: float = 120.0
     after: str | None = "${oc.select:after_sweep,null}"
 
 
