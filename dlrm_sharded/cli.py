@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
@@ -92,7 +94,8 @@ def build_planner(
 ) -> Planner:
     """The sharder and the cost model of a config; see `learned_cost_model` for the arguments.
 
-    The cost model first: a sharder whose yaml says `_partial_: true` is given it.
+    The cost model first: a sharder whose yaml says `_partial_: true` is given `cost_model` and the
+    arguments, those of them that its signature names and its yaml does not.
     """
     cost_model = None
     if cfg.get("cost_model") is not None:
@@ -106,13 +109,31 @@ def build_planner(
                 )
     sharder = instantiate(own_keys(cfg.sharder))
     if isinstance(sharder, functools.partial):
+        given = _accepted(
+            sharder,
+            cost_model=cost_model,
+            hardware=hardware,
+            device=device,
+            optimizer=optimizer,
+        )
         try:
-            sharder = sharder(cost_model=cost_model)
+            sharder = sharder(**given)
         except TypeError as error:  # a wrong key
             raise ConfigError(f"sharder: {error}") from error
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     return Planner(sharder, cost_model)
+
+
+def _accepted(call: functools.partial[Any], **known: Any) -> dict[str, Any]:
+    """Those of the keywords that a call takes, and does not have yet."""
+    parameters = inspect.signature(call.func).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {
+        name: value
+        for name, value in known.items()
+        if (takes_all or name in parameters) and name not in call.keywords
+    }
 
 
 def own_keys(sharder: DictConfig) -> DictConfig:

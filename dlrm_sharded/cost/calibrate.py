@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded.artifact import Arrays
 from dlrm_sharded.cost import learned, neuroshard_paper
-from dlrm_sharded.cost.artifact import Arrays
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.evaluate import Comparison, Predictor, averaged, compare
 from dlrm_sharded.cost.features import EXTENT, Floats, Workload, workload_of_sample

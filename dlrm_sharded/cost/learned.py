@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.artifact import Arrays, load_artifact
+from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     LINKS,
@@ -183,8 +183,9 @@ def learned_cost_model(
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
+    kind = cost_model_kind(KIND)
     found = load_artifact(
-        artifact, KIND, FEATURES, hardware=hardware, device=device, optimizer=optimizer
+        artifact, kind, FEATURES, hardware=hardware, device=device, optimizer=optimizer
     )
     compute, communication = from_arrays(found.arrays)
     measured_links = tuple(found.meta["measured_links"])

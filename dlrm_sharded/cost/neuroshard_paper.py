@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.cost.artifact import Arrays, load_artifact
+from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan, workload_of_sample
 from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.cost.samples import Sample
@@ -129,8 +129,9 @@ def paper_cost_model(
     optimizer: str | None = None,
 ) -> PaperCostModel:
     """The nets of some hardware, as `learned_cost_model` finds them."""
+    kind = cost_model_kind(KIND)
     found = load_artifact(
-        artifact, KIND, FEATURES, hardware=hardware, device=device, optimizer=optimizer
+        artifact, kind, FEATURES, hardware=hardware, device=device, optimizer=optimizer
     )
     return PaperCostModel(from_arrays(found.arrays))
 

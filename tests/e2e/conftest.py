@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,

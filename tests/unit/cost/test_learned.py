@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.cost.calibrate import FitConfig, Fitted, fit_cost_model, predictor
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.evaluate import compare

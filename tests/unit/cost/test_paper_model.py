@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.artifact import write_artifact
+from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.cost.calibrate import FitConfig, fit_cost_model, paper_predictor
 from dlrm_sharded.cost.evaluate import compare
 from dlrm_sharded.cost.features import workload_of_plan, workload_of_sample

@@ -1,16 +1,16 @@
-"""The models that the package has load, and are what they say."""
+"""The cost models that the package has load, and are what they say."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.cost.artifact import SHIPPED
+from dlrm_sharded.artifact import SHIPPED
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
-MODELS = sorted(SHIPPED.glob("*.json"))
+MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.json"))
 
 
 def test_there_is_one_of_each_kind() -> None:

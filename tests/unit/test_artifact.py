@@ -1,8 +1,9 @@
-"""A fitted cost model on disk: whole, of the right kind, and found where it is looked for."""
+"""An artefact on disk: whole, of the right kind, and found where it is looked for."""
 
 import hashlib
 import json
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +13,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dlrm_sharded.cost import artifact
-from dlrm_sharded.cost.artifact import (
+from dlrm_sharded import artifact
+from dlrm_sharded.artifact import (
+    Kind,
     artifact_name,
+    cost_model_kind,
     find_artifact,
+    load_artifact,
+    policy_kind,
     read_artifact,
     write_artifact,
 )
 from dlrm_sharded.errors import DataError
 
-KIND = "learned"
+KIND = cost_model_kind("learned")
+POLICY = policy_kind("dreamshard")
 FEATURES = {"work": ["ids", "bags"], "profile": ("log_rows",)}
 ARRAYS = {
     "net.weight_0": np.arange(6.0).reshape(2, 3),
@@ -33,7 +39,7 @@ ARRAYS = {
 
 def meta(**changes: Any) -> dict[str, Any]:
     return {
-        "kind": KIND,
+        "kind": KIND.name,
         "hardware": "cpu: test",
         "device": "cpu",
         "cores": 2,
@@ -102,8 +108,8 @@ def replace_weights(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no_json": (lambda path: path.unlink(), "cannot read the cost model .*No such file"),
-    "no_weights": (lambda path: weights(path).unlink(), "cannot read the cost model .*No such"),
+    "no_json": (lambda path: path.unlink(), "cannot read the NOUN .*No such file"),
+    "no_weights": (lambda path: weights(path).unlink(), "cannot read the NOUN .*No such"),
     "no_folder": (lambda path: path.parent.rename(path.parents[1] / "moved"), "No such file"),
     "truncated_weights": (lambda path: truncate(weights(path)), "truncated, or changed since"),
     "changed_byte": (lambda path: change_a_byte(weights(path)), "truncated, or changed since"),
@@ -111,9 +117,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no_checksum": (edit(sha256=None), "has not the checksum"),
     "no_safetensors": (replace_weights, "no safetensors"),
     "truncated_json": (truncate, "is not JSON"),
-    "json_list": (lambda path: path.write_text("[]"), "is not a cost model of the kind"),
+    "json_list": (lambda path: path.write_text("[]"), "is not a NOUN of the kind"),
     "binary_json": (lambda path: path.write_bytes(b"\xff\xfe\x00"), "is not JSON"),
-    "other_kind": (edit(kind="other"), "is not a cost model of the kind 'learned'"),
+    "other_kind": (edit(kind="other"), "is not a NOUN of the kind 'NAME'"),
     "other_format": (edit(format=99), "format 1"),
     "fewer_features": (edit(features={"work": ["ids"]}), "fitted to other features"),
     "features_in_another_order": (
@@ -123,15 +129,33 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
 @pytest.mark.parametrize(("damage", "what"), DAMAGE.values(), ids=DAMAGE)
 def test_says_what_is_wrong_and_what_to_do(
-    path: Path, damage: Callable[[Path], Any], what: str
+    path: Path, damage: Callable[[Path], Any], what: str, kind: Kind
 ) -> None:
+    edit(kind=kind.name)(path)
     damage(path)
+    what = what.replace("NOUN", kind.noun).replace("NAME", kind.name)
     with pytest.raises(DataError, match=what) as error:
-        read_artifact(path, kind=KIND, features=FEATURES)
+        read_artifact(path, kind=kind, features=FEATURES)
     assert str(path) in str(error.value) or str(weights(path)) in str(error.value)
-    assert "make calibrate" in str(error.value)
+    assert f"with {kind.made_with}" in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["hardware", "device", "cores", "optimizer", "ranges"])
+def test_what_must_be_said(path: Path, key: str) -> None:
+    """Policies have no fitted ranges."""
+    without = {k: v for k, v in json.loads(path.read_text()).items() if k != key}
+    path.write_text(json.dumps(without))
+    with pytest.raises(DataError, match=f"does not say {key}; make the cost model anew"):
+        read_artifact(path, kind=KIND, features=FEATURES)
+    edit(kind=POLICY.name)(path)
+    if key == "ranges":
+        assert read_artifact(path, kind=POLICY, features=FEATURES).meta["cores"] == 2
+    else:
+        with pytest.raises(DataError, match=f"does not say {key}; make the policy anew"):
+            read_artifact(path, kind=POLICY, features=FEATURES)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +168,7 @@ def test_says_what_is_wrong_and_what_to_do(
     ],
 )
 def test_names(hardware: str, name: str) -> None:
-    assert artifact_name(KIND, hardware) == name
+    assert artifact_name(KIND.name, hardware) == name
 
 
 @pytest.fixture
@@ -156,7 +180,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return tmp_path / artifact.CALIBRATED, shipped
 
 
-def put(folder: Path, hardware: str, device: str, kind: str = KIND) -> Path:
+def put(folder: Path, hardware: str, device: str, kind: str = KIND.name) -> Path:
     name = artifact_name(kind, hardware)
     return write_artifact(folder, name, ARRAYS, meta(kind=kind, hardware=hardware, device=device))
 
@@ -225,6 +249,69 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
     with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
         find_artifact(KIND, "cpu: x", "cpu")
     assert "make calibrate" in str(error.value)
+    with pytest.raises(DataError) as error:
+        find_artifact(POLICY, "cpu: x", "cpu")
+    assert str(error.value) == (
+        "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
+        "with `python scripts/train_policy.py policy=dreamshard`"
+    )
+
+
+CORES = len(os.sched_getaffinity(0))
+ON_OTHER_CPU = f"cpu: y, 2 cores, the run is on cpu: x, {CORES} cores"
+WARNINGS = {
+    "cost_model_of_other_hardware": (
+        *(KIND, "cpu: y", "cpu", "sgd"),
+        f"the cost model is of {ON_OTHER_CPU}: its times may be wrong by a factor, its order of "
+        "plans less so; `make calibrate` makes a right one in 10 minutes",
+    ),
+    "cost_model_of_other_device": (
+        *(KIND, "GPU", "cuda", "sgd"),
+        f"the cost model is of GPU, 2 cores, the run is on cpu: x, {CORES} cores: its computation "
+        "says nothing of a run's, and its communication is of stated bandwidths; `make calibrate` "
+        "makes a right one in 10 minutes",
+    ),
+    "cost_model_of_other_optimizer": (
+        *(KIND, "cpu: x", "cpu", "adam"),
+        "the cost model is of the fused optimizer sgd, the run has adam: backward computation may "
+        "be wrong; `make calibrate ARGS=collect.optimizer=adam` makes a right one",
+    ),
+    "policy_of_other_hardware": (
+        *(POLICY, "cpu: y", "cpu", "sgd"),
+        f"the policy is of {ON_OTHER_CPU}: it balances costs as they are there; its plans can be "
+        "trained, but may be less balanced here; `python scripts/train_policy.py "
+        "policy=dreamshard` makes one of this hardware",
+    ),
+    "policy_of_other_optimizer": (
+        *(POLICY, "cpu: x", "cpu", "adam"),
+        "the policy is of the fused optimizer sgd, the run has adam: it balances backward "
+        "computation as it is there; its plans can be trained, but may be less balanced here; "
+        "`python scripts/train_policy.py policy=dreamshard` makes one from costs of adam",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "hardware", "device", "optimizer", "said"), WARNINGS.values(), ids=WARNINGS
+)
+def test_says_where_it_is_of_something_else(
+    folders: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    kind: Kind,
+    hardware: str,
+    device: str,
+    optimizer: str,
+    said: str,
+) -> None:
+    name = artifact_name(kind.name, hardware)
+    cores = CORES if hardware == "cpu: x" else 2
+    fields = meta(kind=kind.name, hardware=hardware, device=device, cores=cores)
+    write_artifact(folders[1], name, ARRAYS, fields)
+    load_artifact(None, kind, FEATURES, hardware="cpu: x", device="cpu", optimizer=optimizer)
+    assert caplog.messages == [said]
+    caplog.clear()
+    load_artifact(None, kind, FEATURES, hardware=None, device="cpu", optimizer=None)
+    assert caplog.messages == []
 
 
 NUM_WRITES = 40
