@@ -196,6 +196,12 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     _check_memory(plan, task)
 
 
+def whole_tables(task: ShardingTask, ranks: Sequence[int], *, sharder: str = "") -> ShardingPlan:
+    """Every table whole, on the rank that is given for it."""
+    shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
+    return ShardingPlan(sharder, task.topology.world_size, tuple(shards))
+
+
 def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
     """The even blocks of rows that TorchRec trains: ceil(rows / blocks) each, the last one less.
 

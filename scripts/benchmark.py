@@ -9,6 +9,7 @@ python scripts/benchmark.py totals      which total of the stages predicts the s
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    what their plans cost when they are measured
 python scripts/benchmark.py splits      measured price of splits
+python scripts/benchmark.py policies    trained policies on other tasks than those of the training
 python scripts/benchmark.py hosts       what knowing the hosts is worth to a plan
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
@@ -28,6 +29,7 @@ from benchmarks import (
     measured,
     planning,
     plans,
+    policies,
     splits,
     totals,
 )
@@ -42,6 +44,7 @@ PARTS = {
     "plans": plans,
     "measured": measured,
     "splits": splits,
+    "policies": policies,
     "hosts": hosts,
 }
 

@@ -1,7 +1,7 @@
 """What shards cost on a rank of their own: one process measures the ranks of a plan one by one.
 
 Sharded by TorchRec, looked up and timed as `collect` does it, but without other ranks: computation
-only, as nothing is exchanged.
+only, as nothing is exchanged; a cost model says what the exchanges would take.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.collect import Uninitialized, ids_of_drawn
 from dlrm_sharded.cost.draw import DrawnTable
 from dlrm_sharded.cost.learned import ASSUMED_EXPONENT
 from dlrm_sharded.cost.measure import MeasureConfig, measure
-from dlrm_sharded.cost.types import StageCost
+from dlrm_sharded.cost.types import PlanCost, StageCost
 from dlrm_sharded.fused_optimizers import fuse
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
 
 OPTIMIZER_SLACK = 1.25
@@ -138,6 +139,39 @@ class Bench:
             del embeddings
             gc.collect()
         return dataclasses.replace(measured, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
+
+
+class PlanBench:
+    """What plans cost, rank after rank on a bench; their exchanges as a cost model predicts them.
+
+    Args:
+        num_batches: of ids, drawn anew for every plan.
+    """
+
+    def __init__(self, bench: Bench, model: CostModel, *, num_batches: int, seed: int) -> None:
+        self._bench = bench
+        self._model = model
+        self._num_batches = num_batches
+        self._rng = np.random.default_rng(seed)
+
+    def measure(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        """The four stages of every rank."""
+        ids = draw_ids(
+            task.tables,
+            batch_size=task.batch_size,
+            num_batches=self._num_batches,
+            seed=int(self._rng.integers(2**32)),
+        )
+        ranks = []
+        for rank, predicted in enumerate(self._model.predict(plan, task).per_rank):
+            shards = [shard for shard in plan.shards if shard.rank == rank]
+            measured = self._bench.measure(shards, ids) if shards else StageCost(0.0, 0.0, 0.0, 0.0)
+            ranks.append(
+                dataclasses.replace(
+                    measured, fwd_comm_ms=predicted.fwd_comm_ms, bwd_comm_ms=predicted.bwd_comm_ms
+                )
+            )
+        return PlanCost(tuple(ranks))
 
 
 def _jagged(ids: Sequence[Ids]) -> KeyedJaggedTensor:

@@ -23,6 +23,10 @@ PAPER_NUM_TABLES = (10, 59)
 PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
 PAPER_MOST_BYTES = 15_000_000_000
 
+PAPER_DIMS = (4, 8, 16, 32, 64, 128)
+LARGEST_TABLE_BYTES = GIB // 2
+"""Of `papers_tables`: so that four ranks' tables of a task are measured on a laptop."""
+
 FEASIBILITY_KINDS = (
     *("roomy",) * 9,
     *("large_columns",) * 2,
@@ -148,6 +152,27 @@ def measured_tasks(seed: int = 0, *, num: int = 40) -> list[TaskOfSet]:
         task = _filled(tables, MEASURED_WORLD_SIZE, MEASURED_BATCH_SIZE, full, MEASURED_LARGEST)
         tasks.append(TaskOfSet("measured", task))
     return tasks
+
+
+def papers_tables(part: str) -> Tables:
+    """A half of `dlrm_datasets_pool`, each table in all `PAPER_DIMS`, of at most half a GiB.
+
+    Args:
+        part: "training", for policies, or "unseen" by them.
+    """
+    pool = dlrm_datasets_pool()
+    order = np.random.default_rng(0).permutation(len(pool))
+    half = order[: len(pool) // 2] if part == "training" else order[len(pool) // 2 :]
+    return tuple(
+        dataclasses.replace(
+            pool[i],
+            name=f"{pool[i].name}_{dim}",
+            num_embeddings=min(pool[i].num_embeddings, LARGEST_TABLE_BYTES // (4 * dim)),
+            embedding_dim=dim,
+        )
+        for i in half.tolist()
+        for dim in PAPER_DIMS
+    )
 
 
 TASK_SETS: dict[str, Callable[..., list[TaskOfSet]]] = {

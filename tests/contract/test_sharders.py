@@ -62,5 +62,7 @@ def test_finds_all_yamls() -> None:
         "plan_file",
         "neuroshard",
         "neuroshard_paper",
+        "dreamshard",
+        "autoshard",
     ]
     assert set(promised) <= set(SHARDERS)

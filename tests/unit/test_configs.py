@@ -13,7 +13,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.cli import build_planner, own_keys
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
@@ -127,6 +130,55 @@ def test_sharder_builds(name: str, config: str) -> None:
         OmegaConf.update(cfg, key, "plan.json")
     planner = build_planner(cfg, hardware=None, device="cpu", optimizer=None)
     assert callable(planner.sharder.shard)
+
+
+class TakesSome(GreedySharder):
+    def __init__(self, weight: str, *, device: str, optimizer: str | None = "none") -> None:
+        super().__init__(weight)
+        self.given = {"device": device, "optimizer": optimizer}
+
+
+class TakesAll(GreedySharder):
+    def __init__(self, weight: str, **given: object) -> None:
+        super().__init__(weight)
+        self.given = given
+
+
+RUN = {"hardware": "cpu: x", "device": "cpu", "optimizer": "sgd"}
+GIVEN = {
+    "some": (TakesSome, {}, {"device": "cpu", "optimizer": "sgd"}),
+    "all": (TakesAll, {}, {**RUN, "cost_model": None}),
+    "some_in_the_yaml": (TakesSome, {"device": "cuda"}, {"device": "cuda", "optimizer": "sgd"}),
+    "all_but_one_in_the_yaml": (
+        TakesAll,
+        {"optimizer": "adam"},
+        {**RUN, "cost_model": None, "optimizer": "adam"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("sharder", "keys", "given"), GIVEN.values(), ids=GIVEN)
+def test_a_partial_sharder_is_given_what_it_takes(
+    sharder: type[TakesSome], keys: dict[str, str], given: dict[str, object]
+) -> None:
+    target = f"{sharder.__module__}.{sharder.__name__}"
+    node = {"_target_": target, "_partial_": True, "weight": "dim", **keys}
+    planner = build_planner(OmegaConf.create({"sharder": node}), **RUN)
+    assert planner.sharder.given == given
+
+
+def test_a_partial_sharder_is_given_the_runs_cost_model() -> None:
+    target = f"{TakesAll.__module__}.TakesAll"
+    node = {"_target_": target, "_partial_": True, "weight": "dim"}
+    cfg = OmegaConf.create({"sharder": node, "cost_model": composed().cost_model})
+    planner = build_planner(cfg, **RUN)
+    assert isinstance(planner.cost_model, LearnedCostModel)
+    assert planner.sharder.given["cost_model"] is planner.cost_model
+
+
+def test_a_wrong_key_of_a_partial_sharder() -> None:
+    with pytest.raises(ConfigError, match=r"sharder: .*unexpected keyword argument 'beam'"):
+        build_planner(composed("sharder=neuroshard_paper", "+sharder.beam=3"), **RUN)
 
 
 @pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))

@@ -20,6 +20,7 @@ LAYERS = {
     "dlrm_sharded.data.base": 1,
     "dlrm_sharded.sharders": 2,
     "dlrm_sharded.rl": 2,
+    "dlrm_sharded.artifact": 2,
     "dlrm_sharded.cost": 2,
     "dlrm_sharded.data": 2,
     "dlrm_sharded.model": 2,
@@ -61,7 +62,7 @@ HOMES = {
     "omegaconf": COMMANDS,
     "torchx": ["dlrm_torchx", "component"],
     "fbgemm_gpu": ["dlrm_sharded.cost.measure"],
-    "safetensors": ["dlrm_sharded.cost.artifact"],
+    "safetensors": ["dlrm_sharded.artifact"],
     "torchrec.distributed": [
         *PLANNING,
         "dlrm_sharded.model",

@@ -1,0 +1,228 @@
+"""How well trained policies place: on unseen tables, other numbers of tables and ranks, by seed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from benchmarks.compared import (
+    CONF_DIR,
+    Row,
+    add_row_arguments,
+    interval_text,
+    markdown,
+    planner_of,
+    quiet,
+    rows_of,
+)
+from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.rl.policy import METHODS, LearnedPolicy
+from dlrm_sharded.rl.tasks import TaskPool, training_tasks
+from dlrm_sharded.rl.training import Method, Schedule, new_method, train
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.heuristics import WEIGHTS
+from dlrm_sharded.sharders.policy import PolicySharder
+from dlrm_sharded.task import ShardingTask
+
+HOME = (50, 4)
+"""Tables and ranks that policies are trained on."""
+
+SIZES = (
+    *((20, 4), HOME, (100, 4), (200, 4), (500, 4)),
+    *((50, 2), (50, 8), (50, 16), (50, 64), (500, 16), (500, 64)),
+)
+SHARES = (0.0, 0.5)
+"""Of unseen tables, beside the 1.0 of all others."""
+
+PAPER = "neuroshard_paper"
+TEST_SEED = 2**33
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each method")
+    parser.add_argument("--tasks", type=int, default=50, help="of each size")
+    parser.add_argument(
+        "--sizes", nargs="+", type=_size, default=SIZES, help="tables x ranks, such as 100x4"
+    )
+    parser.add_argument(
+        "--own", nargs="*", type=_size, default=(), help="sizes that policies are trained on too"
+    )
+    parser.add_argument("--num-rounds", type=int, default=10, help="of a training")
+    add_row_arguments(parser, row="plan")
+
+
+def run(options: argparse.Namespace) -> None:
+    quiet()
+    torch.set_num_threads(1)
+    report(rows_of(options, _rows(options)))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A kind of tasks to plan."""
+
+    num_tables: int
+    num_ranks: int
+    unseen: float
+
+    def __str__(self) -> str:
+        return f"{self.num_tables} x {self.num_ranks}"
+
+    def tasks(self, num: int) -> list[ShardingTask]:
+        rng = np.random.default_rng([TEST_SEED, self.num_tables, self.num_ranks])
+        pools = [_pool(self.num_tables, self.num_ranks, part) for part in ("training", "unseen")]
+        joined = pools[0].mixed(pools[1], self.unseen)
+        return [joined.task(joined.draw(rng)) for _ in range(num)]
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    """A row for each plan."""
+    planner = planner_of(f"{PAPER},sharder.max_splits=0")
+    model = planner.cost_model
+    assert model is not None
+    trained: dict[tuple[str, int], Sharder] = {}
+    for method in options.methods:
+        for seed in range(options.seeds):
+            trained[method, seed] = _trained(method, seed, HOME, model, options.num_rounds)
+    sizes = dict.fromkeys([*options.sizes, HOME])
+    places = [Place(num_tables, num_ranks, 1.0) for num_tables, num_ranks in sizes]
+    places += [Place(HOME[0], HOME[1], share) for share in SHARES]
+    for place in places:
+        others: dict[str, Sharder] = {PAPER: planner.sharder}
+        others |= {name: planner_of(name).sharder for name in ("random", *WEIGHTS)}
+        size = (place.num_tables, place.num_ranks)
+        if size in options.own and place.unseen == 1.0:
+            for method in options.methods:
+                others[f"{method}, own size"] = _trained(method, 0, size, model, options.num_rounds)
+        tasks = place.tasks(options.tasks)
+        for (method, seed), sharder in trained.items():
+            yield from _planned(place, method, seed, sharder, tasks, model)
+        for name, sharder in others.items():
+            yield from _planned(place, name, 0, sharder, tasks, model)
+
+
+def _planned(
+    place: Place,
+    name: str,
+    seed: int,
+    sharder: Sharder,
+    tasks: Sequence[ShardingTask],
+    model: CostModel,
+) -> Iterator[Row]:
+    for number, task in enumerate(tasks):
+        started = time.perf_counter()
+        try:
+            plan = sharder.shard(task)
+        except InfeasibleTaskError:
+            plan = None
+        yield {
+            "num_tables": place.num_tables,
+            "num_ranks": place.num_ranks,
+            "unseen": place.unseen,
+            "sharder": name,
+            "seed": seed,
+            "number": number,
+            "cost_ms": None if plan is None else model.predict(plan, task).cost_ms,
+            "solve_s": time.perf_counter() - started,
+        }
+
+
+def _trained(
+    method: str, seed: int, size: tuple[int, int], model: CostModel, num_rounds: int
+) -> Sharder:
+    """On predicted costs; says how long it took."""
+    with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
+        make = instantiate(compose("train_policy", [f"policy={method}"]).policy)
+    learner: Method = new_method(make, seed=seed)
+    rounds = train(
+        learner,
+        _pool(*size, "training"),
+        lambda task, ranks: model.predict(whole_tables(task, ranks), task),
+        Schedule(seed=seed, num_rounds=num_rounds),
+    )
+    seconds = sum(each.seconds for each in rounds)
+    print(f"{method}, {size[0]} x {size[1]}, seed {seed}: trained in {seconds:.1f} s", flush=True)
+    return PolicySharder(LearnedPolicy(learner.net), name=method)
+
+
+def _pool(num_tables: int, num_ranks: int, part: str) -> TaskPool:
+    return training_tasks(num_tables=num_tables, world_size=num_ranks, part=part)
+
+
+def report(rows: Sequence[Row]) -> None:
+    """Tables of the means over tasks, and over seeds."""
+    by_place: dict[Place, list[Row]] = {}
+    for row in rows:
+        place = Place(row["num_tables"], row["num_ranks"], row["unseen"])
+        by_place.setdefault(place, []).append(row)
+    header = ["tables x ranks", "unseen", "sharder", "plans", f"over {PAPER}, no splits"]
+    header += ["over the best heuristic", "by seed", "over training on that size", "s a plan"]
+    lines: list[list[object]] = []
+    for place, of_place in by_place.items():
+        costs = _costs(of_place)
+        best = min(WEIGHTS, key=lambda weight: np.mean(list(costs[weight, 0].values())))
+        names = dict.fromkeys(row["sharder"] for row in of_place)
+        lines += [
+            [place, f"{place.unseen:.0%}", name, *_figures(name, of_place, costs, best)]
+            for name in names
+        ]
+    print(markdown(header, lines))
+
+
+Costs = Mapping[tuple[str, int], Mapping[int, float]]
+
+
+def _costs(rows: Sequence[Row]) -> Costs:
+    """By sharder and seed, and task."""
+    costs: dict[tuple[str, int], dict[int, float]] = {}
+    for row in rows:
+        of_sharder = costs.setdefault((row["sharder"], row["seed"]), {})
+        if row["cost_ms"] is not None:
+            of_sharder[row["number"]] = row["cost_ms"]
+    return costs
+
+
+def _figures(name: str, rows: Sequence[Row], costs: Costs, best: str) -> list[str]:
+    seeds = sorted(seed for other, seed in costs if other == name)
+    num = sum(len(costs[name, seed]) for seed in seeds)
+    solve_s = [row["solve_s"] for row in rows if row["sharder"] == name]
+    over_paper, over_best = (
+        [_ratios(costs[name, seed], costs[other, 0]) for seed in seeds] for other in (PAPER, best)
+    )
+    by_seed = [float(np.mean(each)) for each in over_best]
+    return [
+        f"{num} / {len(solve_s)}",
+        interval_text(np.mean(over_paper, axis=0), ".4f") if over_paper[0] else "-",
+        f"{interval_text(np.mean(over_best, axis=0), '.4f')} ({best})",
+        f"{min(by_seed):.4f} to {max(by_seed):.4f}" if len(seeds) > 1 else "-",
+        _over_own_size(name, seeds, costs),
+        f"{np.mean(solve_s):.3f}",
+    ]
+
+
+def _over_own_size(name: str, seeds: Sequence[int], costs: Costs) -> str:
+    own = costs.get((f"{name}, own size", 0))
+    if own is None:
+        return "-"
+    more_ms = np.mean([costs[name, seed][i] - own[i] for seed in seeds for i in own])
+    return f"{more_ms:+.2f} ms ({100 * more_ms / np.mean(list(own.values())):+.1f} %)"
+
+
+def _ratios(costs: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    """Task by task, on those that both solve."""
+    return [costs[i] / reference[i] for i in sorted(costs.keys() & reference.keys())]
+
+
+def _size(text: str) -> tuple[int, int]:
+    num_tables, num_ranks = text.split("x")
+    return int(num_tables), int(num_ranks)
