@@ -143,6 +143,7 @@ def _trained(
     """On predicted costs; says how long it took."""
     with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
         make = instantiate(compose("train_policy", [f"policy={method}"]).policy)
+        num_samples = compose("plan", [f"sharder={method}", "task=unused"]).sharder.num_samples
     learner: Method = new_method(make, seed=seed)
     rounds = train(
         learner,
@@ -152,7 +153,7 @@ def _trained(
     )
     seconds = sum(each.seconds for each in rounds)
     print(f"{method}, {size[0]} x {size[1]}, seed {seed}: trained in {seconds:.1f} s", flush=True)
-    return PolicySharder(LearnedPolicy(learner.net), name=method)
+    return PolicySharder(LearnedPolicy(learner.net), name=method, num_samples=num_samples)
 
 
 def _pool(num_tables: int, num_ranks: int, part: str) -> TaskPool:
