@@ -24,6 +24,9 @@ PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
 PAPER_MOST_BYTES = 15_000_000_000
 
 PAPER_DIMS = (4, 8, 16, 32, 64, 128)
+PARTS = ("training", "unseen")
+"""Halves of the papers' tables: one to train policies on, one to try them on."""
+
 LARGEST_TABLE_BYTES = GIB // 2
 """Of `papers_tables`: so that four ranks' tables of a task are measured on a laptop."""
 
@@ -158,11 +161,11 @@ def papers_tables(part: str) -> Tables:
     """A half of `dlrm_datasets_pool`, each table in all `PAPER_DIMS`, of at most half a GiB.
 
     Args:
-        part: "training", for policies, or "unseen" by them.
+        part: one of `PARTS`.
     """
     pool = dlrm_datasets_pool()
     order = np.random.default_rng(0).permutation(len(pool))
-    half = order[: len(pool) // 2] if part == "training" else order[len(pool) // 2 :]
+    half = np.array_split(order, len(PARTS))[PARTS.index(part)]
     return tuple(
         dataclasses.replace(
             pool[i],

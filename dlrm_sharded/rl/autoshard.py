@@ -127,7 +127,8 @@ class AutoShard(PlacementNet):
         unit = table_costs[..., None]
         without = self.cost(before, fullest)
         costs = self.cost(sums, torch.maximum(fullest, sums))
-        below = without.amax(dim=-1, keepdim=True) - without
+        used = before.amax(dim=-1) > 0  # an empty rank is no measure for the others
+        below = without.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True) - without
         capacity = inputs.capacity.view(len(inputs.capacity), *[1] * (free.dim() - 2), -1)
         figures = torch.stack(
             [

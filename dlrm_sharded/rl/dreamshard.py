@@ -36,6 +36,9 @@ from dlrm_sharded.rl.training import Improved, MeasuredPlans, Progress, fit_loss
 
 STAGES = ("forward", "communication", "backward")
 COST_LAYERS = (64, 32)
+LEAST_SPREAD = 0.01
+"""Of the mean cost: what differs by less among a task's episodes is hardly an advantage."""
+
 OVERFLOW_PENALTY = 1.0
 """By what share a plan that overflows a rank is dearer."""
 
@@ -225,8 +228,8 @@ class DreamShardTraining:
                 costs = self.net.plan_costs(inputs, placed.ranks)
                 costs = (costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)).view(groups, size)
                 legal, _ = legal_ranks(free_before_each(inputs, placed.ranks), inputs.size_bytes)
-                better = costs.mean(dim=1, keepdim=True) - costs
-                advantage = (better / (costs.std(dim=1, keepdim=True) + 1e-9)).view(-1, 1)
+                mean, spread = costs.mean(dim=1, keepdim=True), costs.std(dim=1, keepdim=True)
+                advantage = ((mean - costs) / (spread + LEAST_SPREAD * mean)).view(-1, 1)
             log_p = log_probabilities(self.net.scores(inputs, placed.ranks), legal)
             entropy = -(log_p.exp() * log_p.masked_fill(~legal, 0.0)).sum(dim=-1).mean()
             taken = log_p.gather(2, placed.ranks[..., None])[..., 0]

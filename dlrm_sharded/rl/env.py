@@ -72,7 +72,8 @@ def roll_out(
 
     Args:
         inputs: tables in the order in which they are placed.
-        greedy: [E], episodes that take the most probable rank; None: all draw.
+        greedy: [E], episodes that take the most probable rank, of equal ones the freest; None: all
+            draw.
     """
     shape = (inputs.num_episodes, inputs.num_tables)
     draws = torch.ones(shape[0], dtype=torch.bool) if greedy is None else ~greedy
@@ -86,7 +87,9 @@ def roll_out(
         log_p = log_probabilities(actor.scores(step), legal)
         uniform = torch.rand(log_p.shape, generator=generator).clamp(1e-12, 1 - 1e-7)
         gumbel = -torch.log(-torch.log(uniform))
-        chosen = (log_p + draws[:, None] * gumbel).argmax(dim=-1)  # a draw from the distribution
+        drawn = log_p + draws[:, None] * gumbel  # its largest: a draw from the distribution
+        best = drawn == drawn.amax(dim=-1, keepdim=True)
+        chosen = free.masked_fill(~best, torch.iinfo(free.dtype).min).argmax(dim=-1)
         actor.place(step, chosen)
         free.scatter_add_(1, chosen[:, None], -size_bytes[:, None])
         ranks[:, step] = chosen

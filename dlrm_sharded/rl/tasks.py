@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.data.task_sets import papers_tables
+from dlrm_sharded.data.task_sets import PARTS, papers_tables
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.rl.inputs import Inputs, describe
 from dlrm_sharded.tables import Table
@@ -122,8 +122,12 @@ def training_tasks(
         part: which half.
     """
     check_count("tasks.batch_size", batch_size, least=1)
-    if len(full) != 2:
-        raise ConfigError(f"tasks.full is {list(full)}, must be two rising shares")
+    if not isinstance(full, Sequence) or len(full) != 2:
+        raise ConfigError(f"tasks.full is {full}, must be two rising shares")
+    for share in full:
+        check_number("a share in tasks.full", share, above=True, most=1.0)
+    if part not in PARTS:
+        raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(PARTS)}")
     if task is None:
         tables = papers_tables(part)
     else:

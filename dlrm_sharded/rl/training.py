@@ -32,6 +32,9 @@ from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.tasks import DrawnTask, TaskPool
 from dlrm_sharded.task import ShardingTask
 
+KEPT = {"settings", "tasks", "ranks", "costs", "rounds", "net", "optimizers"}
+"""Keys of a checkpoint."""
+
 DISTURBED = 0.1
 """Relative error beyond which a measurement counts linearly, as it may be a disturbance."""
 
@@ -91,8 +94,11 @@ class Progress:
 class Method(Protocol):
     """What a method does in a round; see `dreamshard.py` and `autoshard.py`."""
 
-    net: PlacementNet
-    optimizers: dict[str, torch.optim.Adam]
+    @property
+    def net(self) -> PlacementNet: ...
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Adam]: ...
 
     def fit_costs(self, plans: MeasuredPlans, progress: Progress) -> float:
         """Fit the cost network; gives its error on the plans in percent."""
@@ -264,10 +270,10 @@ def _save(path: Path, method: Method, memory: _Memory, settings: Mapping[str, An
 def _restore(path: Path, method: Method, settings: Mapping[str, Any]) -> _Memory:
     try:
         kept = torch.load(path, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise DataError(
-            f"cannot read the unfinished training {path}: {error}; remove it"
-        ) from error
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+        kept = None
+    if not isinstance(kept, dict) or set(kept) != KEPT:
+        raise DataError(f"{path} is no unfinished training, or damaged; remove it to begin anew")
     if kept["settings"] != json.dumps(settings, sort_keys=True):
         before = json.loads(kept["settings"])
         changes = "; ".join(

@@ -1,0 +1,184 @@
+"""scripts/train_policy.py: a policy, also after a kill, or one message and an exit code."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm_sharded.provenance import device_name
+from dlrm_sharded.rl.policy import METHODS, load_policy
+from dlrm_sharded.rl.tasks import training_tasks
+from dlrm_sharded.sharders.heuristics import WEIGHTS
+from tests.e2e.runs import ROOT, environment
+
+COMMAND = [sys.executable, str(ROOT / "scripts" / "train_policy.py"), "out=made", "log_dir=logs"]
+SMALL = [
+    *("schedule.num_rounds=3", "schedule.plans_per_round=3", "num_validation_tasks=2"),
+    *("tasks.num_tables=6", "tasks.world_size=2", "policy.cost_updates=3", "policy.cost_batch=4"),
+]
+QUICK = {
+    "autoshard": ["policy.rollouts=2", "policy.tasks_per_rollout=2"],
+    "dreamshard": ["policy.policy_updates=2", "policy.tasks_per_update=2"],
+}
+TAGS = {
+    *("policy/cost_ms", "policy/best_heuristic_ms", "policy/measured_ms", "policy/estimated_ms"),
+    *("policy/entropy", "policy/cost_error_percent"),
+}
+
+
+def train_policy(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        [*COMMAND, *overrides],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+
+def artefact_of(folder: Path) -> Path:
+    """Of all files in the folder the one that names the others."""
+    (path,) = (folder / "made").glob("*.json")
+    names = {each.name for each in (folder / "made").iterdir()}
+    assert names == {path.name, path.with_suffix(".safetensors").name}
+    return path
+
+
+def curves_of(folder: Path) -> dict[str, list[int]]:
+    """Steps of each curve."""
+    events = EventAccumulator(str(folder / "logs"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
+    quick = [*SMALL, *QUICK[kind], "costs=predicted", "seed=3"]
+    done = train_policy(tmp_path, f"policy={kind}", *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = done.stdout + done.stderr
+    assert "3/3" in shown
+    assert "best heuristic" in shown
+    path = artefact_of(tmp_path)
+    assert str(path.relative_to(tmp_path)) in shown
+    written = json.loads(path.read_text())
+    hardware = device_name(torch.device("cpu"))
+    assert (written["kind"], written["hardware"]) == (kind, hardware)
+    assert written["num_measured_plans"] == 9
+    assert written["training"]["costs"] == "predicted"
+    assert written["training"]["schedule"]["seed"] == 3
+    assert written["scores_ms"].keys() == {kind, *WEIGHTS}
+    assert min(written["scores_ms"].values()) > 0
+
+    policy = load_policy(
+        kind, str(path), hardware=hardware, device="cpu", optimizer="rowwise_adagrad"
+    )
+    pool = training_tasks(part="unseen", num_tables=9, world_size=3)
+    task = pool.task(pool.draw(np.random.default_rng(0)))
+    ranks = policy.place(task, num_samples=2, seed=0)
+    assert ranks is not None
+    assert {*ranks} <= {0, 1, 2}
+    curves = curves_of(tmp_path)
+    assert curves.keys() == TAGS
+    assert all(steps == [1, 2, 3] for steps in curves.values())
+
+
+def test_goes_on_after_a_kill(tmp_path: Path) -> None:
+    overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = train_policy(whole, *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    killed.mkdir()
+    started = subprocess.Popen(
+        [*COMMAND, *overrides],
+        cwd=killed,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 100
+    while not list(killed.glob("made/*.partial")):
+        assert started.poll() is None, "it ended before its first round"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    started.kill()
+    assert started.wait() == -signal.SIGKILL
+    assert not list(killed.glob("made/*.json"))
+
+    other = train_policy(killed, *overrides, "seed=1")
+    assert other.returncode == 2, other.stdout + other.stderr
+    assert "unfinished training of other settings" in other.stdout + other.stderr
+
+    again = train_policy(killed, *overrides)
+    assert again.returncode == 0, again.stdout + again.stderr
+    for left in killed.glob("made/.*.tmp"):
+        left.unlink()  # where it was killed while it wrote
+    first, second = artefact_of(whole), artefact_of(killed)
+    assert (
+        first.with_suffix(".safetensors").read_bytes()
+        == second.with_suffix(".safetensors").read_bytes()
+    )
+    scores = [json.loads(path.read_text())["scores_ms"] for path in (first, second)]
+    assert scores[0] == scores[1]
+    assert {40} == {steps[-1] for steps in curves_of(killed).values()}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_measures_plans(kind: str, tmp_path: Path) -> None:
+    """On this machine, of small tables."""
+    tables = [
+        {
+            "name": f"t{i}",
+            "num_embeddings": 500 * (i + 1),
+            "embedding_dim": 8,
+            "pooling_factor": 2.0,
+        }
+        for i in range(4)
+    ]
+    topology = {"world_size": 2, "memory_bytes": 10**6}
+    task = {"tables": tables, "topology": topology, "batch_size": 256}
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    done = train_policy(
+        tmp_path,
+        f"policy={kind}",
+        *SMALL,
+        *QUICK[kind],
+        *("costs=measured", "tasks.task=task.json", "tasks.num_tables=4", "tasks.batch_size=256"),
+        *("schedule.num_rounds=1", "schedule.plans_per_round=1"),
+        *("measure.iterations=2", "measure.warmup=1", "measure.time_budget_s=0.1"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(artefact_of(tmp_path).read_text())
+    assert written["training"]["costs"] == "measured"
+    assert written["num_measured_plans"] == 1
+    assert curves_of(tmp_path).keys() == TAGS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy=autoshard", "policy.reward=x"], "policy.reward is 'x'; known: cost, balance"),
+        (["costs=guessed"], "costs is 'guessed'; known: measured, predicted"),
+        (["tasks.full=[0.9]"], "tasks.full is [0.9], must be two rising shares"),
+        (["seed=-1"], "seed is -1, must be an integer >= 0"),
+        (["schedule.num_rounds=0"], "schedule.num_rounds is 0, must be an integer >= 1"),
+    ],
+)
+def test_wrong_values_are_one_message(overrides: list[str], message: str, tmp_path: Path) -> None:
+    done = train_policy(tmp_path, *SMALL, "costs=predicted", *overrides)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = (done.stdout + done.stderr).strip().splitlines()
+    assert message in line
+    assert list(tmp_path.iterdir()) == []

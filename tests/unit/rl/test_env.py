@@ -1,0 +1,187 @@
+"""The environment: what is legal, what is drawn, and what is said of episodes that overflow."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlrm_sharded.rl.env import (
+    before_each,
+    free_before_each,
+    legal_ranks,
+    log_probabilities,
+    roll_out,
+)
+from dlrm_sharded.rl.inputs import TABLE_FEATURES, WORK_TERMS, Inputs
+
+
+class Fixed:
+    """Says the scores [T, E, W], whatever was placed; and keeps what that was."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.all_scores = scores
+        self.placed: list[Tensor] = []
+
+    def scores(self, step: int) -> Tensor:
+        assert step == len(self.placed)
+        return self.all_scores[step]
+
+    def place(self, step: int, ranks: Tensor) -> None:
+        assert step == len(self.placed)
+        self.placed.append(ranks.clone())
+
+
+def sized(size_bytes: list[list[int]], capacity: list[list[int]]) -> Inputs:
+    """Tasks of which only the sizes matter."""
+    shape = (len(size_bytes), len(size_bytes[0]))
+    return Inputs(
+        features=torch.zeros((*shape, len(TABLE_FEATURES))),
+        work=torch.ones((*shape, len(WORK_TERMS))),
+        size_bytes=torch.tensor(size_bytes),
+        capacity=torch.tensor(capacity),
+    )
+
+
+def used_bytes(inputs: Inputs, ranks: Tensor) -> Tensor:
+    """[E, W], by a loop."""
+    used = torch.zeros_like(inputs.capacity)
+    for episode, of_episode in enumerate(ranks.tolist()):
+        for table, rank in enumerate(of_episode):
+            used[episode, rank] += inputs.size_bytes[episode, table]
+    return used
+
+
+def test_legal_ranks_have_room() -> None:
+    free = torch.tensor([[5, 3, 9], [5, 3, 9], [2, 8, 8], [-3, -1, -2]])
+    legal, overflows = legal_ranks(free, torch.tensor([5, 10, 9, 1]))
+    assert legal.tolist() == [
+        [True, False, True],
+        [False, False, True],
+        [False, True, False],
+        [False, True, False],
+    ]
+    assert overflows.tolist() == [False, True, True, True]
+
+
+def test_legal_ranks_of_any_shape() -> None:
+    random = torch.Generator().manual_seed(0)
+    free = torch.randint(-5, 20, (3, 4, 5), generator=random)
+    sizes = torch.randint(1, 25, (3, 4), generator=random)
+    legal, overflows = legal_ranks(free, sizes)
+    assert overflows.any()
+    assert not overflows.all()
+    for i in range(3):
+        for j in range(4):
+            one, overflow = legal_ranks(free[i, j], sizes[i, j])
+            assert torch.equal(legal[i, j], one)
+            assert bool(overflow) == bool(overflows[i, j])
+
+
+def test_illegal_ranks_have_no_probability_and_no_gradient() -> None:
+    random = torch.Generator().manual_seed(0)
+    scores = torch.randn((64, 5, 4), generator=random).requires_grad_()
+    legal = torch.rand((64, 5, 4), generator=random) < 0.6
+    legal[..., 0] |= ~legal.any(dim=-1)
+    ranks = legal.float().flatten(0, 1).multinomial(1, generator=random).view(64, 5)
+    log_p = log_probabilities(scores, legal)
+    assert (log_p.exp()[~legal] == 0).all()
+    assert (log_p.exp()[legal] > 0).all()
+    torch.testing.assert_close(log_p.exp().sum(dim=-1), torch.ones(64, 5))
+
+    entropy = -(log_p.exp() * log_p.masked_fill(~legal, 0.0)).sum(dim=-1).mean()
+    taken = log_p.gather(2, ranks[..., None])[..., 0]
+    advantage = torch.randn((64, 1), generator=random)
+    (-(advantage * taken).mean() - 0.1 * entropy).backward()
+    assert scores.grad is not None
+    assert torch.isfinite(scores.grad).all()
+    assert (scores.grad[~legal] == 0).all()
+    choice = legal.sum(dim=-1, keepdim=True).expand_as(legal) > 1
+    assert (scores.grad[legal & choice] != 0).all()
+
+
+def test_draws_from_the_distribution() -> None:
+    num = 20_000
+    scores = torch.tensor([1.0, 0.0, 50.0, -1.0])
+    inputs = sized([[2]] * num, [[2, 2, 1, 3]] * num)
+    placed = roll_out(inputs, Fixed(scores.expand(1, num, 4)), torch.Generator().manual_seed(0))
+    share = torch.bincount(placed.ranks[:, 0], minlength=4) / num
+    expected = log_probabilities(scores, torch.tensor([True, True, False, True])).exp()
+    assert share[2] == 0
+    assert ((share - expected).abs() <= 4 * (expected * (1 - expected) / num).sqrt()).all()
+    torch.testing.assert_close(placed.log_probs[:, 0].exp(), expected[placed.ranks[:, 0]])
+
+
+def test_greedy_episodes_take_the_best_legal_rank() -> None:
+    scores = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])[:, None].expand(2, 400, 3)
+    inputs = sized([[2, 2]] * 400, [[9, 3, 9]] * 400)
+    greedy = torch.arange(400) < 100
+    placed = roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(0), greedy=greedy)
+    assert placed.ranks[:100].tolist() == [[1, 2]] * 100
+    assert len(placed.ranks[100:].unique(dim=0)) > 3
+    assert not placed.overflown.any()
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> tuple[Inputs, int]:
+    """Sizes and memory from plenty to far too little, and a seed."""
+    num, tables, ranks = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    size, memory = st.integers(1, 20), st.integers(1, 60)
+    sizes = [[draw(size) for _ in range(tables)] for _ in range(num)]
+    capacity = [[draw(memory) for _ in range(ranks)] for _ in range(num)]
+    return sized(sizes, capacity), draw(st.integers(0, 2**32))
+
+
+@settings(max_examples=150, deadline=None)
+@given(episodes())
+def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[Inputs, int]) -> None:
+    inputs, seed = case
+    random = torch.Generator().manual_seed(seed)
+    shape = (inputs.num_tables, inputs.num_episodes, inputs.world_size)
+    scores = 3 * torch.randn(shape, generator=random)
+    actor = Fixed(scores)
+    placed = roll_out(inputs, actor, torch.Generator().manual_seed(seed))
+
+    assert torch.equal(torch.stack(actor.placed, dim=1), placed.ranks)
+    assert ((placed.ranks >= 0) & (placed.ranks < inputs.world_size)).all()
+    overflows = (used_bytes(inputs, placed.ranks) > inputs.capacity).any(dim=1)
+    assert torch.equal(placed.overflown, overflows)
+
+    # the training sees the same legal ranks, and so the same probabilities
+    legal, marks = legal_ranks(free_before_each(inputs, placed.ranks), inputs.size_bytes)
+    assert torch.equal(marks.any(dim=1), placed.overflown)
+    log_p = log_probabilities(scores.transpose(0, 1), legal)
+    taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
+    assert torch.equal(taken, placed.log_probs)
+    assert torch.isfinite(taken).all()
+
+    again = roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(seed))
+    assert torch.equal(again.ranks, placed.ranks)
+    assert torch.equal(again.log_probs, placed.log_probs)
+
+
+def test_other_seeds_draw_others() -> None:
+    inputs = sized([[1] * 20] * 4, [[20, 20, 20]] * 4)
+    scores = torch.zeros((20, 4, 3))
+    first, second = (
+        roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(seed)) for seed in (0, 1)
+    )
+    assert not torch.equal(first.ranks, second.ranks)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_was_there_before_each_step(world_size: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    values = torch.rand((2, 5, 4), generator=random)
+    ranks = torch.randint(world_size, (2, 5), generator=random)
+    sizes = torch.randint(1, 9, (2, 5), generator=random)
+    inputs = sized(sizes.tolist(), [[20] * world_size] * 2)
+    before, free = before_each(values, ranks, world_size), free_before_each(inputs, ranks)
+    for episode in range(2):
+        sums = torch.zeros((world_size, 4))
+        left = torch.full((world_size,), 20)
+        for step in range(5):
+            torch.testing.assert_close(before[episode, step], sums)
+            assert free[episode, step].tolist() == left.tolist()
+            sums[ranks[episode, step]] += values[episode, step]
+            left[ranks[episode, step]] -= sizes[episode, step]

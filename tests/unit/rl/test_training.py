@@ -1,0 +1,182 @@
+"""The schedule: resumed after a kill as if there had been none, and decided by its seed alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded.cost.types import PlanCost
+from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.rl.autoshard import AutoShardTraining
+from dlrm_sharded.rl.dreamshard import DreamShardTraining
+from dlrm_sharded.rl.policy import METHODS, to_arrays
+from dlrm_sharded.rl.training import Method, Round, Schedule, new_method, train
+from dlrm_sharded.task import ShardingTask
+from tests.unit.rl.cases import SHORT, pool_of, predicted
+
+each_kind = pytest.mark.parametrize("kind", METHODS)
+SCHEDULE = Schedule(num_rounds=3, plans_per_round=3, seed=5)
+
+
+class KilledError(Exception):
+    """In place of a kill."""
+
+
+def short_training(
+    kind: str,
+    *,
+    schedule: Schedule = SCHEDULE,
+    checkpoint: Path | None = None,
+    settings: dict[str, object] | None = None,
+    on_round: Callable[[Round], None] = lambda _: None,
+) -> tuple[Method, list[Round]]:
+    method = new_method(SHORT[kind], seed=schedule.seed)
+    rounds = train(
+        method,
+        pool_of(),
+        predicted,
+        schedule,
+        checkpoint=checkpoint,
+        settings=settings,
+        on_round=on_round,
+    )
+    return method, rounds
+
+
+def kill_after(number: int) -> Callable[[Round], None]:
+    def on_round(finished: Round) -> None:
+        if finished.number == number:
+            raise KilledError
+
+    return on_round
+
+
+def assert_same_networks(first: Method, second: Method) -> None:
+    arrays, others = to_arrays(first.net), to_arrays(second.net)
+    assert arrays.keys() == others.keys()
+    for key, array in arrays.items():
+        np.testing.assert_array_equal(array, others[key], err_msg=key)
+
+
+@each_kind
+@pytest.mark.parametrize("number", [0, 1])
+def test_goes_on_after_a_kill(kind: str, number: int, tmp_path: Path) -> None:
+    whole, of_whole = short_training(kind, settings={"a": 1})
+    checkpoint = tmp_path / "made" / "policy.partial"
+    with pytest.raises(KilledError):
+        short_training(kind, checkpoint=checkpoint, settings={"a": 1}, on_round=kill_after(number))
+    played: list[int] = []
+    resumed, of_resumed = short_training(
+        kind,
+        checkpoint=checkpoint,
+        settings={"a": 1},
+        on_round=lambda finished: played.append(finished.number),
+    )
+    assert played == list(range(number + 1, 3))
+    assert_same_networks(whole, resumed)
+    for first, second in zip(of_whole, of_resumed, strict=True):
+        for key in ("number", "measured_ms", "error", "cost_ms", "entropy"):
+            assert getattr(first, key) == getattr(second, key)
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["policy.partial"]
+
+
+@each_kind
+def test_a_finished_checkpoint_is_not_trained_again(kind: str, tmp_path: Path) -> None:
+    first, rounds = short_training(kind, checkpoint=tmp_path / "p")
+    again, of_again = short_training(kind, checkpoint=tmp_path / "p", on_round=kill_after(2))
+    assert_same_networks(first, again)
+    assert of_again == rounds
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    short_training("dreamshard", checkpoint=tmp_path / "p", settings={"seed": 1, "same": [2]})
+    before = (tmp_path / "p").read_bytes()
+    with pytest.raises(DataError, match=r"other settings \(seed: 1, now 2\)"):
+        short_training("dreamshard", checkpoint=tmp_path / "p", settings={"seed": 2, "same": [2]})
+    assert (tmp_path / "p").read_bytes() == before
+
+
+def torn(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [torn, lambda data: data[:100], lambda _: b"", lambda _: b"not a checkpoint"],
+    ids=["half", "beginning", "empty", "text"],
+)
+def test_a_damaged_checkpoint_is_refused(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "p"
+    short_training("dreamshard", checkpoint=checkpoint)
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(DataError, match="is no unfinished training, or damaged") as raised:
+        short_training("dreamshard", checkpoint=checkpoint)
+    assert str(raised.value).endswith("; remove it")
+    assert "\n" not in str(raised.value)
+
+
+@each_kind
+def test_the_seed_decides(kind: str) -> None:
+    before = torch.get_rng_state()
+    first, rounds = short_training(kind)
+    torch.rand(3)
+    second, _ = short_training(kind)
+    other, _ = short_training(kind, schedule=Schedule(num_rounds=3, plans_per_round=3, seed=6))
+    assert_same_networks(first, second)
+    arrays, others = to_arrays(first.net), to_arrays(other.net)
+    assert all((arrays[key] != others[key]).any() for key in arrays if key.endswith("0.weight"))
+    assert [each.number for each in rounds] == [0, 1, 2]
+    torch.set_rng_state(before)
+    short_training(kind)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@each_kind
+def test_every_part_learns(kind: str) -> None:
+    start = new_method(SHORT[kind], seed=SCHEDULE.seed)
+    finished, _ = short_training(kind)
+    arrays = to_arrays(start.net)
+    for key, array in to_arrays(finished.net).items():
+        assert np.isfinite(array).all(), key
+        assert (array != arrays[key]).any(), f"{key} is as it began"
+
+
+def test_plans_are_measured_as_the_policy_makes_them() -> None:
+    measured: list[tuple[ShardingTask, tuple[int, ...]]] = []
+
+    def measure(task: ShardingTask, ranks: list[int]) -> PlanCost:
+        measured.append((task, tuple(ranks)))
+        return predicted(task, ranks)
+
+    method = new_method(SHORT["dreamshard"], seed=0)
+    rounds = train(method, pool_of(), measure, SCHEDULE)  # type: ignore[arg-type]
+    assert len(measured) == 9
+    for task, ranks in measured:
+        used = [0, 0]
+        for table, rank in zip(task.tables, ranks, strict=True):
+            used[rank] += task.topology.table_bytes(table)
+        assert max(used) <= task.topology.memory_bytes
+    for number, finished in enumerate(rounds):
+        costs = [predicted(*each).cost_ms for each in measured[3 * number : 3 * number + 3]]
+        assert finished.measured_ms == pytest.approx(np.mean(costs))
+    assert len({task for task, _ in measured}) == 9
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: Schedule(num_rounds=0), "schedule.num_rounds"),
+        (lambda: Schedule(plans_per_round=0), "schedule.plans_per_round"),
+        (lambda: Schedule(seed=-1), "schedule.seed"),
+        (lambda: AutoShardTraining(reward="x"), "policy.reward"),
+        (lambda: AutoShardTraining(rollouts=0), "policy.rollouts"),
+        (lambda: AutoShardTraining(entropy_weight=-1.0), "policy.entropy_weight"),
+        (lambda: DreamShardTraining(episodes_per_task=1), "policy.episodes_per_task"),
+        (lambda: DreamShardTraining(policy_learning_rate=0), "policy.policy_learning_rate"),
+    ],
+)
+def test_wrong_settings(make: Callable[[], object], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} is "):
+        make()

@@ -1,0 +1,92 @@
+"""AutoShard's targets and rewards, against their formulas as the papers write them."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dlrm_sharded.rl.autoshard import REWARDS, rewards_of, v_trace
+
+Floats = NDArray[np.float64]
+
+
+def literal(log_rhos: Floats, rewards: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Espeholt et al., eq. 1: a sum over t of products over i, of one episode [T]."""
+    num = len(rewards)
+    ratios = np.exp(log_rhos)
+    rho, c = np.minimum(1.0, ratios), np.minimum(1.0, ratios)
+    value = np.append(values, 0.0)
+    delta = [rho[t] * (rewards[t] + value[t + 1] - value[t]) for t in range(num)]
+    targets = np.array(
+        [value[s] + sum(np.prod(c[s:t]) * delta[t] for t in range(s, num)) for s in range(num)]
+    )
+    following = np.append(targets[1:], 0.0)
+    return targets, rho * (rewards + following - values)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("num_tables", [1, 2, 9])
+def test_v_trace_is_that_of_the_paper(num_tables: int, spread: float) -> None:
+    rng = np.random.default_rng(num_tables)
+    log_rhos = spread * rng.normal(size=(5, num_tables))
+    rewards, values = rng.normal(size=(2, 5, num_tables))
+    targets, advantages = v_trace(*map(torch.from_numpy, (log_rhos, rewards, values)))
+    for episode in range(5):
+        expected = literal(log_rhos[episode], rewards[episode], values[episode])
+        np.testing.assert_allclose(targets[episode].numpy(), expected[0], rtol=1e-9)
+        np.testing.assert_allclose(advantages[episode].numpy(), expected[1], rtol=1e-9)
+
+
+def test_on_policy_targets_are_returns() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(2, 4, 7))
+    targets, advantages = v_trace(
+        torch.zeros((4, 7), dtype=torch.float64), *map(torch.from_numpy, (rewards, values))
+    )
+    for episode in range(4):
+        for step in range(7):
+            still = rewards[episode, step:].sum()
+            assert float(targets[episode, step]) == pytest.approx(still)
+            advantage = still - values[episode, step]
+            assert float(advantages[episode, step]) == pytest.approx(advantage)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_rewards_add_up_to_what_an_episode_gains(reward: str) -> None:
+    rng = np.random.default_rng(0)
+    costs = np.cumsum(rng.uniform(0.1, 1.0, (6, 8, 3)), axis=1)
+    table_costs = rng.uniform(0.1, 2.0, (6, 8))
+    table_costs[0, 3] = 100.0  # dearer than the mean of the ranks
+    overflown = np.array([False, False, True, False, True, False])
+    rewards = rewards_of(reward, *map(torch.from_numpy, (costs, table_costs, overflown)))
+    assert rewards.shape == (6, 8)
+    for episode in range(6):
+        final = costs[episode, -1]
+        if reward == "balance":
+            expected = final.min() / final.max()
+        else:
+            least = max(table_costs[episode].sum() / 3, table_costs[episode].max())
+            expected = -final.max() / least
+        expected -= float(overflown[episode])
+        assert float(rewards[episode].sum()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_overflows_are_paid_for_at_the_last_step(reward: str) -> None:
+    rng = np.random.default_rng(0)
+    costs = torch.from_numpy(np.cumsum(rng.uniform(0.1, 1.0, (1, 5, 2)), axis=1))
+    table_costs = torch.from_numpy(rng.uniform(0.1, 2.0, (1, 5)))
+    fits, overflows = (
+        rewards_of(reward, costs, table_costs, torch.tensor([flag])) for flag in (False, True)
+    )
+    assert torch.equal(fits[:, :-1], overflows[:, :-1])
+    torch.testing.assert_close(fits[:, -1] - overflows[:, -1], torch.ones_like(fits[:, -1]))
+
+
+def test_rewards_of_an_episode_whose_first_ranks_are_empty() -> None:
+    """The paper's balance is 0 until every rank has a table."""
+    costs = torch.tensor([[[2.0, 0.0], [2.0, 1.0]]])
+    table_costs = torch.tensor([[2.0, 1.0]])
+    fits = torch.tensor([False])
+    assert rewards_of("balance", costs, table_costs, fits).tolist() == [[0.0, 0.5]]
+    assert rewards_of("cost", costs, table_costs, fits).tolist() == [[-1.0, 0.0]]
