@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_refused(damage: Callable[[bytes], bytes], tmp_p
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with pytest.raises(DataError, match="is no unfinished training, or damaged") as raised:
         short_training("dreamshard", checkpoint=checkpoint)
-    assert str(raised.value).endswith("; remove it")
+    assert str(raised.value).endswith("; remove it to begin anew")
     assert "\n" not in str(raised.value)
 
 
