@@ -77,7 +77,8 @@ def cost_model_kind(name: str) -> Kind:
 
 def policy_kind(name: str) -> Kind:
     """Of a policy that is trained by the method of that name."""
-    train = f"`python scripts/train_policy.py policy={name}`"
+    command = f"python scripts/train_policy.py policy={name}"
+    train = f"`{command}`"
     elsewhere = (
         "it balances costs as they are there; its plans can be trained, but may be less balanced "
         f"here; {train} makes one of this hardware"
@@ -89,7 +90,8 @@ def policy_kind(name: str) -> Kind:
         of_other_device=elsewhere,
         of_other_hardware=elsewhere,
         of_other_optimizer="it balances backward computation as it is there; its plans can be "
-        f"trained, but may be less balanced here; {train} makes one from costs of {{optimizer}}",
+        f"trained, but may be less balanced here; `{command} optimizer={{optimizer}}` makes a "
+        "right one",
     )
 
 

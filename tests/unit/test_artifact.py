@@ -286,7 +286,7 @@ WARNINGS = {
         *(POLICY, "cpu: x", "cpu", "adam"),
         "the policy is of the fused optimizer sgd, the run has adam: it balances backward "
         "computation as it is there; its plans can be trained, but may be less balanced here; "
-        "`python scripts/train_policy.py policy=dreamshard` makes one from costs of adam",
+        "`python scripts/train_policy.py policy=dreamshard optimizer=adam` makes a right one",
     ),
 }
 
