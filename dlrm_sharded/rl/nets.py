@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -107,7 +108,7 @@ def sums_by_rank(vectors: Tensor, ranks: Tensor, world_size: int) -> Tensor:
     return sums.scatter_add(1, ranks[..., None].expand_as(vectors), vectors)
 
 
-class PlacementNet(nn.Module):
+class PlacementNet(nn.Module, ABC):
     """What both methods are to those who train and use them. Costs are in units of `ms`.
 
     Args:
@@ -122,17 +123,17 @@ class PlacementNet(nn.Module):
         self.scaler = Scaler()
         self.register_buffer("ms", torch.ones(1))
 
+    @abstractmethod
     def table_costs(self, inputs: Inputs) -> Tensor:
         """[E, T], of every table alone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plan_costs(self, inputs: Inputs, ranks: Tensor) -> Tensor:
         """[E], of all tables on the ranks [E, T]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def actor(self, inputs: Inputs) -> Actor:
         """The policy, before the first table."""
-        raise NotImplementedError
 
     def positive_table_costs(self, inputs: Inputs) -> Tensor:
         """[E, T], to divide by: `table_costs`, and not less than nearly nothing."""
