@@ -163,7 +163,7 @@ class DreamShardTraining:
     def __init__(
         self,
         *,
-        cost_updates: int = 300,
+        cost_updates: int = 600,
         cost_batch: int = 64,
         cost_learning_rate: float = 2e-3,
         policy_updates: int = 50,

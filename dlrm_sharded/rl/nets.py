@@ -24,7 +24,7 @@ from dlrm_sharded.rl.inputs import TABLE_FEATURES, WORK_TERMS, Inputs
 TABLE_LAYERS = (128, 32)
 VECTOR = TABLE_LAYERS[-1]
 HEAD = 64
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.1
 
 
 def mlp(sizes: Sequence[int], *, bias: bool = True) -> nn.Sequential:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +135,7 @@ class Schedule:
     """
 
     num_rounds: int = 10
-    plans_per_round: int = 10
+    plans_per_round: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -253,10 +252,10 @@ def _measure_plans(
 def _save(path: Path, method: Method, memory: _Memory, settings: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f".{path.name}.tmp")  # one that a kill left is overwritten
     kept = {
         "settings": json.dumps(settings, sort_keys=True),
-        "tasks": [(task.tables.tolist(), task.memory_bytes) for task in memory.tasks],
+        "tasks": [(t.of_set, t.tables.tolist(), t.memory_bytes) for t in memory.tasks],
         "ranks": memory.ranks,
         "costs": [cost.to_json() for cost in memory.costs],
         "rounds": [dataclasses.asdict(each) for each in memory.rounds],
@@ -289,7 +288,9 @@ def _restore(path: Path, method: Method, settings: Mapping[str, Any]) -> _Memory
     for key, optimizer in method.optimizers.items():
         optimizer.load_state_dict(kept["optimizers"][key])
     return _Memory(
-        tasks=[DrawnTask(np.array(tables), memory) for tables, memory in kept["tasks"]],
+        tasks=[
+            DrawnTask(of_set, np.array(tables), memory) for of_set, tables, memory in kept["tasks"]
+        ],
         ranks=kept["ranks"],
         costs=[PlanCost.from_json(cost) for cost in kept["costs"]],
         rounds=[Round(**each) for each in kept["rounds"]],

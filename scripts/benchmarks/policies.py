@@ -44,7 +44,8 @@ SHARES = (0.0, 0.5)
 """Of unseen tables, beside the 1.0 of all others."""
 
 PAPER = "neuroshard_paper"
-TEST_SEED = 2**33
+TEST_SEED = 2**36
+TEST_BATCH_SIZE = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +148,7 @@ def _trained(
     learner: Method = new_method(make, seed=seed)
     rounds = train(
         learner,
-        _pool(*size, "training"),
+        training_tasks(num_tables=size[0], world_size=size[1]),
         lambda task, ranks: model.predict(whole_tables(task, ranks), task),
         Schedule(seed=seed, num_rounds=num_rounds),
     )
@@ -157,7 +158,13 @@ def _trained(
 
 
 def _pool(num_tables: int, num_ranks: int, part: str) -> TaskPool:
-    return training_tasks(num_tables=num_tables, world_size=num_ranks, part=part)
+    return training_tasks(
+        tables=["papers"],
+        part=part,
+        num_tables=num_tables,
+        world_size=num_ranks,
+        batch_sizes=[TEST_BATCH_SIZE],
+    )
 
 
 def report(rows: Sequence[Row]) -> None:

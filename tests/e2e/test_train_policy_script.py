@@ -123,8 +123,6 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
 
     again = train_policy(killed, *overrides)
     assert again.returncode == 0, again.stdout + again.stderr
-    for left in killed.glob("made/.*.tmp"):
-        left.unlink()  # where it was killed while it wrote
     first, second = artefact_of(whole), artefact_of(killed)
     assert (
         first.with_suffix(".safetensors").read_bytes()
@@ -155,7 +153,8 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         f"policy={kind}",
         *SMALL,
         *QUICK[kind],
-        *("costs=measured", "tasks.task=task.json", "tasks.num_tables=4", "tasks.batch_size=256"),
+        *("costs=measured", "tasks.tables=[task.json]", "tasks.batch_sizes=[256,512]"),
+        "tasks.num_tables=4",
         *("schedule.num_rounds=1", "schedule.plans_per_round=1"),
         *("measure.iterations=2", "measure.warmup=1", "measure.time_budget_s=0.1"),
     )
@@ -172,6 +171,11 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         (["policy=autoshard", "policy.reward=x"], "policy.reward is 'x'; known: cost, balance"),
         (["costs=guessed"], "costs is 'guessed'; known: measured, predicted"),
         (["tasks.full=[0.9]"], "tasks.full is [0.9], must be two rising shares"),
+        (["tasks.tables=[mine]"], "a kind in tasks.tables is 'mine'; known: papers, varied"),
+        (["tasks.tables=[]"], "tasks.tables is [], must be a list that is not empty"),
+        (["tasks.batch_sizes=512"], "tasks.batch_sizes is 512, must be a list"),
+        (["tasks.batch_sizes=[0]"], "a size in tasks.batch_sizes is 0, must be an integer >= 1"),
+        (["tasks.world_size=0"], "tasks.world_size is 0, must be an integer >= 1"),
         (["seed=-1"], "seed is -1, must be an integer >= 0"),
         (["schedule.num_rounds=0"], "schedule.num_rounds is 0, must be an integer >= 1"),
     ],

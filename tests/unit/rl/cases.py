@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.rl.autoshard import AutoShardTraining
@@ -15,10 +15,10 @@ from dlrm_sharded.rl.dreamshard import DreamShardTraining
 from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS
-from dlrm_sharded.rl.tasks import TaskPool
+from dlrm_sharded.rl.tasks import TableSet, TaskPool
 from dlrm_sharded.rl.training import Schedule, new_method, train
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import ShardingTask
 
 BATCH_SIZE = 4096
 
@@ -49,7 +49,7 @@ LONGER: dict[str, Callable[[], Any]] = {
 """Trainings that learn to balance two ranks in a few seconds."""
 
 
-def random_tables(num: int, seed: int = 0) -> tuple[Table, ...]:
+def random_tables(num: int, seed: int = 0) -> TableSet:
     """Of all sizes, with the reuse histograms that cost models assume."""
     rng = np.random.default_rng(seed)
     tables = tuple(
@@ -61,7 +61,7 @@ def random_tables(num: int, seed: int = 0) -> tuple[Table, ...]:
         )
         for i in range(num)
     )
-    return with_profiles(ShardingTask(tables, Topology(1, 1), BATCH_SIZE)).tables
+    return TableSet.profiled(tables, BATCH_SIZE)
 
 
 def pool_of(
@@ -72,7 +72,7 @@ def pool_of(
     full: tuple[float, float] = (0.5, 0.8),
     seed: int = 0,
 ) -> TaskPool:
-    return TaskPool(random_tables(num, seed), num_tables, world_size, BATCH_SIZE, full)
+    return TaskPool((random_tables(num, seed),), num_tables, world_size, full)
 
 
 @functools.cache
