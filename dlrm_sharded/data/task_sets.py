@@ -1,6 +1,7 @@
-"""Sets of seeded tasks to compare sharders on: the papers', feasible ones, large and small ones.
+"""Sets of seeded tasks to compare sharders on: the papers', published models', large, small ones.
 
-Tables come from `dlrm_datasets_pool`, without reuse histograms: cost models assume what they need.
+Tables come from `dlrm_datasets_pool`, but for those of models, and have no reuse histograms: cost
+models assume what they need.
 Ranks are CPUs, as those of the packaged cost models. A task depends on the seed and its number in
 the set alone, so a longer set begins with a shorter one.
 """
@@ -8,12 +9,26 @@ the set alone, so a longer set begins with a shorter one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.data.presets import Tables, dlrm_datasets_pool, draw_tables
+from dlrm_sharded.data.presets import (
+    Tables,
+    criteo_kaggle,
+    dlrm_datasets_pool,
+    draw_tables,
+    embedding_demo,
+    mlperf_dcnv2,
+    nvidia_small,
+    nvidia_tiny,
+    rm1,
+    rm2,
+    rm3,
+    t510,
+)
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
@@ -22,18 +37,6 @@ PAPER_BATCH_SIZE = 65_536
 PAPER_NUM_TABLES = (10, 59)
 PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
 PAPER_MOST_BYTES = 15_000_000_000
-
-PAPER_DIMS = (4, 8, 16, 32, 64, 128)
-PARTS = ("training", "unseen")
-"""Halves of the papers' tables: one to train policies on, one to try them on."""
-
-LARGEST_TABLE_BYTES = GIB // 2
-"""Of `papers_tables`: so that four ranks' tables of a task are measured on a laptop."""
-
-NUM_VARIED = 2000
-VARIED_ROWS, VARIED_IDS = (3, 40_000_000), (0.3, 400.0)
-SINGLE_ID_SHARE = 0.3
-"""Of `varied_tables`: rows, ids a sample, and how many have one id a sample, as Criteo's have."""
 
 FEASIBILITY_KINDS = (
     *("roomy",) * 9,
@@ -72,6 +75,22 @@ MEASURED_IDS = 100.0
 MEASURED_RANK_BYTES = 3 * GIB
 MEASURED_FULL = (0.6, 0.9)
 MEASURED_LARGEST = 0.75
+
+MODELS: dict[str, Callable[[], Tables]] = {
+    "embedding_demo": embedding_demo,
+    "mlperf_dcnv2": mlperf_dcnv2,
+    "criteo_kaggle": criteo_kaggle,
+    "rm1": rm1,
+    "rm2": rm2,
+    "rm3": rm3,
+    "t510": t510,
+    "nvidia_tiny": nvidia_tiny,
+    "nvidia_small": nvidia_small,
+}
+MODELS_WORLD_SIZES = (2, 4, 8)
+MODELS_BATCH_SIZES = (2048, 8192)
+MODELS_FULL = (0.4, 0.8)
+MODELS_LARGEST = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,51 +181,32 @@ def measured_tasks(seed: int = 0, *, num: int = 40) -> list[TaskOfSet]:
     return tasks
 
 
-def papers_tables(part: str) -> Tables:
-    """A half of `dlrm_datasets_pool`, each table in all `PAPER_DIMS`, of at most half a GiB.
+def models_tasks(
+    seed: int = 0,
+    *,
+    num: int = len(MODELS) * len(MODELS_WORLD_SIZES) * len(MODELS_BATCH_SIZES),
+) -> list[TaskOfSet]:
+    """Published models on 2, 4 and 8 ranks at two batch sizes; the kind is the model's name.
 
-    Args:
-        part: one of `PARTS`.
+    Tables take 40 to 80 % of the memory, and none more than 80 % of a rank's.
     """
-    pool = dlrm_datasets_pool()
-    order = np.random.default_rng(0).permutation(len(pool))
-    half = np.array_split(order, len(PARTS))[PARTS.index(part)]
-    return tuple(
-        dataclasses.replace(
-            pool[i],
-            name=f"{pool[i].name}_{dim}",
-            num_embeddings=min(pool[i].num_embeddings, LARGEST_TABLE_BYTES // (4 * dim)),
-            embedding_dim=dim,
+    cases = list(itertools.product(MODELS_BATCH_SIZES, MODELS_WORLD_SIZES, MODELS.items()))
+    tasks = []
+    for number in range(num):
+        batch_size, world_size, (name, tables_of) = cases[number % len(cases)]
+        rng = np.random.default_rng([seed, number])
+        tables = tables_of()
+        largest_bytes = max(_bytes([table]) for table in tables)
+        shared_bytes = _bytes(tables) / (rng.uniform(*MODELS_FULL) * world_size)
+        topology = Topology(
+            world_size,
+            int(max(shared_bytes, largest_bytes / MODELS_LARGEST)) + 1,
+            local_world_size=world_size,
+            compute_device="cpu",
         )
-        for i in half.tolist()
-        for dim in PAPER_DIMS
-    )
+        tasks.append(TaskOfSet(name, ShardingTask(tables, topology, batch_size)))
+    return tasks
 
-
-def varied_tables(part: str) -> Tables:
-    """Tables over the range of real ones, as no one model has them, of at most half a GiB.
-
-    From Criteo's, of three rows, to the largest, one id a sample or hundreds, in all combinations:
-    a task of them has few that cost much and many that cost next to nothing.
-
-    Args:
-        part: one of `PARTS`; they have nothing in common.
-    """
-    rng = np.random.default_rng([1, PARTS.index(part)])
-    tables = []
-    for i in range(NUM_VARIED):
-        dim = int(rng.choice(PAPER_DIMS))
-        most_rows = LARGEST_TABLE_BYTES // (4 * dim)
-        low, high = np.log(VARIED_ROWS)
-        num_rows = min(round(np.exp(rng.uniform(low, high))), most_rows)
-        low, high = np.log(VARIED_IDS)
-        ids = 1.0 if rng.random() < SINGLE_ID_SHARE else float(np.exp(rng.uniform(low, high)))
-        tables.append(Table(f"v{i:04d}", num_rows, dim, ids))
-    return tuple(tables)
-
-
-TABLES: dict[str, Callable[[str], Tables]] = {"papers": papers_tables, "varied": varied_tables}
-"""By kind, of a part: to draw tasks from that policies are trained and tried on."""
 
 TASK_SETS: dict[str, Callable[..., list[TaskOfSet]]] = {
     "paper": paper_tasks,
@@ -214,6 +214,7 @@ TASK_SETS: dict[str, Callable[..., list[TaskOfSet]]] = {
     "scale": scale_tasks,
     "scale_whole": scale_whole_tasks,
     "measured": measured_tasks,
+    "models": models_tasks,
 }
 """All are called with a seed and, by keyword, `num`."""
 

@@ -10,7 +10,7 @@ Departures, each for a fault of the published code: one legality mask, in sampli
 costs by name; features scaled over all tables instead of within a task; no part depends on the
 number of ranks; sums are updated, all episodes at once, instead of calling a net per table. Others:
 communication depends on the fullest rank too; scores are in units of the cost of the table that is
-placed, so that they mean the same on any task.
+placed, so that they mean the same on any task; a step is judged by what came after it alone.
 
 Letters: E episodes, T tables, W ranks, K numbers of a table, N measured plans.
 """
@@ -64,10 +64,10 @@ class CostNetwork(nn.Module):
         return torch.stack(costs, dim=-1)
 
     def plan(self, sums: Tensor, stages: Tensor) -> Tensor:
-        """[E], of sums [E, W, K] and stages [E, W, 3]: the slowest rank, corrected."""
+        """[...], of sums [..., W, K] and stages [..., W, 3]: the slowest rank, corrected."""
         total = stages.sum(dim=-1, keepdim=True)
-        largest = torch.cat([sums, stages, total], dim=-1).amax(dim=1)
-        cost: Tensor = total.amax(dim=(1, 2)) + self.overall(largest)[..., 0]
+        largest = torch.cat([sums, stages, total], dim=-1).amax(dim=-2)
+        cost: Tensor = total.amax(dim=(-2, -1)) + self.overall(largest)[..., 0]
         return cost
 
 
@@ -103,7 +103,15 @@ class DreamShard(PlacementNet):
 
     def plan_costs(self, inputs: Inputs, ranks: Tensor) -> Tensor:
         sums = sums_by_rank(self.cost.table(inputs), ranks, inputs.world_size)
-        stages = self.cost.stages(sums, sums.amax(dim=1, keepdim=True))
+        return self._plan_costs(sums)
+
+    def costs_before(self, inputs: Inputs, ranks: Tensor) -> Tensor:
+        """[E, T], of what is on the ranks [E, T] before each step."""
+        return self._plan_costs(before_each(self.cost.table(inputs), ranks, inputs.world_size))
+
+    def _plan_costs(self, sums: Tensor) -> Tensor:
+        """[...], of sums [..., W, K]."""
+        stages = self.cost.stages(sums, sums.amax(dim=-2, keepdim=True))
         return self.cost.plan(sums, stages)
 
     def actor(self, inputs: Inputs) -> DreamShardActor:
@@ -155,8 +163,8 @@ class DreamShardTraining:
     Args:
         cost_updates, cost_batch, cost_learning_rate: of a round, in plans.
         policy_updates, policy_learning_rate: of a round.
-        tasks_per_update, episodes_per_task: of each policy update; the mean reward of a task's
-            episodes is their baseline.
+        tasks_per_update, episodes_per_task: of each policy update; the mean of a task's episodes
+            is their baseline.
         entropy_weight: of the policy's entropy in its loss.
     """
 
@@ -167,7 +175,7 @@ class DreamShardTraining:
         cost_batch: int = 64,
         cost_learning_rate: float = 2e-3,
         policy_updates: int = 50,
-        policy_learning_rate: float = 2e-3,
+        policy_learning_rate: float = 1e-3,
         tasks_per_update: int = 8,
         episodes_per_task: int = 8,
         entropy_weight: float = 1e-3,
@@ -226,10 +234,10 @@ class DreamShardTraining:
             with torch.no_grad():
                 placed = roll_out(inputs, self.net.actor(inputs), progress.random)
                 costs = self.net.plan_costs(inputs, placed.ranks)
-                costs = (costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)).view(groups, size)
+                costs = costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)
+                to_come = costs[:, None] - self.net.costs_before(inputs, placed.ranks)
+                advantage = advantages(to_come.view(groups, size, -1)).view_as(to_come)
                 legal, _ = legal_ranks(free_before_each(inputs, placed.ranks), inputs.size_bytes)
-                mean, spread = costs.mean(dim=1, keepdim=True), costs.std(dim=1, keepdim=True)
-                advantage = ((mean - costs) / (spread + LEAST_SPREAD * mean)).view(-1, 1)
             log_p = log_probabilities(self.net.scores(inputs, placed.ranks), legal)
             entropy = -(log_p.exp() * log_p.masked_fill(~legal, 0.0)).sum(dim=-1).mean()
             taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
@@ -237,6 +245,19 @@ class DreamShardTraining:
             step(self.optimizers["policy"], loss, self._policy_learning_rate * (1.0 - done))
             improved.add(cost_ms=float(self.net.ms * costs.mean()), entropy=entropy.item())
         return improved
+
+
+def advantages(to_come: Tensor) -> Tensor:
+    """[G, N, T], of each step's rank, by the cost that an episode still had to come before it.
+
+    The baseline is the mean over the task's N episodes, the unit their spread; what the whole plan
+    costs is said by the first step, before which there is nothing.
+
+    Args:
+        to_come: [G, N, T], of N episodes of each of G tasks.
+    """
+    mean, spread = to_come.mean(dim=1, keepdim=True), to_come.std(dim=1, keepdim=True)
+    return (mean - to_come) / (spread + LEAST_SPREAD * mean[..., :1])
 
 
 def _stages_ms(cost: StageCost) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.data.task_sets import PARTS, TABLES
+from dlrm_sharded.data.table_kinds import PARTS, TABLES
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.rl.inputs import Inputs, describe
 from dlrm_sharded.tables import Table
@@ -157,7 +157,7 @@ def training_tasks(
     """Tasks to train on; each has tables of one kind, at one batch size.
 
     Args:
-        tables: kinds, of `task_sets.TABLES`, or files that end in .json: tasks, of whose tables
+        tables: kinds, of `table_kinds.TABLES`, or files that end in .json: tasks, of whose tables
             they are.
         part: which half of a kind's tables; the other half is unseen.
         batch_sizes: global.

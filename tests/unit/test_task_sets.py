@@ -10,10 +10,12 @@ import pytest
 
 from dlrm_sharded.data.task_sets import (
     FEASIBILITY_KINDS,
+    MODELS,
     TASK_SETS,
     TaskOfSet,
     feasibility_tasks,
     measured_tasks,
+    models_tasks,
     paper_tasks,
     scale_tasks,
     scale_whole_tasks,
@@ -117,6 +119,16 @@ def test_measured_tasks_fit_a_laptop() -> None:
         assert 0.59 < full(task) < 0.91
         assert largest(task) <= 0.75
     assert max(task.topology.memory_bytes for task in tasks) > GIB / 2
+
+
+def test_models_tasks_are_all_models_on_all_ranks_and_batches() -> None:
+    tasks = models_tasks()
+    assert {of_set.kind for of_set in tasks} == {*MODELS}
+    assert len({(t.kind, t.task.topology.world_size, t.task.batch_size) for t in tasks}) == 54
+    for of_set in tasks:
+        assert of_set.task.tables == MODELS[of_set.kind]()
+        assert full(of_set.task) < 0.8001
+        assert largest(of_set.task) < 0.8001
 
 
 def make_tasks(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

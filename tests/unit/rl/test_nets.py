@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.rl.autoshard import AutoShard
-from dlrm_sharded.rl.dreamshard import DreamShard
+from dlrm_sharded.rl.dreamshard import DreamShard, advantages
 from dlrm_sharded.rl.env import log_probabilities, roll_out
 from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import VECTOR, PlacementNet
@@ -179,6 +179,35 @@ def test_plan_costs_rank_by_rank(kind: str, seed: int) -> None:
             largest = torch.stack(of_ranks).amax(dim=0)
             expected = slowest + float(net.cost.overall(largest))
         assert float(found[episode]) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@each_seed
+def test_costs_before_each_step_are_those_of_the_tables_so_far(seed: int) -> None:
+    net = random_net("dreamshard", seed)
+    assert isinstance(net, DreamShard)
+    inputs = ordered(net)
+    ranks = drawn_ranks(inputs, 3, seed)
+    found = net.costs_before(inputs, ranks)
+    assert (found[:, 0] == 0).all()
+    for step in range(1, inputs.num_tables):
+        so_far = dataclasses.replace(
+            inputs,
+            features=inputs.features[:, :step],
+            work=inputs.work[:, :step],
+            size_bytes=inputs.size_bytes[:, :step],
+        )
+        expected = net.plan_costs(so_far, ranks[:, :step])
+        torch.testing.assert_close(found[:, step], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_advantages_are_of_a_task_and_a_step() -> None:
+    to_come = torch.tensor([[[10.0, 4.0], [12.0, 2.0]], [[1.0, 1.0], [1.0, 1.0]]])
+    found = advantages(to_come)
+    assert found.shape == to_come.shape
+    # means 11 and 3, spreads 2 / sqrt(2), and a hundredth of the 11 that the plans cost
+    unit = 2**0.5 + 0.11
+    torch.testing.assert_close(found[0], torch.tensor([[1.0, -1.0], [-1.0, 1.0]]) / unit)
+    assert (found[1] == 0).all()
 
 
 @each_kind
