@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from dlrm_sharded.artifact import artifact_name, write_artifact
 from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.alone import Bench, PlanBench
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.distributed import Rank, process_group
@@ -45,6 +46,7 @@ VALIDATION_SEED = 2**32
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="train_policy")
 def main(cfg: DictConfig) -> None:
     torch.set_num_threads(1)
+    logging.getLogger(learned.__name__).addFilter(Once())
     with exit_codes(), process_group() as rank:
         hardware, device = device_name(rank.device), rank.device.type
         model = _cost_model(cfg, hardware, device)
@@ -94,6 +96,19 @@ def main(cfg: DictConfig) -> None:
             scores[best],
             path,
         )
+
+
+class Once(logging.Filter):
+    """Lets through the first message of each kind: a training predicts the costs of many plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_new = record.msg not in self._seen
+        self._seen.add(record.msg)
+        return is_new
 
 
 class Validation:

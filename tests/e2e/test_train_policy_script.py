@@ -70,6 +70,7 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     shown = done.stdout + done.stderr
     assert "3/3" in shown
     assert "best heuristic" in shown
+    assert shown.count("extrapolates") <= 1  # not once for every plan
     path = artefact_of(tmp_path)
     assert str(path.relative_to(tmp_path)) in shown
     written = json.loads(path.read_text())
