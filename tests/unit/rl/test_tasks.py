@@ -1,0 +1,80 @@
+"""Tasks to train on: what they are drawn from, and that tensors of them are those of the tasks."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded.data.table_kinds import TABLES
+from dlrm_sharded.rl.inputs import Inputs
+from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.rl.cases import random_tables
+
+MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+"""A histogram that no cost model assumes."""
+
+
+def pool_of_two_batch_sizes() -> TaskPool:
+    first = random_tables(30)
+    second = TableSet.profiled(
+        [dataclasses.replace(table, reuse_histogram=None) for table in first.tables], 256
+    )
+    return TaskPool((first, second), num_tables=7, world_size=3, full=(0.4, 0.6), largest=0.5)
+
+
+def test_tensors_are_those_of_the_tasks() -> None:
+    pool = pool_of_two_batch_sizes()
+    rng = np.random.default_rng(0)
+    drawn = [pool.draw(rng) for _ in range(12)]
+    tasks = [pool.task(each) for each in drawn]
+    assert {task.batch_size for task in tasks} == {256, 4096}
+    found, expected = pool.inputs(drawn), Inputs.of(tasks)
+    for field in dataclasses.fields(Inputs):
+        torch.testing.assert_close(getattr(found, field.name), getattr(expected, field.name))
+
+
+def test_tasks_take_the_share_of_memory_that_they_shall() -> None:
+    pool = pool_of_two_batch_sizes()
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        task = pool.task(pool.draw(rng))
+        memory_bytes = task.topology.memory_bytes
+        sizes = [task.topology.table_bytes(table) for table in task.tables]
+        full = sum(sizes) / (3 * memory_bytes)
+        assert full < 0.6001
+        assert max(sizes) / memory_bytes < 0.5001
+        # as full as they shall be, or the largest table has the rank that it needs
+        assert full > 0.3999 or max(sizes) / memory_bytes > 0.4999
+
+
+def test_every_kind_at_every_batch_size() -> None:
+    pool = training_tasks(tables=list(TABLES), batch_sizes=[256, 512], num_tables=5, world_size=2)
+    rng = np.random.default_rng(0)
+    drawn = {(each.of_set, pool.task(each).batch_size) for each in map(pool.draw, [rng] * 60)}
+    assert drawn == {(0, 256), (1, 512), (2, 256), (3, 512)}
+
+
+def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path) -> None:
+    tables = tuple(Table(f"t{i}", 1000, 8, 2.0, MEASURED) for i in range(3))
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps(ShardingTask(tables, Topology(2, 10**6), 512).to_json()))
+    pool = training_tasks(tables=[str(path)], batch_sizes=[512, 1024])
+    same, other = pool.sets
+    assert {table.reuse_histogram for table in same.tables} == {MEASURED}
+    assert MEASURED not in {table.reuse_histogram for table in other.tables}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_tables_of_two_pools_mixed(share: float) -> None:
+    first, second = (
+        TaskPool((random_tables(20, seed),), num_tables=4, world_size=2) for seed in (0, 1)
+    )
+    (found,) = first.mixed(second, share).sets
+    of_second = {*found.tables} & {*second.sets[0].tables}
+    of_first = {*found.tables} & {*first.sets[0].tables}
+    assert (len(of_first), len(of_second)) == (20 - round(20 * share), round(20 * share))
