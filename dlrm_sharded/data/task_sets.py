@@ -186,7 +186,7 @@ def models_tasks(
     *,
     num: int = len(MODELS) * len(MODELS_WORLD_SIZES) * len(MODELS_BATCH_SIZES),
 ) -> list[TaskOfSet]:
-    """Published models on 2, 4 and 8 ranks at two batch sizes; the kind is the model's name.
+    """The demo and published models on 2, 4 and 8 ranks at two batch sizes; the kind is its name.
 
     Tables take 40 to 80 % of the memory, and none more than 80 % of a rank's.
     """
