@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from dlrm_sharded.cost.samples import CALIBRATE
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.plan import write_json
+from dlrm_sharded.json_files import write_json
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+CALIBRATE = "`make calibrate` (scripts/collect_costs.py, then scripts/fit_cost_model.py)"
 REQUIRED = ("hardware", "device", "cores", "optimizer")
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
 CALIBRATED = Path("calibration")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.cost.types import PlanCost
-from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology, read_json_object
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 Interval = tuple[int, int]
 
@@ -140,20 +138,6 @@ def read_plan(path: str | Path) -> ShardingPlan:
         InvalidPlanError: it does not describe a plan.
     """
     return ShardingPlan.from_json(read_json_object(path, what="plan"))
-
-
-def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
-    """Write a JSON file that is either whole or not there."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(json.dumps(fields, indent=1) + "\n")
-        partial.replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:

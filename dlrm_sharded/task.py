@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.json_files import read_json_object
 from dlrm_sharded.tables import Table
 
 GIB = 2**30
@@ -191,20 +191,3 @@ def read_task(path: str | Path) -> ShardingTask:
         ConfigError: the file is missing, is not JSON, or does not describe a task.
     """
     return ShardingTask.from_json(read_json_object(path, what="task"))
-
-
-def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        ConfigError: the file is missing or holds something else; `what` names it.
-    """
-    try:
-        fields = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} file {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the {what} file {path} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"the {what} file {path} holds a {type(fields).__name__}, not an object")
-    return fields

@@ -13,7 +13,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.commands.cli import exit_codes, run_hydra
 from dlrm_sharded.errors import ConfigError
 
 CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
@@ -23,7 +23,7 @@ QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=
 
 @hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="train")
 def hydra_main(cfg: DictConfig) -> float:
-    from dlrm_sharded.job import train
+    from dlrm_sharded.commands.job import train
 
     with exit_codes():
         return train(cfg)

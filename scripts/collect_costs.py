@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from dlrm_sharded.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes, run_hydra
-from dlrm_sharded.cost.collect import collect
+from dlrm_sharded.calibration.collect import collect
+from dlrm_sharded.commands.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes, run_hydra
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count
 

@@ -24,8 +24,8 @@ def main() -> int:
     logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
     if options.threads:
         os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # read when polars is imported
-    from dlrm_sharded.data.blocks import Blocks
-    from dlrm_sharded.data.criteo import CriteoSource, convert
+    from dlrm_sharded.datasets.blocks import Blocks
+    from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
     max_ind_range = options.max_ind_range
     try:

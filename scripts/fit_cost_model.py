@@ -15,11 +15,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from dlrm_sharded.artifact import artifact_name, write_artifact
-from dlrm_sharded.cli import exit_codes, run_hydra
-from dlrm_sharded.cost.calibrate import fit_cost_model
-from dlrm_sharded.cost.evaluate import errors_table
-from dlrm_sharded.cost.samples import CALIBRATE, read_costs
+from dlrm_sharded.artifact import CALIBRATE, artifact_name, write_artifact
+from dlrm_sharded.calibration.calibrate import fit_cost_model
+from dlrm_sharded.calibration.evaluate import errors_table
+from dlrm_sharded.calibration.samples import read_costs
+from dlrm_sharded.commands.cli import exit_codes, run_hydra
 from dlrm_sharded.provenance import device_name
 
 log = logging.getLogger("dlrm_sharded.fit")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dlrm_sharded.data.criteo_sample import write_criteo_sample
+from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from dlrm_sharded.data.task_sets import TASK_SETS
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.errors import ConfigError, UserError, check_count
-from dlrm_sharded.plan import write_json
+from dlrm_sharded.json_files import write_json
 
 
 def main() -> int:

@@ -11,12 +11,12 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.cli import build_planner, exit_codes, run_hydra
+from dlrm_sharded.commands.cli import build_planner, exit_codes, run_hydra
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import write_json
-from dlrm_sharded.search.insight import insight
-from dlrm_sharded.search.words import forecast, sections
+from dlrm_sharded.explain.diagnosis import insight
+from dlrm_sharded.explain.text import forecast, sections
+from dlrm_sharded.json_files import write_json
 from dlrm_sharded.task import GIB, read_task
 
 log = logging.getLogger("dlrm_sharded.plan")

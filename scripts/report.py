@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from dlrm_sharded.errors import UserError
-from dlrm_sharded.report import compare, short_table
+from dlrm_sharded.runs import compare, short_table
 
 
 def main() -> int:

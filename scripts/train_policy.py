@@ -22,9 +22,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from dlrm_sharded.artifact import artifact_name, write_artifact
-from dlrm_sharded.cli import exit_codes, run_hydra
+from dlrm_sharded.calibration.rank_bench import Bench, PlanBench
+from dlrm_sharded.commands.cli import exit_codes, run_hydra
 from dlrm_sharded.cost import learned
-from dlrm_sharded.cost.alone import Bench, PlanBench
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.distributed import Rank, process_group
 from dlrm_sharded.errors import ConfigError, check_count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.task import ShardingTask
 
 

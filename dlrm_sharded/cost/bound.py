@@ -30,8 +30,9 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Pieces, RowBlocks, Shapes
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
 NUM_HALVINGS = 20

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.samples import Sample
 from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask
@@ -244,28 +243,12 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
     ]
     none = (0.0,) * NUM_REUSE_BINS
     histograms = [tables[shard.table].reuse_histogram or none for shard in plan.shards]
-    return _workload(
+    return workload_of_rows(
         task.topology.world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
     )
 
 
-def workload_of_sample(sample: Sample) -> Workload:
-    """The shards of a measured plan."""
-    rows = [
-        (
-            shard.rank,
-            ROWS if shard.row_wise else COLUMNS,
-            shard.num_rows,
-            shard.num_cols,
-            sample.batch_size * shard.pooling_factor,
-        )
-        for shard in sample.shards
-    ]
-    histograms = [shard.reuse_histogram for shard in sample.shards]
-    return _workload(sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms)
-
-
-def _workload(
+def workload_of_rows(
     world_size: int,
     ranks_per_host: int,
     batch_size: int,

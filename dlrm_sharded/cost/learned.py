@@ -27,9 +27,9 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
-from dlrm_sharded.cost.types import PlanCost, StageCost
-from dlrm_sharded.data.zipf import with_expected_profile
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
 from dlrm_sharded.task import ShardingTask, Topology
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ FEATURES = {
     "exchange": list(EXCHANGE_TERMS),
     "reduce": list(REDUCE_TERMS),
 }
-ASSUMED_EXPONENT = 0.9
-"""Zipf exponent of tables without a measured profile: it fits Meta's dlrm_datasets best."""
-
 RANGE_SLACK = 1.1
 """How far beyond the fitted range is not worth a warning."""
 
@@ -200,15 +197,6 @@ def learned_cost_model(
         ranges=ranges,
         measured_links=measured_links,
     )
-
-
-def with_profiles(task: ShardingTask) -> ShardingTask:
-    """The task with a reuse histogram for every table: assumed where none was measured."""
-    unknown = [table for table in task.tables if table.reuse_histogram is None]
-    assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
-    by_name = {table.name: table for table in assumed}
-    tables = tuple(by_name.get(table.name, table) for table in task.tables)
-    return ShardingTask(tables, task.topology, task.batch_size)
 
 
 def _number(value: float) -> str:

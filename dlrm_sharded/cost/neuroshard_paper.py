@@ -22,12 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
-from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan, workload_of_sample
-from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.cost.samples import Sample
-from dlrm_sharded.cost.types import PlanCost, StageCost
+from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
 
@@ -40,7 +39,6 @@ TABLE_FEATURES = (
 )
 FEATURES = {"table": list(TABLE_FEATURES), "communication": ["columns_by_rank"]}
 TABLE_LAYERS, RANK_LAYERS, COMMUNICATION_LAYERS = (128, 32), (64,), (128, 64)
-BATCH, LEARNING_RATE = 512, 1e-3
 
 
 def _mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -147,56 +145,6 @@ def table_features(workload: Workload) -> Floats:
 def columns_by_rank(workload: Workload) -> Floats:
     """[W], in thousands."""
     return workload.by_rank(workload.num_cols) / 1e3
-
-
-def fit_paper(samples: Sequence[Sample], *, seed: int, num_steps: int) -> PaperNets:
-    """Nets trained by Adam on the squared error of mini-batches."""
-    workloads = [workload_of_sample(sample) for sample in samples]
-    sizes = sorted({w.world_size for w in workloads if w.world_size > 1})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        nets = PaperNets(sizes)
-    generator = np.random.default_rng(seed)
-    of_computation = [i for i, sample in enumerate(samples) if sample.kind == "computation"]
-    all_features = np.concatenate([table_features(workloads[i]) for i in of_computation])
-    nets.scale_mean.copy_(torch.tensor(all_features.mean(axis=0)))
-    nets.scale_std.copy_(torch.tensor(all_features.std(axis=0) + 1e-6))
-    optimizer = torch.optim.Adam(nets.parameters(), lr=LEARNING_RATE)
-    ranks_per_batch = BATCH // max(workloads[i].world_size for i in of_computation)
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        chosen = generator.choice(of_computation, min(ranks_per_batch, len(of_computation)))
-        loss = _compute_loss(nets, [workloads[i] for i in chosen], [samples[i] for i in chosen])
-        for size in sizes:
-            of_size = [i for i, w in enumerate(workloads) if w.world_size == size]
-            chosen = generator.choice(of_size, min(BATCH, len(of_size)))
-            columns = np.stack([columns_by_rank(workloads[i]) for i in chosen])
-            times = [
-                [(rank.fwd_comm_ms, rank.bwd_comm_ms) for rank in samples[i].cost.per_rank]
-                for i in chosen
-            ]
-            predicted = nets.communicate(torch.tensor(columns, dtype=torch.float32))
-            loss = loss + nn.functional.mse_loss(predicted, torch.tensor(times))
-        loss.backward()
-        optimizer.step()
-    return nets
-
-
-def _compute_loss(
-    nets: PaperNets, workloads: Sequence[Workload], samples: Sequence[Sample]
-) -> Tensor:
-    starts = np.cumsum([0, *(workload.world_size for workload in workloads)])
-    rank = np.concatenate([w.rank + start for w, start in zip(workloads, starts, strict=False)])
-    features = np.concatenate([table_features(workload) for workload in workloads])
-    times = [
-        (stages.fwd_compute_ms, stages.bwd_compute_ms)
-        for sample in samples
-        for stages in sample.cost.per_rank
-    ]
-    predicted = nets.compute(
-        torch.tensor(features, dtype=torch.float32), torch.tensor(rank), int(starts[-1])
-    )
-    return nn.functional.mse_loss(predicted, torch.tensor(times))
 
 
 def to_arrays(nets: PaperNets) -> Arrays:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.cost.types import StageCost
 from dlrm_sharded.errors import check_count, check_number
+from dlrm_sharded.plan_cost import StageCost
 from dlrm_sharded.rl.env import (
     before_each,
     free_before_each,

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.data.table_kinds import PARTS, TABLES
+from dlrm_sharded.datasets.table_kinds import PARTS, TABLES
 from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.inputs import Inputs, describe
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology, read_task

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.errors import DataError, check_count
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import PlacementNet

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -26,6 +26,7 @@ from dlrm_sharded.errors import (
     check_number,
 )
 from dlrm_sharded.plan import ShardingPlan, read_plan, validate
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.construct import why_infeasible
 from dlrm_sharded.search.improve import Clock

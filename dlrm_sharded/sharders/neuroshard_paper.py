@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, workload_of_plan
-from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import GIB, ShardingTask
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.rl.policy import load_policy
-from dlrm_sharded.sharders.cut import Cut, cuts, whole
 from dlrm_sharded.sharders.heuristics import least_weight, place_greedily
+from dlrm_sharded.sharders.splitting import Cut, cuts, whole
 from dlrm_sharded.task import GIB, ShardingTask
 
 

@@ -22,7 +22,7 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
-from dlrm_sharded.data.base import BatchStream
+from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.distributed import Rank, Stopwatch, every_rank_has
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB

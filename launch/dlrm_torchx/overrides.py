@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_sharded.cli import readable_message
+from dlrm_sharded.commands.cli import readable_message
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.train import CONF_DIR
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from benchmarks.compared import quiet
-from dlrm_sharded.cost.alone import Bench, TableIds, draw_ids
-from dlrm_sharded.cost.measure import MeasureConfig
-from dlrm_sharded.cost.types import StageCost
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.rank_bench import Bench, TableIds, draw_ids
 from dlrm_sharded.distributed import process_group
 from dlrm_sharded.plan import Shard
+from dlrm_sharded.plan_cost import StageCost
 from dlrm_sharded.task import ShardingTask
 
 OPTIMIZER = "rowwise_adagrad"

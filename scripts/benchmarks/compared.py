@@ -15,12 +15,12 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
-from dlrm_sharded.cli import build_planner
-from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.cost.types import PlanCost
+from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
 CONF_DIR = str(Path(__file__).resolve().parents[2] / "conf")

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.cost.calibrate import FitConfig, fit_learned, paper_predictor, predictor
-from dlrm_sharded.cost.evaluate import (
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, paper_predictor, predictor
+from dlrm_sharded.calibration.evaluate import (
     LARGER,
     SIZES,
     Comparison,
@@ -24,9 +24,9 @@ from dlrm_sharded.cost.evaluate import (
     compare_attempts,
     errors_table,
 )
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.cost.samples import CollectedCosts, Sample, read_costs
 from dlrm_sharded.errors import UserError
 
 HELD_OUT = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlrm_sharded.data.base import Dataset
+    from dlrm_sharded.datasets.base import Dataset
 
 SERVE_S = 2.0
 
@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> None:
     os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # read when polars is imported
     import torch
 
-    from dlrm_sharded.data.criteo import CriteoDataset, CriteoSource, convert
-    from dlrm_sharded.data.criteo_sample import write_criteo_sample
+    from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
+    from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.compared import OTHER_SETTINGS, cost_of, markdown, planner_of, quiet
-from dlrm_sharded.cost.learned import with_profiles
-from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
-from dlrm_sharded.data.task_sets import PAPER_BATCH_SIZE
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.datasets.task_sets import PAPER_BATCH_SIZE
 from dlrm_sharded.plan import ShardingPlan, is_row_wise, validate
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.data.base import BatchStream
-from dlrm_sharded.data.presets import embedding_demo
-from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.presets import embedding_demo
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.model import dlrm, shard_model
 from dlrm_sharded.sharders.heuristics import GreedySharder

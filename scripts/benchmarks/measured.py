@@ -35,12 +35,12 @@ from benchmarks.compared import (
     sharders_of,
     versus,
 )
-from dlrm_sharded.cost.alone import Bench
-from dlrm_sharded.cost.evaluate import Comparison
-from dlrm_sharded.cost.types import PlanCost, StageCost
-from dlrm_sharded.data.task_sets import MEASURED_RANK_BYTES, measured_tasks
+from dlrm_sharded.calibration.evaluate import Comparison
+from dlrm_sharded.calibration.rank_bench import Bench
+from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import ShardingTask

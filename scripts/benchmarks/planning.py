@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.plan import validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder

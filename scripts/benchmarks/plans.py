@@ -31,7 +31,7 @@ from benchmarks.compared import (
     sharders_of,
     versus,
 )
-from dlrm_sharded.data.task_sets import TASK_SETS, TaskOfSet
+from dlrm_sharded.datasets.task_sets import TASK_SETS, TaskOfSet
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
 

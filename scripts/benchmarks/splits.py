@@ -21,12 +21,13 @@ from benchmarks.alone import (
     random_ids,
 )
 from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
-from dlrm_sharded.cost.alone import Bench
+from dlrm_sharded.calibration.rank_bench import Bench
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
-from dlrm_sharded.data.presets import dlrm_datasets_pool, draw_tables
-from dlrm_sharded.data.task_sets import MEASURED_BATCH_SIZE
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.datasets.task_sets import MEASURED_BATCH_SIZE
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.cost.measure import MeasureConfig, measure
-from dlrm_sharded.data.base import BatchStream
-from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.model import dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import Shard, ShardingPlan

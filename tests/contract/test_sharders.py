@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dlrm_sharded.cli import build_planner
+from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.plan import ShardingPlan, write_json
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import ShardingTask

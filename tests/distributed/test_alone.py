@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost import alone
-from dlrm_sharded.cost.alone import Bench, draw_ids
-from dlrm_sharded.cost.measure import MeasureConfig
+from dlrm_sharded.calibration import rank_bench as alone
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.rank_bench import Bench, draw_ids
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.plan import Shard, row_blocks
 from dlrm_sharded.tables import Table

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dlrm_sharded.cost.collect import CollectConfig, schedule
-from dlrm_sharded.cost.samples import CollectedCosts, Sample, read_costs
-from dlrm_sharded.cost.types import STAGES
+from dlrm_sharded.calibration.collect import CollectConfig, schedule
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
 from dlrm_sharded.plan import row_blocks
+from dlrm_sharded.plan_cost import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 10

@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from dlrm_sharded.data.base import Batch
-from dlrm_sharded.data.synthetic import SyntheticDataset
+from dlrm_sharded.datasets.base import Batch
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.errors import DataError
 
 

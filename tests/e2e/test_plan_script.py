@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.plan import read_plan, validate, write_json
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import read_plan, validate
 from dlrm_sharded.task import read_task
 from dlrm_sharded.testing import small_tasks
 

@@ -273,7 +273,7 @@ def test_signals_wait_and_end_as_they_were() -> None:
         ),
         ("hydra.launcher.gpus=1", ["hydra.launcher.gpus", "known there", "max_restarts"]),
         ("hydra.launcher.env={A: null}", ["hydra.launcher.env.A is null"]),
-        ("hydra.launcher.after=dlrm_sharded.report.nope", ["hydra.launcher.after", "nope"]),
+        ("hydra.launcher.after=dlrm_sharded.runs.nope", ["hydra.launcher.after", "nope"]),
         ("hydra.launcher.cpu=0", ["hydra.launcher.cpu is 0", ">= 1"]),
         ("sharder=random,dmi", ["sharder/dmi", "size_lookup"]),
         ("sharder.sede=1,2", ["sharder.sede"]),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from dlrm_sharded.data.task_sets import feasibility_tasks
+from dlrm_sharded.datasets.task_sets import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plan import Shard, ShardingPlan, validate
 from dlrm_sharded.tables import Table

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.cost.types import PlanCost, StageCost
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, read_plan, row_blocks, validate, write_json
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import Shard, ShardingPlan, read_plan, row_blocks, validate
+from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, read_task
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.data.base import reuse_histogram
-from dlrm_sharded.data.counter_random import (
+from dlrm_sharded.datasets.base import reuse_histogram
+from dlrm_sharded.datasets.counter_random import (
     normals,
     places,
     random_bits,
@@ -15,8 +15,9 @@ from dlrm_sharded.data.counter_random import (
     uniform_pairs,
     uniforms,
 )
-from dlrm_sharded.data.zipf import Zipf, cached_zipf, scatter_ranks, with_expected_profile
+from dlrm_sharded.profiles import with_expected_profile
 from dlrm_sharded.tables import Table
+from dlrm_sharded.zipf import Zipf, cached_zipf, scatter_ranks
 
 NUM_DRAWS = 400_000
 

@@ -10,10 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlrm_sharded.cost.draw import DrawnTable, Limits, draw_communication, draw_computation
-from dlrm_sharded.cost.samples import MeasuredShard, Sample
-from dlrm_sharded.cost.types import PlanCost, StageCost
+from dlrm_sharded.calibration.random_plans import (
+    DrawnTable,
+    Limits,
+    draw_communication,
+    draw_computation,
+)
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plan import row_blocks
+from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
 NOISE = 0.02

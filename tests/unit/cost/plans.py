@@ -5,8 +5,8 @@ import math
 
 from hypothesis import strategies as st
 
-from dlrm_sharded.cost.types import STAGES, PlanCost
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import CommunicationModel
-from dlrm_sharded.cost.learned import LearnedCostModel, with_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plan import Shard
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.cost.plans import Planned, planned

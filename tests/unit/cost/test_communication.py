@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlrm_sharded.calibration.fit import communication_rows, fit_communication, fit_nonnegative
 from dlrm_sharded.cost.communication import (
     UNMEASURED,
     CommunicationModel,
@@ -13,7 +14,6 @@ from dlrm_sharded.cost.communication import (
     with_stated,
 )
 from dlrm_sharded.cost.features import COLUMNS, HOST_ROWS, ROWS, Workload
-from dlrm_sharded.cost.fit import communication_rows, fit_communication, fit_nonnegative
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table

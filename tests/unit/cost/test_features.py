@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample, workload_of_sample
 from dlrm_sharded.cost.features import (
     COLUMNS,
     EXTENT,
@@ -15,14 +16,13 @@ from dlrm_sharded.cost.features import (
     WORK_TERMS,
     Workload,
     workload_of_plan,
-    workload_of_sample,
 )
-from dlrm_sharded.cost.samples import MeasuredShard, Sample
-from dlrm_sharded.cost.types import PlanCost, StageCost
-from dlrm_sharded.data.zipf import cached_zipf, with_expected_profile
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.profiles import with_expected_profile
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.zipf import cached_zipf
 
 BATCH_SIZE = 64
 TABLES = with_expected_profile(

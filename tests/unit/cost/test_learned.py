@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.artifact import write_artifact
-from dlrm_sharded.cost.calibrate import FitConfig, Fitted, fit_cost_model, predictor
+from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model, predictor
+from dlrm_sharded.calibration.evaluate import compare
+from dlrm_sharded.calibration.fit import LookupData, _PriceNet, fit_compute
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.evaluate import compare
-from dlrm_sharded.cost.features import COLUMNS, Workload, workload_of_sample
-from dlrm_sharded.cost.fit import LookupData, _PriceNet, fit_compute
+from dlrm_sharded.cost.features import COLUMNS, Workload
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
     from_arrays,
     learned_cost_model,
     to_arrays,
 )
-from dlrm_sharded.cost.samples import CollectedCosts, Sample
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology

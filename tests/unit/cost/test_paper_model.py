@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from dlrm_sharded.artifact import write_artifact
-from dlrm_sharded.cost.calibrate import FitConfig, fit_cost_model, paper_predictor
-from dlrm_sharded.cost.evaluate import compare
-from dlrm_sharded.cost.features import workload_of_plan, workload_of_sample
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, paper_predictor
+from dlrm_sharded.calibration.evaluate import compare
+from dlrm_sharded.calibration.fit_paper import fit_paper
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
     PaperCostModel,
-    fit_paper,
     from_arrays,
     paper_cost_model,
     to_arrays,
 )
-from dlrm_sharded.cost.samples import CollectedCosts, Sample
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table

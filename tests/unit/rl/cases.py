@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.rl.autoshard import AutoShardTraining
 from dlrm_sharded.rl.dreamshard import DreamShardTraining
 from dlrm_sharded.rl.inputs import Inputs

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dlrm_sharded.artifact import write_artifact
-from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import PlacementNet

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.data.table_kinds import TABLES
+from dlrm_sharded.datasets.table_kinds import TABLES
 from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table

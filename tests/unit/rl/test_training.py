@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.types import PlanCost
 from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.rl.autoshard import AutoShardTraining
 from dlrm_sharded.rl.dreamshard import DreamShardTraining
 from dlrm_sharded.rl.policy import METHODS, to_arrays

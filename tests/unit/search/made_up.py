@@ -22,10 +22,11 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS, workload_of_plan
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, with_profiles
-from dlrm_sharded.cost.types import PlanCost
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.learned import with_profiles
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.construct import (
     ANY_HOST,

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.layout import moved_bytes, shards_of, state_of
 from dlrm_sharded.search.state import COLUMNS, State

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.learned import with_profiles
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, validate, write_json
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.heuristics import RandomSharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import Table

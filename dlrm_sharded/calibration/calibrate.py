@@ -1,0 +1,197 @@
+"""From collected costs to a fitted model and what is to be said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlrm_sharded.artifact import CALIBRATE, Arrays
+from dlrm_sharded.calibration.evaluate import Comparison, Predictor, averaged, compare
+from dlrm_sharded.calibration.fit import LookupData, fit_communication, fit_compute
+from dlrm_sharded.calibration.fit_paper import fit_paper
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.cost import learned, neuroshard_paper
+from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
+from dlrm_sharded.cost.features import EXTENT, Floats, Workload
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
+from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.plan_cost import PlanCost
+
+LEAST_PLANS = {"computation": 100, "communication": 50}
+MODELS = ("learned", "neuroshard_paper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """How to fit.
+
+    Args:
+        model: one of `MODELS`.
+        num_steps: of Adam.
+        holdout_share: of the plans, kept from the fit; the artefact says how well they are
+            predicted.
+    """
+
+    model: str = "learned"
+    seed: int = 0
+    num_steps: int = 1000
+    holdout_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigError(f"fit.model is {self.model!r}; known: {', '.join(MODELS)}")
+        check_count("fit.seed", self.seed, least=0)
+        check_count("fit.num_steps", self.num_steps, least=1)
+        check_number("fit.holdout_share", self.holdout_share, above=True, most=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A fitted model, ready to be written.
+
+    Args:
+        comparisons: of the held-out plans.
+    """
+
+    arrays: Arrays
+    meta: dict[str, Any]
+    comparisons: dict[str, Comparison]
+
+
+def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
+    """Fit to most of the plans, and compare with the others.
+
+    Raises:
+        DataError: there are too few plans to fit.
+    """
+    fitted, held_out = split(costs, config)
+    ranges = ranges_of(fitted)
+    if config.model == "learned":
+        model = fit_learned(fitted, costs.manifest, config)
+        arrays = learned.to_arrays(model.compute, model.communication)
+        kind, features = learned.KIND, learned.FEATURES
+        predict = predictor(model)
+    else:
+        nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
+        arrays = neuroshard_paper.to_arrays(nets)
+        kind, features = neuroshard_paper.KIND, neuroshard_paper.FEATURES
+        predict = paper_predictor(PaperCostModel(nets))
+    comparisons = compare(predict, held_out)
+    kept = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
+    meta = {
+        "kind": kind,
+        **{key: costs.manifest[key] for key in kept},
+        "features": features,
+        "ranges": ranges,
+        "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},
+        "held_out_errors": {name: pairs.summary() for name, pairs in comparisons.items()},
+        "repeatability": costs.manifest["repeatability"],
+        "load_average": costs.manifest["load_average"],
+        "measured_links": list(measured_links(fitted)),
+        "fit": dataclasses.asdict(config),
+    }
+    return Fitted(arrays, meta, comparisons)
+
+
+def fit_learned(
+    samples: Sequence[Sample], manifest: dict[str, Any], config: FitConfig
+) -> LearnedCostModel:
+    """The calibrated model of the samples."""
+    computation = [sample for sample in samples if sample.kind == "computation"]
+    together = [sample for sample in samples if sample.world_size > 1]
+    communication = UNMEASURED
+    if together:
+        communication = fit_communication(
+            [workload_of_sample(sample) for sample in together],
+            [exchange_times(sample) for sample in together],
+            [hosts_of(sample) for sample in together],
+        )
+    return LearnedCostModel(
+        compute=fit_compute(
+            LookupData.of(computation), seed=config.seed, num_steps=config.num_steps
+        ),
+        communication=with_stated(communication, measured=measured_links(samples)),
+        name=manifest["hardware"],
+        ranges=ranges_of(samples),
+        measured_links=measured_links(samples),
+    )
+
+
+def measured_links(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Those of `LINKS` over which some sample's ranks exchanged."""
+    used = {
+        "intra": any(sample.ranks_per_host > 1 for sample in samples),
+        "inter": any(sample.world_size > sample.ranks_per_host for sample in samples),
+    }
+    return tuple(link for link in LINKS if used[link])
+
+
+def split(costs: CollectedCosts, config: FitConfig) -> tuple[list[Sample], list[Sample]]:
+    """Fitted and held-out plans; the seed decides. Held-out ones are averaged over attempts.
+
+    Raises:
+        DataError: too few plans.
+    """
+    for kind, least in LEAST_PLANS.items():
+        there = len(costs.first_attempts(kind))
+        if there < least and (kind == "computation" or there):
+            raise DataError(
+                f"the collected costs have {there} plans of {kind}, a fit needs {least}; collect "
+                f"for longer (collect.time_budget_s), then {CALIBRATE}"
+            )
+    numbers = np.array(sorted({sample.number for sample in costs.samples}))
+    chosen = np.random.default_rng(config.seed).random(len(numbers)) < config.holdout_share
+    chosen[0] = True
+    held_out = set(numbers[chosen].tolist())
+    return (
+        [sample for sample in costs.samples if sample.number not in held_out],
+        averaged([sample for sample in costs.samples if sample.number in held_out]),
+    )
+
+
+def hosts_of(sample: Sample) -> Hosts:
+    return Hosts(sample.world_size, sample.ranks_per_host)
+
+
+def predictor(model: LearnedCostModel) -> Predictor:
+    """The model, for `evaluate.compare`."""
+
+    def predict(workload: Workload) -> tuple[PlanCost, tuple[float, ...] | None]:
+        hosts = Hosts(workload.world_size, workload.ranks_per_host)
+        ids = model.exchange_ms("input_dist", workload, hosts)
+        return model.predict_workload(workload, hosts), tuple(ids.tolist())
+
+    return predict
+
+
+def paper_predictor(model: PaperCostModel) -> Predictor:
+    """The published model, for `evaluate.compare`."""
+    return lambda workload: (model.predict_workload(workload), None)
+
+
+def exchange_times(sample: Sample) -> Floats:
+    """[3, W], in the order of `communication.EXCHANGES`."""
+    ranks = sample.cost.per_rank
+    return np.array(
+        [
+            [stages.fwd_comm_ms for stages in ranks],
+            [stages.bwd_comm_ms for stages in ranks],
+            sample.input_dist_ms,
+        ]
+    )
+
+
+def ranges_of(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Lowest and highest value of each of `features.EXTENT`: of shards that computed in earnest."""
+    extents = [
+        workload_of_sample(sample).extent() for sample in samples if sample.kind == "computation"
+    ]
+    low, high = np.min(extents, axis=0)[:, 0], np.max(extents, axis=0)[:, 1]
+    ranges = {name: (float(a), float(b)) for name, a, b in zip(EXTENT, low, high, strict=True)}
+    sizes = [float(sample.world_size) for sample in samples]
+    return {**ranges, "ranks": (min(sizes), max(sizes))}

@@ -1,0 +1,400 @@
+"""Collects costs: random plans, sharded by TorchRec and measured as a run's plan is.
+
+Nothing is measured in another way than `measure` does it for a training run, so a model of these
+samples needs no correction for what surrounds FBGEMM's lookup or the collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from tqdm import tqdm
+
+from dlrm_sharded.calibration.journal import Journal
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.calibration.random_plans import (
+    DrawnTable,
+    Limits,
+    draw_communication,
+    draw_computation,
+)
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
+from dlrm_sharded.distributed import Rank, all_or_none, every_rank_has, on_rank_zero
+from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
+from dlrm_sharded.zipf import cached_zipf, scatter_ranks
+
+log = logging.getLogger(__name__)
+
+REPEAT_LAG = 100
+"""Plans between two measurements of one."""
+
+KINDS = ("computation", "computation", "communication")
+ARENA_SLACK = 1.1
+ARENA_ALIGNMENT = 16
+"""In fp32 numbers: a cache line of 64 B, at which torch's allocator starts a tensor too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectConfig:
+    """What to collect.
+
+    Args:
+        num_samples: random plans; fewer where the time is up before.
+        time_budget_s: of one start; what earlier starts measured is kept.
+        batch_sizes: global; every plan is measured with one of them.
+        table_gib: memory for tables per rank.
+        ids_per_step: most ids that one rank looks up, so that no plan takes long.
+        optimizer: fused into the backward pass.
+        repeat_every, num_repeats: which plans are measured again, and how often, to see how well
+            measurements repeat; every 19th is 5 %.
+        measure: how long one plan is measured.
+    """
+
+    num_samples: int = 2000
+    time_budget_s: float = 540.0
+    seed: int = 0
+    batch_sizes: Sequence[int] = (1024, 2048, 4096, 8192)
+    table_gib: float = 2.0
+    ids_per_step: int = 1_500_000
+    optimizer: str = "rowwise_adagrad"
+    repeat_every: int = 19
+    num_repeats: int = 1
+    measure: MeasureConfig = field(
+        default_factory=lambda: MeasureConfig(
+            iterations=20, warmup=2, num_batches=3, time_budget_s=0.3
+        )
+    )
+
+    def __post_init__(self) -> None:
+        check_count("num_samples", self.num_samples, least=1)
+        check_number("time_budget_s", self.time_budget_s, above=True)
+        check_count("seed", self.seed, least=0)
+        check_number("table_gib", self.table_gib, above=True)
+        check_count("ids_per_step", self.ids_per_step, least=1)
+        check_count("repeat_every", self.repeat_every, least=1)
+        check_count("num_repeats", self.num_repeats, least=0)
+        if not self.batch_sizes:
+            raise ConfigError("batch_sizes is empty; give at least one global batch size")
+        for batch_size in self.batch_sizes:
+            check_count("a size in batch_sizes", batch_size, least=1)
+        if self.optimizer not in EMBEDDING_OPTIMIZERS:
+            raise ConfigError(
+                f"optimizer is {self.optimizer!r}; known: {', '.join(EMBEDDING_OPTIMIZERS)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in the collection: which plan is measured, and for the which time."""
+
+    kind: str
+    number: int
+    attempt: int
+    world_size: int
+
+
+def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
+    """Measure random plans and write them to `out`. All ranks of the job call it together.
+
+    What an earlier call measured and could not finish is in `<out>.partial`, and goes on there.
+
+    Raises:
+        ConfigError: `out` is there already, or a batch size does not divide by the ranks.
+        DataError: the unfinished collection is of other hardware or other settings.
+    """
+    for batch_size in config.batch_sizes:
+        if batch_size % rank.world_size:
+            raise every_rank_has(
+                ConfigError(
+                    f"batch_sizes has {batch_size}, which does not divide by {rank.world_size} "
+                    "ranks; give multiples of the ranks, or other ranks"
+                )
+            )
+    conditions = _conditions(config, rank)
+    journal = None
+    with all_or_none():
+        if rank.is_zero:
+            journal = Journal(out, conditions)
+    earlier = on_rank_zero(lambda: journal.samples() if journal else [])
+    done = {(sample.number, sample.attempt) for sample in earlier}
+    slots = list(schedule(config, *group_sizes(rank)))
+    missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
+    bench = _Bench(config, rank, {slot.world_size for slot in slots})
+    started, load_before = time.perf_counter(), os.getloadavg()
+    bar = tqdm(
+        total=len(slots), initial=len(slots) - len(missing), unit="plan", disable=not journal
+    )
+    with bar:
+        for slot in missing:
+            if on_rank_zero(lambda: time.perf_counter() - started > config.time_budget_s):
+                break
+            sample = bench.measure(slot)
+            if journal and sample:
+                journal.append(sample)
+            bar.update()
+            bar.set_postfix_str(
+                f"{time.perf_counter() - started:.0f} of {config.time_budget_s:.0f} s"
+            )
+    if journal:
+        samples = journal.samples()
+        write_costs(
+            out,
+            samples,
+            {
+                **conditions,
+                "commit": commit(),
+                "collect_s": round(time.perf_counter() - started, 1),
+                "load_average": {"before": load_before, "after": os.getloadavg()},
+            },
+        )
+        journal.remove()
+        log.info("%d of %d measurements in %s", len(samples), len(slots), out)
+
+
+def schedule(
+    config: CollectConfig, computation_ranks: int, communication_ranks: Sequence[int]
+) -> Iterator[Slot]:
+    """All measurements in order: both kinds all along, so that the first ones are a fair part."""
+
+    def slot(number: int, attempt: int) -> Slot:
+        kind = KINDS[number % len(KINDS)] if communication_ranks else "computation"
+        world_size = computation_ranks
+        if kind == "communication":
+            rounds, place = divmod(number, len(KINDS))
+            turn = rounds * KINDS.count(kind) + KINDS[:place].count(kind)
+            world_size = communication_ranks[turn % len(communication_ranks)]
+        return Slot(kind, number, attempt, world_size)
+
+    lag = min(REPEAT_LAG, config.num_samples)
+    for step in range(config.num_samples + lag * config.num_repeats):
+        for attempt in range(config.num_repeats + 1):
+            number = step - attempt * lag
+            is_repeated = attempt == 0 or number % config.repeat_every == 0
+            if 0 <= number < config.num_samples and is_repeated:
+                yield slot(number, attempt)
+
+
+def group_sizes(rank: Rank) -> tuple[int, list[int]]:
+    """Ranks that compute at once, one on each core at most, and the groups that communicate."""
+    computing, per_host = rank.world_size, rank.local_world_size
+    if rank.device.type == "cpu":
+        computing = min(per_host, _num_cores())
+    powers = {2**i for i in range(1, rank.world_size.bit_length())}
+    whole_hosts = {size for size in powers if size <= per_host or size % per_host == 0}
+    return computing, sorted({*whole_hosts, rank.world_size} - {1})
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
+    """What all samples of one file have in common."""
+    settings = dataclasses.asdict(config)
+    del settings["time_budget_s"], settings["num_samples"]
+    computing, communicating = group_sizes(rank)
+    return {
+        "hardware": device_name(rank.device),
+        "device": rank.device.type,
+        "cores": _num_cores(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "computation_ranks": computing,
+        "communication_ranks": communicating,
+        **settings,
+        "batch_sizes": list(config.batch_sizes),
+    }
+
+
+class _Bench:
+    """Builds and measures the plans of slots on the ranks of this job."""
+
+    def __init__(self, config: CollectConfig, rank: Rank, world_sizes: set[int]) -> None:
+        self._config = config
+        self._rank = rank
+        groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
+        self._groups = {size: group for size, group in groups.items() if rank.rank < size}
+        # Once for all plans: it may start a group of its own, whose threads stay. After all groups,
+        # as the ranks outside it do not count it.
+        self._envs = {
+            size: ShardingEnv.from_process_group(group)
+            for size, group in self._groups.items()
+            if group is not None
+        }
+        self._arena: Tensor | None = None
+        computing, _ = group_sizes(rank)
+        if rank.device.type == "cpu" and rank.rank < computing:
+            # written once, so that its pages are there: lookups must not fault them in
+            self._arena = torch.full((int(config.table_gib * GIB * ARENA_SLACK) // 4,), 0.01)
+
+    def measure(self, slot: Slot) -> Sample | None:
+        """The sample; None on ranks that have no part in it."""
+        if self._rank.rank >= slot.world_size:
+            return None
+        rng = np.random.default_rng([self._config.seed, slot.number])
+        batch_size = int(rng.choice(np.asarray(self._config.batch_sizes)))
+        batch_size -= batch_size % slot.world_size  # there may be 3 cores for 4 ranks
+        draw = draw_computation if slot.kind == "computation" else draw_communication
+        limits = Limits(int(self._config.table_gib * GIB), self._config.ids_per_step)
+        drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=limits)
+        embeddings = self._shard(drawn, slot.world_size)
+        batches = [
+            ids_of_drawn(drawn, batch_size // slot.world_size, rng_of_rank).to(self._rank.device)
+            for rng_of_rank in rng.spawn(slot.world_size)[self._rank.rank].spawn(
+                self._config.measure.num_batches
+            )
+        ]
+        measured = measure(
+            embeddings, batches, self._config.measure, group=self._groups[slot.world_size]
+        )
+        if self._rank.device.type == "cuda":
+            # sharded modules lie in reference cycles, and their tables are no views of an arena
+            del embeddings
+            gc.collect()
+        return _sample(slot, drawn, batch_size, self._ranks_per_host(slot.world_size), measured)
+
+    def _ranks_per_host(self, world_size: int) -> int:
+        return min(self._rank.local_world_size, world_size)
+
+    def _shard(self, drawn: Sequence[DrawnTable], world_size: int) -> ShardedEmbeddingBagCollection:
+        tables = [
+            Table(f"t{i}", table.num_rows, table.num_cols, table.pooling_factor)
+            for i, table in enumerate(drawn)
+        ]
+        topology = Topology(
+            world_size,
+            memory_bytes=1,
+            local_world_size=self._ranks_per_host(world_size),
+            compute_device=self._rank.device.type,
+        )
+        shards = tuple(
+            shard
+            for table, of in zip(tables, drawn, strict=True)
+            for shard in _shards(table, of.rank, world_size)
+        )
+        plan = ShardingPlan("random", world_size, shards)
+        unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
+        fuse(self._config.optimizer, unsharded.parameters(), learning_rate=0.01)
+        with Uninitialized(self._arena):
+            return EmbeddingBagCollectionSharder().shard(
+                unsharded,
+                to_torchrec(plan, tables, topology),
+                self._envs[world_size],
+                self._rank.device,
+            )
+
+
+class Uninitialized(TorchFunctionMode):
+    """Tables are made without being filled: on CPU in one arena, whose memory they share in turn.
+
+    A plan's tables would else be written twice, by zeros and by TorchRec's uniform numbers, which
+    takes longer than to measure them.
+    """
+
+    def __init__(self, arena: Tensor | None) -> None:
+        super().__init__()
+        self._arena = arena
+        self._used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, torch.nn.init.uniform_):
+            return kwargs.get("tensor", args[0] if args else None)
+        is_flat = func is torch.zeros and len(args) == 1 and isinstance(args[0], int)
+        if is_flat and self._arena is not None and kwargs.get("dtype") is torch.float32:
+            start, stop = self._used, self._used + args[0]
+            if stop <= len(self._arena):
+                self._used = -(-stop // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+                return self._arena[start:stop]
+        return func(*args, **kwargs)
+
+
+def _shards(table: Table, rank: int | None, world_size: int) -> list[Shard]:
+    if rank is not None:
+        return [Shard.whole(table, rank)]
+    return [
+        Shard(table.name, block_rank, block, (0, table.embedding_dim))
+        for block_rank, block in enumerate(row_blocks(table.num_embeddings, world_size))
+    ]
+
+
+def ids_of_drawn(
+    drawn: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator
+) -> KeyedJaggedTensor:
+    """One rank's ids of one batch; each table's mean number a sample, rounded up or down."""
+    values, lengths = [], []
+    for i, table in enumerate(drawn):
+        length = np.floor(table.pooling_factor + rng.random(num_samples)).astype(np.int32)
+        bits = rng.integers(0, 2**64, size=length.sum(), dtype=np.uint64)
+        ranks = cached_zipf(table.num_rows, table.alpha).ranks(bits)
+        values.append(scatter_ranks(ranks, table.num_rows, shift=i).astype(np.int32))
+        lengths.append(length)
+    return KeyedJaggedTensor(
+        keys=[f"t{i}" for i in range(len(drawn))],
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
+
+
+def _sample(
+    slot: Slot,
+    drawn: Sequence[DrawnTable],
+    batch_size: int,
+    ranks_per_host: int,
+    measured: MeasuredCost,
+) -> Sample:
+    shards = []
+    for table in drawn:
+        zipf = cached_zipf(table.num_rows, table.alpha)
+        histogram = zipf.expected_reuse_histogram(batch_size * table.pooling_factor)
+        ranks = range(slot.world_size) if table.rank is None else [table.rank]
+        blocks = row_blocks(table.num_rows, len(ranks))
+        shards += [
+            MeasuredShard(
+                rank=rank,
+                num_rows=stop - start,
+                num_cols=table.num_cols,
+                pooling_factor=table.pooling_factor * (stop - start) / table.num_rows,
+                reuse_histogram=histogram,
+                row_wise=table.rank is None,
+            )
+            for rank, (start, stop) in zip(ranks, blocks, strict=True)
+        ]
+    return Sample(
+        kind=slot.kind,
+        number=slot.number,
+        attempt=slot.attempt,
+        world_size=slot.world_size,
+        ranks_per_host=ranks_per_host,
+        batch_size=batch_size,
+        shards=tuple(shards),
+        cost=measured.cost,
+        input_dist_ms=measured.input_dist_ms,
+    )

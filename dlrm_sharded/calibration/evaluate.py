@@ -1,0 +1,158 @@
+"""How far predicted costs are from measured ones, by what was predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+
+SIZES = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
+LARGER = "more than 40 shards"
+
+Predictor = Callable[[Workload], tuple[PlanCost, tuple[float, ...] | None]]
+"""Cost, and time of input redistribution by rank, where that is modelled."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Pairs of predicted and measured times in ms."""
+
+    predicted: list[float] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+
+    def add(self, predicted: float, measured: float) -> None:
+        self.predicted.append(predicted)
+        self.measured.append(measured)
+
+    @property
+    def relative_errors(self) -> np.ndarray:
+        """[N], predicted / measured - 1."""
+        return np.array(self.predicted) / np.array(self.measured) - 1.0
+
+    def summary(self) -> dict[str, float]:
+        """Errors in percent of the measured time; NaN-free, whatever N >= 1."""
+        errors = 100 * np.abs(self.relative_errors)
+        varied = len(set(self.measured)) > 1 and len(set(self.predicted)) > 1
+        return {
+            "num": len(errors),
+            "mape": round(float(errors.mean()), 2),
+            "median": round(float(np.median(errors)), 2),
+            "p90": round(float(np.percentile(errors, 90)), 2),
+            "spearman": round(
+                float(spearmanr(self.predicted, self.measured)[0]) if varied else 1.0, 4
+            ),
+        }
+
+
+def averaged(samples: Iterable[Sample]) -> list[Sample]:
+    """One sample for each plan: the median of its measurements, time by time."""
+    attempts: dict[tuple[str, int], list[Sample]] = {}
+    for sample in samples:
+        attempts.setdefault((sample.kind, sample.number), []).append(sample)
+    means = []
+    for of_plan in attempts.values():
+        times = np.median(
+            [
+                [
+                    (ids_ms, *(rank.stage_ms(stage) for stage in STAGES))
+                    for ids_ms, rank in zip(s.input_dist_ms, s.cost.per_rank, strict=True)
+                ]
+                for s in of_plan
+            ],
+            axis=0,
+        ).tolist()
+        means.append(
+            dataclasses.replace(
+                of_plan[0],
+                cost=PlanCost(tuple(StageCost(*rank[1:]) for rank in times)),
+                input_dist_ms=tuple(rank[0] for rank in times),
+            )
+        )
+    return means
+
+
+def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, Comparison]:
+    """Predict measured plans: computation by rank and number of shards, communication by ranks.
+
+    Computation is forward and backward together, of every rank that has a shard; of exchanges and
+    whole plans, the slowest rank counts.
+    """
+    found: dict[str, Comparison] = {}
+    for sample in samples:
+        _compare_plan(found, sample, *predict(workload_of_sample(sample)))
+    return dict(sorted(found.items()))
+
+
+def compare_attempts(samples: Iterable[Sample]) -> dict[str, Comparison]:
+    """The same of the second measurement of a plan against the first: how well they repeat."""
+    attempts: dict[tuple[str, int], dict[int, Sample]] = {}
+    for sample in samples:
+        attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
+    found: dict[str, Comparison] = {}
+    for of_plan in attempts.values():
+        if 1 in of_plan:
+            again = of_plan[1]
+            _compare_plan(found, of_plan[0], again.cost, again.input_dist_ms)
+    return dict(sorted(found.items()))
+
+
+def _compare_plan(
+    found: dict[str, Comparison],
+    sample: Sample,
+    cost: PlanCost,
+    input_dist_ms: tuple[float, ...] | None,
+) -> None:
+    def add(name: str, predicted: float, measured: float) -> None:
+        if measured > 0:  # else the clock could not tell it from nothing
+            found.setdefault(name, Comparison()).add(predicted, measured)
+
+    if sample.kind == "computation":
+        workload = workload_of_sample(sample)
+        for rank, stages in enumerate(sample.cost.per_rank):
+            on_rank = workload.rank == rank
+            count = int(on_rank.sum())
+            if count == 0:
+                continue
+            expected = cost.per_rank[rank]
+            both = (
+                expected.fwd_compute_ms + expected.bwd_compute_ms,
+                stages.fwd_compute_ms + stages.bwd_compute_ms,
+            )
+            sizes = (name for name, (low, high) in SIZES.items() if low <= count <= high)
+            add(f"computation, {next(sizes, LARGER)}", *both)
+            if count > 1:
+                add("computation, groups", *both)
+            if workload.lookup[on_rank].any():
+                add("computation, with row-wise shards", *both)
+            add("forward computation", expected.fwd_compute_ms, stages.fwd_compute_ms)
+            add("backward computation", expected.bwd_compute_ms, stages.bwd_compute_ms)
+        add("plan, embedding cost", cost.cost_ms, sample.cost.cost_ms)
+        add("plan, critical path", cost.critical_path_ms, sample.cost.critical_path_ms)
+    if sample.world_size > 1:
+        ranks = f"{sample.world_size} ranks"
+        for stage, name in (("fwd_comm", "forward"), ("bwd_comm", "backward")):
+            predicted, measured = cost.stage_max_ms(stage), sample.cost.stage_max_ms(stage)
+            add(f"{name} communication, {ranks}", predicted, measured)
+        if input_dist_ms is not None:
+            add(f"input distribution, {ranks}", max(input_dist_ms), max(sample.input_dist_ms))
+
+
+def errors_table(errors: dict[str, dict[str, float]]) -> str:
+    """As Markdown."""
+    lines = [
+        "| predicted | plans or ranks | MAPE, % | median, % | p90, % | Spearman |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {row['num']:.0f} | {row['mape']:.1f} | {row['median']:.1f} | "
+        f"{row['p90']:.1f} | {row['spearman']:.4f} |"
+        for name, row in errors.items()
+    ]
+    return "\n".join(lines)

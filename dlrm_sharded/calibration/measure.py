@@ -1,0 +1,170 @@
+"""What the embeddings cost on this hardware: the stages timed apart on the live sharded module."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.distributed import Stopwatch
+from dlrm_sharded.errors import check_count, check_number
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+
+log = logging.getLogger(__name__)
+
+PARTS = ("input_dist", *STAGES)
+MIN_ITERATIONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureConfig:
+    """How long to measure.
+
+    Args:
+        num_batches: how many batches are used in turn.
+        time_budget_s: fewer iterations are made where they would take longer; at least 3.
+    """
+
+    iterations: int = 20
+    warmup: int = 3
+    num_batches: int = 4
+    time_budget_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for key in ("iterations", "warmup", "num_batches"):
+            check_count(f"measure.{key}", getattr(self, key), least=1)
+        check_number("measure.time_budget_s", self.time_budget_s, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Median times of all ranks, in rank order, and how far to trust them.
+
+    Args:
+        input_dist_ms: redistribution of the ids, outside the embedding cost.
+        spread: interquartile range of each part over its median, by part; mean over ranks.
+        iterations: timed iterations, after the warm-up.
+    """
+
+    cost: PlanCost
+    input_dist_ms: tuple[float, ...]
+    spread: dict[str, float]
+    iterations: int
+
+
+def measure(
+    embeddings: ShardedEmbeddingBagCollection,
+    batches: Sequence[KeyedJaggedTensor],
+    config: MeasureConfig,
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> MeasuredCost:
+    """Time the four stages and the redistribution of ids, each started from a barrier.
+
+    All ranks of the group call it together. Gradients are zeros and the optimizers' step counts
+    are put back, so weights and optimizer state are afterwards what they were, but for an Adam
+    that has taken steps before: its moments would decay.
+
+    Args:
+        batches: this rank's ids, on the module's device; used in turn.
+        group: the ranks that share the module, where they are not all of the job.
+    """
+    device = batches[0].device()
+
+    def time_once(i: int) -> list[float]:
+        return _time_once(embeddings, batches[i % len(batches)], device, group)
+
+    with _optimizer_steps_kept(embeddings):
+        started = time.perf_counter()
+        for i in range(config.warmup):
+            last_started = time.perf_counter()
+            time_once(i)
+        ended = time.perf_counter()
+        # the first iteration allocates, and is no measure of the others
+        spent_s = _max_over_ranks(ended - started, device, group)
+        once_s = _max_over_ranks(ended - last_started, device, group)
+        affordable = int((config.time_budget_s - spent_s) / once_s)
+        iterations = max(MIN_ITERATIONS, min(config.iterations, affordable))
+        samples = [time_once(i) for i in range(iterations)]
+    return _over_ranks(np.array(samples), group)
+
+
+def _time_once(
+    embeddings: ShardedEmbeddingBagCollection,
+    ids: KeyedJaggedTensor,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> list[float]:
+    """Times of `PARTS` in ms, on this rank."""
+    times_ms: list[float] = []
+
+    def timed(work: Callable[[], Any]) -> Any:
+        dist.barrier(group)
+        watch = Stopwatch(device)
+        watch.mark()
+        result = work()
+        watch.mark()
+        times_ms.extend(watch.intervals_ms())
+        return result
+
+    context = embeddings.create_context()
+    received = timed(lambda: embeddings.input_dist(context, ids).wait().wait())
+    looked_up = timed(lambda: embeddings.compute(context, received))
+    leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
+    output = timed(lambda: embeddings.output_dist(context, leaves).values())
+    output_gradient = torch.zeros_like(output)
+    timed(lambda: output.backward(output_gradient))
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    timed(lambda: torch.autograd.backward(looked_up, gradients))
+    return times_ms
+
+
+@contextmanager
+def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator[None]:
+    """Put back FBGEMM's step counts, from which Adam corrects its bias."""
+    fused = [
+        module
+        for lookup in embeddings._lookups  # a plain list: `embeddings.modules()` misses them
+        for module in lookup.modules()
+        if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
+    ]
+    steps = [(module.iter.clone(), module.iter_cpu.clone()) for module in fused]
+    try:
+        yield
+    finally:
+        for module, (step, step_cpu) in zip(fused, steps, strict=True):
+            module.iter.copy_(step)
+            module.iter_cpu.copy_(step_cpu)
+
+
+def _max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup | None) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+    return float(tensor)
+
+
+def _over_ranks(samples: np.ndarray, group: dist.ProcessGroup | None) -> MeasuredCost:
+    """Gather [iterations, parts] of every rank."""
+    quartiles = np.percentile(samples, [25, 50, 75], axis=0)
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, quartiles.tolist(), group=group)
+    low, median, high = np.moveaxis(np.array(gathered), 1, 0)
+    spread = ((high - low) / np.maximum(median, 1e-9)).mean(axis=0)
+    return MeasuredCost(
+        cost=PlanCost(tuple(StageCost(*rank[1:]) for rank in median.tolist())),
+        input_dist_ms=tuple(median[:, 0].tolist()),
+        spread=dict(zip(PARTS, spread.tolist(), strict=True)),
+        iterations=len(samples),
+    )

@@ -1,0 +1,291 @@
+"""Collected costs: random plans and what they cost on some hardware, in one Parquet file.
+
+Beside `costs.parquet` stands `costs.json`, its manifest: hardware, versions, seed, batch sizes,
+repeatability, and the checksum of the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dlrm_sharded.artifact import CALIBRATE
+from dlrm_sharded.cost.features import COLUMNS, ROWS, Workload, workload_of_rows
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.tables import NUM_REUSE_BINS
+
+FORMAT = 1
+PARTS = ("input_dist", *STAGES)
+
+_SHARD = pl.Struct(
+    {
+        "rank": pl.Int32,
+        "num_rows": pl.Int64,
+        "num_cols": pl.Int32,
+        "pooling_factor": pl.Float64,
+        "reuse_histogram": pl.List(pl.Float32),
+        "row_wise": pl.Boolean,
+    }
+)
+SCHEMA = pl.Schema(
+    {
+        "kind": pl.String(),
+        "number": pl.Int64(),
+        "attempt": pl.Int32(),
+        "world_size": pl.Int32(),
+        "ranks_per_host": pl.Int32(),
+        "batch_size": pl.Int64(),
+        "shards": pl.List(_SHARD),
+        "per_rank": pl.List(pl.Struct({f"{part}_ms": pl.Float64 for part in PARTS})),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShard:
+    """One shard of a measured plan.
+
+    Args:
+        pooling_factor: mean ids per sample that reach this shard: a block of rows gets a part of
+            its table's.
+        reuse_histogram: of the ids that reach it, by `NUM_REUSE_BINS`.
+        row_wise: a block of rows; on each rank those have a lookup of their own.
+    """
+
+    rank: int
+    num_rows: int
+    num_cols: int
+    pooling_factor: float
+    reuse_histogram: tuple[float, ...]
+    row_wise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A random plan, and its cost as `measure` gives it.
+
+    Args:
+        kind: "computation" for tables of real sizes, "communication" for tiny ones.
+        attempt: 0, or more where the plan was measured again, to see how well that repeats.
+    """
+
+    kind: str
+    number: int
+    attempt: int
+    world_size: int
+    ranks_per_host: int
+    batch_size: int
+    shards: tuple[MeasuredShard, ...]
+    cost: PlanCost
+    input_dist_ms: tuple[float, ...]
+
+    def to_row(self) -> dict[str, Any]:
+        """One row of the file."""
+        return {
+            "kind": self.kind,
+            "number": self.number,
+            "attempt": self.attempt,
+            "world_size": self.world_size,
+            "ranks_per_host": self.ranks_per_host,
+            "batch_size": self.batch_size,
+            "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            "per_rank": [
+                {"input_dist_ms": input_dist_ms, **stages.to_json()}
+                for input_dist_ms, stages in zip(
+                    self.input_dist_ms, self.cost.per_rank, strict=True
+                )
+            ],
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Sample:
+        times = [dict(rank) for rank in row["per_rank"]]
+        input_dist_ms = tuple(float(rank.pop("input_dist_ms")) for rank in times)
+        return cls(
+            **{key: row[key] for key in list(SCHEMA)[:6]},
+            shards=tuple(
+                MeasuredShard(**{**shard, "reuse_histogram": tuple(shard["reuse_histogram"])})
+                for shard in row["shards"]
+            ),
+            cost=PlanCost(tuple(StageCost(**rank) for rank in times)),
+            input_dist_ms=input_dist_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedCosts:
+    """What `read_costs` reads."""
+
+    samples: tuple[Sample, ...]
+    manifest: dict[str, Any]
+
+    def first_attempts(self, kind: str) -> list[Sample]:
+        return [s for s in self.samples if s.kind == kind and s.attempt == 0]
+
+
+def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
+    """Write the data, and last the manifest, without which they are not read."""
+    frame = pl.DataFrame([sample.to_row() for sample in samples], schema=SCHEMA)
+    partial = path.with_name(f".{path.name}.tmp")
+    frame.write_parquet(partial)
+    checksum = hashlib.sha256(partial.read_bytes()).hexdigest()
+    partial.replace(path)
+    write_json(
+        manifest_path(path),
+        {
+            "format": FORMAT,
+            **manifest,
+            "num_samples": len(samples),
+            "repeatability": repeatability(samples),
+            "sha256": checksum,
+        },
+    )
+
+
+def manifest_path(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def read_costs(path: str | Path) -> CollectedCosts:
+    """Read a collected file, all of it checked.
+
+    Raises:
+        DataError: it is missing, truncated or not what its manifest says, or has times that no
+            measurement gives.
+    """
+    path = Path(path)
+    try:
+        manifest = json.loads(manifest_path(path).read_text())
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read the collected costs {path} and their manifest "
+            f"{manifest_path(path).name}: {error.strerror}; make them with {CALIBRATE}"
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"the manifest {manifest_path(path)} is not JSON; collect again with {CALIBRATE}"
+        ) from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(
+            f"{manifest_path(path)} is not a manifest of format {FORMAT}; collect again with "
+            f"{CALIBRATE}"
+        )
+    if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
+        raise DataError(
+            f"{path} ({len(data):,} B) is not the file that {manifest_path(path).name} describes: "
+            f"truncated, or changed since; collect again with {CALIBRATE}"
+        )
+    try:
+        frame = pl.read_parquet(data)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(
+            f"{path} is not a Parquet file ({error}); collect again with {CALIBRATE}"
+        ) from error
+    if frame.schema != SCHEMA:
+        raise DataError(
+            f"{path} has the columns {', '.join(frame.columns)}, expected {', '.join(SCHEMA)}, "
+            f"or they have other types; collect again with {CALIBRATE}"
+        )
+    try:
+        samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
+        for sample in samples:
+            _check(sample, path)
+    except TypeError as error:
+        raise DataError(
+            f"{path} has empty values ({error}); collect again with {CALIBRATE}"
+        ) from error
+    return CollectedCosts(samples, manifest)
+
+
+def _check(sample: Sample, path: Path) -> None:
+    where = f"{path}: {sample.kind} sample {sample.number}"
+    ranks = len(sample.cost.per_rank)
+    if ranks != sample.world_size or not all(0 <= shard.rank < ranks for shard in sample.shards):
+        raise DataError(
+            f"{where} has shards or times of ranks that it has not; the file is damaged, collect "
+            f"again with {CALIBRATE}"
+        )
+    if not sample.shards or not all(_is_real(shard) for shard in sample.shards):
+        raise DataError(
+            f"{where} has no shards, or shards that no table has; the file is damaged, collect "
+            f"again with {CALIBRATE}"
+        )
+    for rank, stages in enumerate(sample.cost.per_rank):
+        times = {"input_dist": sample.input_dist_ms[rank]}
+        times |= {stage: stages.stage_ms(stage) for stage in STAGES}
+        for part, time_ms in times.items():
+            if not (math.isfinite(time_ms) and time_ms >= 0):
+                raise DataError(
+                    f"{where} has {part} of {time_ms} ms on rank {rank}; a time is a finite number "
+                    f"from 0; the file is damaged, collect again with {CALIBRATE}"
+                )
+
+
+def _is_real(shard: MeasuredShard) -> bool:
+    numbers = (shard.pooling_factor, *shard.reuse_histogram)
+    return (
+        min(shard.num_rows, shard.num_cols) > 0
+        and len(shard.reuse_histogram) == NUM_REUSE_BINS
+        and all(math.isfinite(number) and number >= 0 for number in numbers)
+    )
+
+
+def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
+    """How far the second measurement of a plan is from the first, by kind and ranks, and part.
+
+    The mean absolute difference over the first, in percent, of the slowest rank; `num` plans.
+    """
+    pairs: dict[tuple[str, int], dict[int, Sample]] = {}
+    for sample in samples:
+        pairs.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
+    errors: dict[str, list[list[float]]] = {}
+    for (kind, _), attempts in pairs.items():
+        if len(attempts) > 1:
+            first, second = attempts[0], attempts[1]
+            errors.setdefault(f"{kind}, {first.world_size} ranks", []).append(
+                [
+                    100 * abs(b / a - 1) if a > 0 else 0.0
+                    for a, b in zip(_part_maxima(first), _part_maxima(second), strict=True)
+                ]
+            )
+    return {
+        name: {
+            "num": len(rows),
+            **dict(zip(PARTS, np.mean(rows, axis=0).round(2).tolist(), strict=True)),
+        }
+        for name, rows in sorted(errors.items())
+    }
+
+
+def _part_maxima(sample: Sample) -> list[float]:
+    return [max(sample.input_dist_ms), *(sample.cost.stage_max_ms(stage) for stage in STAGES)]
+
+
+def workload_of_sample(sample: Sample) -> Workload:
+    """The shards of a measured plan."""
+    rows = [
+        (
+            shard.rank,
+            ROWS if shard.row_wise else COLUMNS,
+            shard.num_rows,
+            shard.num_cols,
+            sample.batch_size * shard.pooling_factor,
+        )
+        for shard in sample.shards
+    ]
+    histograms = [shard.reuse_histogram for shard in sample.shards]
+    return workload_of_rows(
+        sample.world_size, sample.ranks_per_host, sample.batch_size, rows, histograms
+    )

@@ -1,0 +1,255 @@
+"""One training run, from its config to its result.
+
+With `train.py` and `cli.py`, the only module of the package that knows Hydra.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import warnings
+from pathlib import Path
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
+from dlrm_sharded.distributed import (
+    Rank,
+    all_or_none,
+    every_rank_has,
+    is_restart,
+    on_rank_zero,
+    patient_group,
+    process_group,
+    with_memory_of_all_ranks,
+)
+from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.explain.diagnosis import Insight
+from dlrm_sharded.explain.diagnosis import insight as insight_of
+from dlrm_sharded.explain.text import forecast
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.provenance import device_name
+from dlrm_sharded.runs.tags import HPARAMS
+from dlrm_sharded.runs.tensorboard import RunWriter
+from dlrm_sharded.runs.write_result import OBJECTIVES, prediction, result_json, summary
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the config says, as objects."""
+
+    dataset: Dataset
+    topology: Topology
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    measure: MeasureConfig
+    batch_size: int
+    seed: int
+    objective: str
+
+
+def train(cfg: DictConfig) -> float:
+    """One run; returns what `objective` names of its result.json. All ranks call it together."""
+    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    try:
+        check_number("timeout_s", cfg.timeout_s, least=1)
+    except ConfigError as error:
+        raise every_rank_has(error) from None
+    with process_group(timeout_s=cfg.timeout_s) as rank:
+        return _train(cfg, rank)
+
+
+def _train(cfg: DictConfig, rank: Rank) -> float:
+    run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+    with all_or_none():
+        job = _build(cfg, rank)
+        planner = None
+        if rank.is_zero:
+            planner = build_planner(
+                cfg,
+                hardware=device_name(rank.device),
+                device=rank.device.type,
+                optimizer=cfg.optimizer.embedding,
+            )
+    # Files that are converted at first use are converted here, for hours if need be.
+    on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
+    with all_or_none():
+        streams = {
+            split: BatchStream(
+                job.dataset,
+                split,
+                rank=rank.rank,
+                world_size=rank.world_size,
+                shuffle_seed=job.seed if split == "train" else None,
+            )
+            for split in SPLITS
+        }
+    topology = with_memory_of_all_ranks(job.topology)
+    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
+    with all_or_none():
+        torch.manual_seed(job.seed)
+        model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
+        job.optimizer.fuse_into(model)
+    plan = on_rank_zero(lambda: _plan(planner, task, run_dir))
+    predicted_input_dist_ms = on_rank_zero(
+        lambda: planner.predict_input_dist_ms(plan, task) if planner else None
+    )
+    insight = on_rank_zero(lambda: _insight(planner, plan, task))
+    sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
+    optimizer = job.optimizer.of(sharded)
+    with RunWriter(run_dir, enabled=rank.is_zero) as writer:
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan))
+        measured = _measure(job, plan, task, sharded, rank)
+        writer.plan(plan, task, measured, predicted_input_dist_ms, insight)
+        trainer = Trainer(
+            sharded,
+            optimizer=optimizer,
+            rates=ScheduledRate(optimizer, job.optimizer.schedule),
+            train_stream=streams["train"],
+            eval_stream=streams["val"],
+            config=job.trainer,
+            batch_size=job.batch_size,
+            rank=rank,
+            log_scalar=writer.scalar,
+        )
+        result = trainer.run()
+        writer.conclude(result)
+    return on_rank_zero(
+        lambda: _conclude(job, plan, predicted_input_dist_ms, measured, result, rank, run_dir)
+    )
+
+
+def _build(cfg: DictConfig, rank: Rank) -> Job:
+    for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
+        if cfg.get(group) is None:
+            raise ConfigError(f"{group} is null; name one of conf/{group}")
+    batch_size = cfg.batch_size
+    check_count("batch_size", batch_size, least=1)
+    check_count("seed", cfg.seed, least=0)
+    if cfg.objective not in OBJECTIVES:
+        raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
+    if batch_size % rank.world_size:
+        raise ConfigError(
+            f"batch_size is {batch_size:,}; it is global and must be a multiple of the "
+            f"{rank.world_size} ranks"
+        )
+    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    optimizer.check_device(rank.device)
+    topology: Topology = instantiate(cfg.topology)
+    return Job(
+        dataset=instantiate(cfg.data),
+        topology=dataclasses.replace(
+            topology,
+            bytes_per_element=optimizer.bytes_per_element,
+            optimizer_bytes_per_row=optimizer.bytes_per_row,
+        ),
+        optimizer=optimizer,
+        trainer=instantiate(cfg.trainer),
+        measure=instantiate(cfg.measure),
+        batch_size=batch_size,
+        seed=cfg.seed,
+        objective=cfg.objective,
+    )
+
+
+def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> ShardingPlan:
+    assert planner is not None
+    topology = task.topology
+    log.info(
+        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
+        len(task.tables),
+        task.table_bytes / GIB,
+        topology.world_size,
+        topology.rank_memory_text,
+        task.batch_size,
+    )
+    plan = planner.plan(task)
+    if (run_dir / "plan.json").exists() and not is_restart():
+        raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
+    write_json(run_dir / "plan.json", plan.to_json())
+    write_json(run_dir / "task.json", task.to_json())
+    summary_of_plan = f"{plan.sharder}: {len(plan.shards)} shards in {plan.solve_s or 0.0:.3f} s"
+    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(plan)])))
+    return plan
+
+
+def _insight(planner: Planner | None, plan: ShardingPlan, task: ShardingTask) -> Insight | None:
+    """None where nothing is predicted by a learned cost model."""
+    assert planner is not None
+    model = planner.cost_model
+    return insight_of(plan, task, model) if isinstance(model, LearnedCostModel) else None
+
+
+def _measure(
+    job: Job, plan: ShardingPlan, task: ShardingTask, model: torch.nn.Module, rank: Rank
+) -> MeasuredCost:
+    """The embedding cost on the first batches of the training split."""
+    num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
+    batches = [
+        job.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
+        for i in range(num_batches)
+    ]
+    for batch in batches:
+        check_batch(batch, task.tables)
+    measured = measure(
+        sharded_embeddings(model), [batch.sparse_features for batch in batches], job.measure
+    )
+    if rank.is_zero:
+        log.info(
+            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
+            "(median of %d; interquartile range of forward computation %.0f %%)",
+            measured.cost.cost_ms,
+            measured.cost.critical_path_ms,
+            measured.cost.imbalance,
+            measured.iterations,
+            100 * measured.spread["fwd_compute"],
+        )
+        if plan.predicted is not None:
+            log.info("%s", prediction(plan.predicted, measured.cost))
+    return measured
+
+
+def _conclude(
+    job: Job,
+    plan: ShardingPlan,
+    predicted_input_dist_ms: tuple[float, ...] | None,
+    measured: MeasuredCost,
+    result: TrainingResult,
+    rank: Rank,
+    run_dir: Path,
+) -> float:
+    """Write what the run came to; returns the objective, nan where the run does not know it."""
+    fields = result_json(
+        plan,
+        measured,
+        result,
+        predicted_input_dist_ms=predicted_input_dist_ms,
+        device=rank.device,
+        batch_size=job.batch_size,
+        seed=job.seed,
+    )
+    write_json(run_dir / "result.json", fields)
+    log.info("%s", summary(plan, measured, result, run_dir))
+    value = fields[job.objective]
+    return math.nan if value is None else value
+
+
+def _hparams(cfg: DictConfig, plan: ShardingPlan) -> dict[str, str]:
+    values = (plan.sharder, str(cfg.batch_size), str(cfg.seed))
+    return dict(zip(HPARAMS, values, strict=True))

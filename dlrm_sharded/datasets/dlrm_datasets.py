@@ -1,0 +1,214 @@
+"""Meta's dlrm_datasets: the sparse features of one large production-like batch, in a file."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import logging
+import pickle
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.datasets.base import Split, profiled_table
+from dlrm_sharded.datasets.labels import PlantedLabels
+from dlrm_sharded.errors import ConfigError, DataError, check_count
+from dlrm_sharded.tables import Table
+
+log = logging.getLogger(__name__)
+
+
+class DlrmDatasets:
+    """One file of Meta's dlrm_datasets (`.pt` or `.pt.gz`), cut in global batches.
+
+    T tables, B samples. A file holds neither dense features nor labels: both are planted here
+    (`PlantedLabels`), so accuracy says that training works and nothing about real users.
+
+    Args:
+        path: unpack `.pt.gz` files where several ranks share a host: the ranks then share the
+            memory of the `.pt` file, while each would unpack its own copy.
+        embedding_dim: of all tables or of each; the files have no widths.
+        num_embeddings: of each table; by default its largest id + 1.
+        table_ids: the tables to use, by their position in the file; by default all. A table
+            cannot be used twice.
+        val_share: of the batches, from the end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        batch_size: int,
+        embedding_dim: int | Sequence[int] = 64,
+        num_embeddings: Sequence[int] | None = None,
+        table_ids: Sequence[int] | None = None,
+        val_share: float = 0.1,
+        num_dense: int = 13,
+        seed: int = 0,
+    ) -> None:
+        self.batch_size = batch_size
+        self.num_dense = num_dense
+        self._indices, self._offsets, self._lengths = _load(Path(path))
+        num_tables, num_samples = self._lengths.shape
+        self._table_ids = _checked_table_ids(table_ids, num_tables)
+        check_count("batch_size", batch_size, least=1)
+        if batch_size > num_samples:
+            raise ConfigError(
+                f"batch_size is {batch_size:,}; {path} has {num_samples:,} samples in all"
+            )
+        if not 0 <= val_share < 1:
+            raise ConfigError(f"val_share is {val_share}, must be at least 0 and below 1")
+        num_batches = num_samples // batch_size
+        num_val = min(round(num_batches * val_share), num_batches - 1)
+        self._num_batches = {"train": num_batches - num_val, "val": num_val}
+        dims = _per_table("embedding_dim", embedding_dim, len(self._table_ids))
+        rows = [self._num_rows(table) for table in self._table_ids]
+        if num_embeddings is not None:
+            rows = _checked_rows(rows, _per_table("num_embeddings", num_embeddings, len(rows)))
+        self._specs = tuple(
+            Table(f"t{table:03d}", num_rows, dim, self._num_ids(table) / num_samples)
+            for table, num_rows, dim in zip(self._table_ids, rows, dims, strict=True)
+        )
+        self._labels = PlantedLabels(self._specs, num_dense=num_dense, seed=seed)
+        log.info(
+            "%s: %d of %d tables, %s samples, %d training and %d validation batches; "
+            "dense features and labels are planted, the file has none",
+            path,
+            len(self._specs),
+            num_tables,
+            f"{num_samples:,}",
+            self._num_batches["train"],
+            num_val,
+        )
+
+    @functools.cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """Measured on the first global batch, table by table."""
+        return tuple(
+            profiled_table(
+                spec.name,
+                spec.num_embeddings,
+                spec.embedding_dim,
+                ids=self._ids(table, 0, self.batch_size).long(),
+                num_samples=self.batch_size,
+            )
+            for spec, table in zip(self._specs, self._table_ids, strict=True)
+        )
+
+    def num_batches(self, split: Split) -> int:
+        return self._num_batches[split]
+
+    def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
+        if not 0 <= index < self._num_batches[split]:
+            raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
+        num_samples = self.batch_size // world_size
+        first = index * self.batch_size + rank * num_samples
+        in_file = first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
+        ids = [self._ids(table, in_file, num_samples) for table in self._table_ids]
+        length_per_key = [part.numel() for part in ids]
+        lengths = self._lengths[self._table_ids, in_file : in_file + num_samples]
+        sparse = KeyedJaggedTensor(
+            keys=[table.name for table in self._specs],
+            values=torch.cat(ids).int(),
+            lengths=lengths.reshape(-1).int(),
+            stride=num_samples,
+            length_per_key=length_per_key,
+            offset_per_key=[0, *torch.tensor(length_per_key).cumsum(0).tolist()],
+        )
+        dense = self._labels.dense(split, first, num_samples)
+        return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
+
+    def _ids(self, table: int, first: int, num_samples: int) -> Tensor:
+        """[N], the ids of one table in the samples from number `first` of the file on."""
+        begin = table * self._lengths.shape[1] + first
+        return self._indices[int(self._offsets[begin]) : int(self._offsets[begin + num_samples])]
+
+    def _num_ids(self, table: int) -> int:
+        return self._ids(table, 0, self._lengths.shape[1]).numel()
+
+    def _num_rows(self, table: int) -> int:
+        ids = self._ids(table, 0, self._lengths.shape[1])
+        return int(ids.max()) + 1 if ids.numel() else 1
+
+
+def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """`indices` [N], `offsets` [T * B + 1] and `lengths` [T, B], checked against each other."""
+    if not path.is_file():
+        raise DataError(
+            f"{path} is not a file; download a file of Meta's dlrm_datasets (git-lfs) and set "
+            "data.path, or use data=dlrm_datasets_pool, which needs none"
+        )
+    try:
+        loaded = _load_gzip(path) if path.suffix == ".gz" else _load_plain(path)
+    except (OSError, EOFError, RuntimeError, ValueError, zlib.error, pickle.UnpicklingError) as e:
+        raise DataError(
+            f"{path} ({path.stat().st_size:,} B) cannot be read as a file of torch.save: it is "
+            "truncated, or a git-lfs pointer, or of another kind; download it again"
+        ) from e
+    if (
+        not isinstance(loaded, list | tuple)
+        or len(loaded) != 3
+        or not all(isinstance(part, Tensor) for part in loaded)
+    ):
+        raise DataError(f"{path} must hold the three tensors indices, offsets and lengths")
+    indices, offsets, lengths = loaded
+    shapes = f"indices {[*indices.shape]}, offsets {[*offsets.shape]}, lengths {[*lengths.shape]}"
+    if indices.is_floating_point() or (indices.numel() and int(indices.min()) < 0):
+        raise DataError(f"{path} has ids that are negative or no integers: {indices.dtype}")
+    if indices.dim() != 1 or lengths.dim() != 2 or offsets.shape != (lengths.numel() + 1,):
+        raise DataError(f"{path} has {shapes}; expected [N], [T * B + 1] and [T, B]")
+    if (
+        int(offsets[0]) != 0
+        or int(offsets[-1]) != indices.numel()
+        or not torch.equal(offsets.diff(), lengths.reshape(-1).to(offsets.dtype))
+    ):
+        raise DataError(f"{path} has {shapes}, whose offsets do not belong to lengths and indices")
+    return indices, offsets, lengths
+
+
+def _load_plain(path: Path) -> object:
+    # only torch's zip format can be mapped; a mapped file is in memory once for all ranks
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def _load_gzip(path: Path) -> object:
+    # torch.load seeks, which in a gzip stream means to unpack again from the start
+    with tempfile.TemporaryFile() as unpacked:
+        with gzip.open(path) as packed:
+            shutil.copyfileobj(packed, unpacked, length=2**24)
+        unpacked.seek(0)
+        return torch.load(unpacked, map_location="cpu", weights_only=True)
+
+
+def _checked_table_ids(table_ids: Sequence[int] | None, num_tables: int) -> list[int]:
+    if table_ids is None:
+        return list(range(num_tables))
+    wrong = [table for table in table_ids if not 0 <= table < num_tables]
+    if wrong or not table_ids or len(set(table_ids)) < len(table_ids):
+        raise ConfigError(
+            f"table_ids must be different numbers from 0 to {num_tables - 1}, at least one; "
+            f"got {list(table_ids)}"
+        )
+    return list(table_ids)
+
+
+def _per_table(key: str, value: int | Sequence[int], num_tables: int) -> list[int]:
+    values = [value] * num_tables if isinstance(value, int) else list(value)
+    if len(values) != num_tables:
+        raise ConfigError(f"{key} has {len(values)} values for {num_tables} tables")
+    return values
+
+
+def _checked_rows(needed: list[int], given: list[int]) -> list[int]:
+    for table, (least, rows) in enumerate(zip(needed, given, strict=True)):
+        if rows < least:
+            raise ConfigError(f"num_embeddings[{table}] is {rows:,}; the file has id {least - 1:,}")
+    return given

@@ -1,0 +1,365 @@
+"""Why a plan costs what it does under the learned cost model, and what would make it cost less.
+
+For plans of any sharder: which ranks and shards bound the cost, what each split of a table bought,
+and what a short search finds with another rank or more memory.
+
+Letters: S shards, W ranks, C candidate ranks, V numbers of a shard (`cost/compute.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.communication import STEP_EXCHANGES, ExchangePrices, Hosts
+from dlrm_sharded.cost.features import (
+    COLUMNS,
+    FLOAT_BYTES,
+    HOST_ROWS,
+    ROWS,
+    Floats,
+    Workload,
+    workload_of_plan,
+)
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
+from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.improve import Clock
+from dlrm_sharded.search.layout import shards_of
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.search import Effort, search
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+NEARLY_MOST = 0.99
+"""Of the most that a rank costs: ranks from here on bound the plan."""
+
+MAX_RANKS, MAX_SPLITS, MAX_CANDIDATES = 8, 64, 16
+SEARCH_S, ALL_S = 1.0, 2.5
+"""What one search may take, and all together with what comes before them."""
+
+WORTH = 5e-3
+"""A plan that is predicted less by a smaller share than this is not a better one."""
+
+GOOD_GAP = 0.002
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCost:
+    """What a shard adds to its rank, in ms: its lookups, and its own part in the exchanges."""
+
+    shard: Shard
+    table: Table
+    compute_ms: float
+    comm_ms: float
+
+    @property
+    def cost_ms(self) -> float:
+        return self.compute_ms + self.comm_ms
+
+
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """A rank and its shards, the costliest first."""
+
+    rank: int
+    cost_ms: float
+    shards: tuple[ShardCost, ...]
+
+    @property
+    def other_ms(self) -> float:
+        """What is no shard's: launches, and the exchanges of other ranks' shards."""
+        return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A table in several shards.
+
+    Args:
+        gain_ms: what the plan would cost more with the table whole, on the rank where it then costs
+            least; None where it fits no rank beside the others.
+    """
+
+    table: str
+    num_shards: int
+    by_rows: bool
+    gain_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a short search, which knows no constraints, finds under a change.
+
+    Args:
+        cost_ms: None where it found nothing better than the plan is.
+    """
+
+    change: str
+    cost_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """A plan under a cost model.
+
+    Args:
+        ranks: that bound the cost, the costliest first, at most `MAX_RANKS` of `num_bounding`.
+        splits: of the `MAX_SPLITS` costliest of `num_split` tables, or fewer where there was no
+            time; those that bought most first.
+    """
+
+    world_size: int
+    cost_ms: float
+    ranks: tuple[RankCost, ...]
+    num_bounding: int
+    splits: tuple[Split, ...]
+    num_split: int
+    alternatives: tuple[Alternative, ...]
+
+
+def insight(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> Insight:
+    """Explain a valid plan, in seconds at most whatever its size."""
+    started = time.perf_counter()
+    task = with_profiles(task)
+    priced = _PricedPlan(plan, task, model)
+    totals = [rank.total_ms for rank in priced.cost.per_rank]
+    bounding = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
+    bounding.sort(key=lambda rank: -totals[rank])
+    split = [name for name, shards in plan.shards_by_table().items() if len(shards) > 1]
+    return Insight(
+        world_size=plan.world_size,
+        cost_ms=priced.cost.cost_ms,
+        ranks=tuple(priced.rank(rank) for rank in bounding[:MAX_RANKS]),
+        num_bounding=len(bounding),
+        splits=tuple(priced.splits(split, Clock(started + SEARCH_S))),
+        num_split=len(split),
+        alternatives=tuple(
+            Alternative(change, _found_ms(other, model, priced.cost.cost_ms, started + ALL_S))
+            for change, other in _changes(task)
+        ),
+    )
+
+
+class _PricedPlan:
+    """The shards of a plan, each with what it adds to its rank."""
+
+    def __init__(self, plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> None:
+        self._plan = plan
+        self._task = task
+        self._used = np.array(plan.bytes_by_rank(task.topology))
+        self._model = model
+        self._hosts = model.hosts(task.topology)
+        self._tables = {table.name: table for table in task.tables}
+        self._workload = workload = workload_of_plan(plan, task)
+        self._vectors = model.compute.vectors(workload)
+        self.cost: PlanCost = model.predict_workload(workload, self._hosts)
+        read_mb = workload.by_rank(self._vectors[:, -1])[workload.rank]
+        self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
+        prices = ExchangePrices.of(model.communication, self._hosts)
+        comm_ms = _own_comm_ms(workload, prices)
+        # where volumes are far from even, prices say more than the exchanges take
+        most = np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in self.cost.per_rank])
+        share = np.minimum(most / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
+        self._comm_ms = comm_ms * share[workload.rank]
+
+    def rank(self, rank: int) -> RankCost:
+        shards = [
+            ShardCost(
+                shard=shard,
+                table=self._tables[shard.table],
+                compute_ms=float(self._compute_ms[i]),
+                comm_ms=float(self._comm_ms[i]),
+            )
+            for i, shard in enumerate(self._plan.shards)
+            if shard.rank == rank
+        ]
+        return RankCost(
+            rank=rank,
+            cost_ms=self.cost.per_rank[rank].total_ms,
+            shards=tuple(sorted(shards, key=lambda shard: -shard.cost_ms)),
+        )
+
+    def splits(self, names: Sequence[str], clock: Clock) -> list[Split]:
+        """The costliest of the named tables, in order of what their splits bought."""
+        places: dict[str, list[int]] = {name: [] for name in names}
+        for i, shard in enumerate(self._plan.shards):
+            if shard.table in places:
+                places[shard.table].append(i)
+        names = sorted(names, key=lambda name: -float(self._compute_ms[places[name]].sum()))
+        names = names[:MAX_SPLITS]
+        if not names:
+            return []
+        whole = [Shard.whole(self._tables[name], 0) for name in names]
+        alone = workload_of_plan(
+            ShardingPlan(self._plan.sharder, self._plan.world_size, tuple(whole)), self._task
+        )
+        vectors = self._model.compute.vectors(alone)
+        found = []
+        for i, name in enumerate(names):
+            if clock.is_over:
+                break
+            shards = [self._plan.shards[place] for place in places[name]]
+            cost_ms = self._whole_ms(places[name], whole[i], vectors[i])
+            found.append(
+                Split(
+                    table=name,
+                    num_shards=len(shards),
+                    by_rows=is_row_wise(shards, self._tables[name]),
+                    gain_ms=None if cost_ms is None else cost_ms - self.cost.cost_ms,
+                )
+            )
+        # those that fit no rank whole come last: what they bought has no figure
+        return sorted(found, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
+
+    def _whole_ms(self, places: Sequence[int], whole: Shard, vector: Floats) -> float | None:
+        """Cost of the plan with a table's shards replaced by one, where that costs least."""
+        model, topology = self._model, self._task.topology
+        others = np.ones(len(self._plan.shards), dtype=bool)
+        others[list(places)] = False
+        workload = _part(self._workload, others)
+        free = np.array(topology.rank_memory_bytes) - self._used_without(places)
+        lookups = workload.num_lookups()
+        columns = workload.rank[workload.lookup == COLUMNS]
+        new_lookup = np.bincount(columns, minlength=workload.world_size) == 0
+        sums = workload.by_rank(self._vectors[others])
+        without_ms = model.compute.times_ms(sums, lookups).sum(axis=1)
+        with_ms = model.compute.times_ms(sums + vector, lookups + new_lookup).sum(axis=1)
+        candidates = np.flatnonzero(free >= whole.bytes_on(topology))
+        candidates = candidates[np.argsort(with_ms[candidates], kind="stable")[:MAX_CANDIDATES]]
+        if not len(candidates):
+            return None
+        costs = np.repeat(without_ms[None], len(candidates), axis=0)
+        each = np.arange(len(candidates))
+        costs[each, candidates] = with_ms[candidates]
+        costs += self._exchange_ms(workload, candidates, whole)
+        return float(costs.max(axis=1).min())
+
+    def _exchange_ms(self, workload: Workload, candidates: Indices, whole: Shard) -> Floats:
+        """[C, W], of the workload and one more shard, on each candidate."""
+        exchange, each = workload.exchange(of_ids=False), np.arange(len(candidates))
+        volume = np.repeat(exchange.volume[None], len(each), axis=0)
+        volume[each, candidates] += whole.num_cols * _bytes_per_column(workload)
+        num_shards = np.repeat(exchange.num_shards[None], len(each), axis=0)
+        num_shards[each, candidates] += 1
+        reduce_volume = np.full(len(each), exchange.reduce_volume)
+        reduce_shards = np.full(len(each), exchange.reduce_shards)
+        model, on_host = self._model.communication, exchange.host_reduce_shards
+        times = np.zeros_like(volume)
+        for kind in STEP_EXCHANGES:
+            times += model.times_ms(
+                kind, volume, num_shards, reduce_volume, reduce_shards, self._hosts
+            )
+            if on_host.any():
+                of_host = exchange.host_reduce_volume
+                times += model.reduce_ms(kind, of_host, on_host, self._hosts.alone())
+        return times
+
+    def _used_without(self, places: Sequence[int]) -> Indices:
+        used = self._used.copy()
+        for place in places:
+            shard = self._plan.shards[place]
+            used[shard.rank] -= shard.bytes_on(self._task.topology)
+        return used
+
+
+def _part(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
+    """Some of its shards."""
+    return dataclasses.replace(
+        workload,
+        rank=workload.rank[kept],
+        lookup=workload.lookup[kept],
+        num_rows=workload.num_rows[kept],
+        num_cols=workload.num_cols[kept],
+        num_ids=workload.num_ids[kept],
+        reuse_histogram=workload.reuse_histogram[kept],
+    )
+
+
+def _bytes_per_column(workload: Workload) -> float:
+    """That a rank exchanges with every other one."""
+    return FLOAT_BYTES * workload.batch_size / workload.world_size
+
+
+def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
+    """[S], what a shard adds to its rank's exchanges."""
+    volume = workload.exchange(of_ids=False).volume
+    of_host = volume.reshape(prices.num_hosts, -1).sum(axis=1)
+    per_byte = np.full(len(volume), prices.own + prices.shared)
+    per_byte[volume >= volume.max()] += prices.fullest
+    fullest_host = np.repeat(of_host >= of_host.max(), workload.ranks_per_host)
+    per_byte[fullest_host] += prices.fullest_host
+    num_bytes = workload.num_cols * _bytes_per_column(workload)
+    own = per_byte[workload.rank] * num_bytes + prices.shard
+    by_rows = prices.reduce * num_bytes + prices.reduce_shard
+    on_host = per_byte[workload.rank] * num_bytes / workload.ranks_per_host + prices.shard
+    on_host += prices.host_reduce * num_bytes * prices.num_hosts + prices.host_reduce_shard
+    conditions = [workload.lookup == ROWS, workload.lookup == HOST_ROWS]
+    times: Floats = np.select(conditions, [by_rows, on_host], own)
+    return times
+
+
+def _changes(task: ShardingTask) -> list[tuple[str, ShardingTask]]:
+    """What could be different, in words, and the task that it would be."""
+    topology = task.topology
+    one_host = topology.ranks_per_host == topology.world_size
+    return [
+        ("another plan", task),
+        (
+            "one more rank" if one_host else "one more host",
+            dataclasses.replace(task, topology=_larger(topology)),
+        ),
+        ("10 % more memory", dataclasses.replace(task, topology=_roomier(topology))),
+    ]
+
+
+def _larger(topology: Topology) -> Topology:
+    """With another host, or another rank on the only one."""
+    one_host = topology.ranks_per_host == topology.world_size
+    more = 1 if one_host else topology.ranks_per_host
+    by_rank = topology.memory_bytes_by_rank
+    return dataclasses.replace(
+        topology,
+        world_size=topology.world_size + more,
+        local_world_size=None if one_host else topology.local_world_size,
+        memory_bytes_by_rank=by_rank and (*by_rank, *(min(by_rank),) * more),
+    )
+
+
+def _roomier(topology: Topology) -> Topology:
+    by_rank = topology.memory_bytes_by_rank
+    return dataclasses.replace(
+        topology,
+        memory_bytes=topology.memory_bytes * 11 // 10,
+        memory_bytes_by_rank=by_rank and tuple(size * 11 // 10 for size in by_rank),
+    )
+
+
+def _found_ms(
+    task: ShardingTask, model: LearnedCostModel, cost_ms: float, deadline: float
+) -> float | None:
+    """Predicted cost of what a search finds, where that is less."""
+    clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
+    if clock.is_over:
+        return None
+    bound_ms = lower_bound_ms(task, model)
+    if bound_ms >= cost_ms * (1 - WORTH):
+        return None
+    problem = Problem.of(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
+    state = search(problem, bound_ms, 0, Effort(patience=0, good_gap=GOOD_GAP, clock=clock))
+    if state is None:
+        return None
+    plan = ShardingPlan("search", task.topology.world_size, shards_of(state))
+    hosts: Hosts = model.hosts(task.topology)
+    found = model.predict_workload(workload_of_plan(plan, task), hosts)
+    return found.cost_ms if found.cost_ms < cost_ms * (1 - WORTH) else None

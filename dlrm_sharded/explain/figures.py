@@ -1,0 +1,130 @@
+"""Pictures of a plan: the cost and the memory of every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dlrm_sharded.explain.text import STAGE_LABELS
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.task import ShardingTask
+
+MAX_TABLES_SHOWN = 8
+MANY_RANKS = 16
+
+
+def plot_cost_by_rank(
+    cost: PlanCost,
+    *,
+    predicted: PlanCost | None = None,
+    max_ms: float | None = None,
+    num_ranks: int | None = None,
+    label: str = "ms per step",
+) -> Figure:
+    """Stacked bars: the four stages of every rank.
+
+    Args:
+        predicted: in thin bars below the others; of many ranks, a mark where each would end.
+        max_ms: end of the axis of time, and `num_ranks` of that of ranks: the same for all figures
+            that are compared by eye. Without it the axis ends at a round number, so that those of
+            similar runs have the same one mostly.
+    """
+    figure, axes = thumbnail()
+    ranks = range(len(cost.per_rank))
+    longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
+    if predicted is None or len(ranks) > MANY_RANKS:
+        stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
+    else:
+        places = [rank - 0.12 for rank in ranks]
+        stack_bars(axes, places, STAGE_LABELS, _stage_widths(cost), height=0.56)
+        below = [rank + 0.29 for rank in ranks]
+        stack_bars(axes, below, [""] * len(STAGES), _stage_widths(predicted), height=0.22)
+        label = f"{label} (thin: predicted)"
+    if predicted is not None and len(ranks) > MANY_RANKS:
+        axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
+        label = f"{label} (black: predicted)"
+    axes.set_xlim(0, _rounded_up(longest_ms) if max_ms is None else max_ms)
+    _finish_ranks(figure, axes, num_ranks or len(ranks), label, columns=4)
+    return figure
+
+
+def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
+    """Stacked bars: the memory of the largest tables, and of all others, on every rank."""
+    figure, axes = thumbnail()
+    bytes_of_table: dict[str, int] = {}
+    for shard in plan.shards:
+        size = shard.bytes_on(task.topology)
+        bytes_of_table[shard.table] = bytes_of_table.get(shard.table, 0) + size
+    by_size = sorted(bytes_of_table, key=lambda name: (-bytes_of_table[name], name))
+    groups = [{name} for name in by_size[:MAX_TABLES_SHOWN]]
+    labels = by_size[:MAX_TABLES_SHOWN]
+    if others := set(by_size[MAX_TABLES_SHOWN:]):
+        groups.append(others)
+        labels.append(f"{len(others)} others")
+    widths = [[0.0] * plan.world_size for _ in groups]
+    for names, of_group in zip(groups, widths, strict=True):
+        for shard in plan.shards:
+            if shard.table in names:
+                of_group[shard.rank] += shard.bytes_on(task.topology) / 2**20
+    stack_bars(axes, range(plan.world_size), labels, widths)
+    _finish_ranks(figure, axes, plan.world_size, "MiB of tables", columns=3)
+    return figure
+
+
+def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
+    """A figure that reads well where TensorBoard shows it, about 330 pixels wide."""
+    figure = Figure(figsize=(4.6, height), dpi=150, layout="constrained")
+    return figure, figure.subplots()
+
+
+def stack_bars(
+    axes: Axes,
+    places: Sequence[float],
+    labels: Sequence[str],
+    widths: Sequence[Sequence[float]],
+    *,
+    height: float = 0.8,
+) -> None:
+    """Horizontal bars of parts put end to end; a part has a label, a colour, a width by place."""
+    left = [0.0] * len(places)
+    for i, (label, of_part) in enumerate(zip(labels, widths, strict=True)):
+        axes.barh(places, of_part, height, left=left, label=label, color=f"C{i}")
+        left = [a + b for a, b in zip(left, of_part, strict=True)]
+
+
+def legend_above(figure: Figure, *, columns: int) -> None:
+    figure.legend(
+        loc="outside upper center",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
+        columnspacing=1.0,
+        handlelength=1.0,
+        handletextpad=0.4,
+    )
+
+
+def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, columns: int) -> None:
+    axes.set_xlabel(label)
+    axes.set_ylabel("rank")
+    axes.set_yticks(
+        range(num_ranks) if num_ranks <= MANY_RANKS else range(0, num_ranks, num_ranks // 8)
+    )
+    axes.set_ylim(num_ranks - 0.4, -0.6)
+    legend_above(figure, columns=columns)
+
+
+def _stage_widths(cost: PlanCost) -> list[list[float]]:
+    return [[rank.stage_ms(stage) for rank in cost.per_rank] for stage in STAGES]
+
+
+def _rounded_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ..."""
+    if value <= 0:
+        return 1.0
+    decade = 10.0 ** math.floor(math.log10(value))
+    return next(step * decade for step in (1, 2, 5, 10) if value <= step * decade)

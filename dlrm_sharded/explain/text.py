@@ -1,0 +1,267 @@
+"""What there is to say of a plan under a cost model, in lines for terminals and TensorBoard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlrm_sharded.explain.diagnosis import Alternative, Insight, RankCost, ShardCost, Split
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask
+
+STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
+MAX_SHOWN = 8
+"""Splits, or tables in a list; of a rank, half as many shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Lines below a title."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def forecast(plan: ShardingPlan) -> str | None:
+    """What a plan is predicted to cost, and how near that is to the least; None if not known."""
+    if plan.predicted is None:
+        return None
+    text = f"predicted {plan.predicted.cost_ms:.2f} ms"
+    if plan.gap is None:
+        return text
+    return f"{text}, at most {100 * plan.gap:z.1f} % above the best possible"
+
+
+def sections(insight: Insight) -> list[Section]:
+    """An insight in words."""
+    return [
+        Section("What bounds it", (_bounding(insight), *map(_rank, insight.ranks))),
+        Section("What splits bought", tuple(_splits(insight))),
+        Section(
+            "What more would buy",
+            (
+                f"A short search, which knows no constraints, against {insight.cost_ms:.2f} ms:",
+                *(_alternative(other, insight.cost_ms) for other in insight.alternatives),
+            ),
+        ),
+    ]
+
+
+def _bounding(insight: Insight) -> str:
+    shown, found = len(insight.ranks), insight.num_bounding
+    return (
+        f"Predicted within 1 % of the slowest rank's {insight.cost_ms:.2f} ms: {found} of "
+        f"{insight.world_size} ranks{f'; the {shown} slowest' if shown < found else ''}"
+    )
+
+
+def _rank(rank: RankCost) -> str:
+    shown, others = rank.shards[: MAX_SHOWN // 2], rank.shards[MAX_SHOWN // 2 :]
+    parts = [f"{_named(shard)} {shard.cost_ms:.2f} ms" for shard in shown]
+    if others:
+        parts.append(f"{len(others)} more {sum(shard.cost_ms for shard in others):.2f} ms")
+    parts.append(f"launches and exchanges of all ranks {rank.other_ms:z.2f} ms")
+    return f"rank {rank.rank}, {rank.cost_ms:.2f} ms: {', '.join(parts)}"
+
+
+def _named(cost: ShardCost) -> str:
+    shard, table = cost.shard, cost.table
+    if shard.num_rows < table.num_embeddings:
+        return f"{shard.table} (rows {shard.rows[0]:,} to {shard.rows[1]:,})"
+    if shard.num_cols < table.embedding_dim:
+        return f"{shard.table} (columns {shard.cols[0]:,} to {shard.cols[1]:,})"
+    return shard.table
+
+
+def _splits(insight: Insight) -> list[str]:
+    if not insight.num_split:
+        return ["No table is split."]
+    lines = []
+    if known := [split for split in insight.splits if split.gain_ms is not None]:
+        lines.append("What the plan would cost more with a table whole, where it then costs least:")
+        lines += [f"{_pieces(split)}: {_gain(split)}" for split in known[:MAX_SHOWN]]
+    if others := known[MAX_SHOWN:]:
+        lines.append(f"{len(others)} more: {_gain(others[0])} to {_gain(others[-1])}")
+    if too_large := [split for split in insight.splits if split.gain_ms is None]:
+        more = f" and {len(too_large) - MAX_SHOWN} more" if len(too_large) > MAX_SHOWN else ""
+        names = ", ".join(map(_pieces, too_large[:MAX_SHOWN]))
+        lines.append(f"{names}{more}: fits no rank whole")
+    if left := insight.num_split - len(insight.splits):
+        lines.append(f"split tables not looked at: {left}")
+    return lines
+
+
+def _pieces(split: Split) -> str:
+    kind = "row blocks" if split.by_rows else "column shards"
+    return f"{split.table} in {split.num_shards} {kind}"
+
+
+def _gain(split: Split) -> str:
+    """Below 0 where the plan would cost less with the table whole."""
+    assert split.gain_ms is not None
+    return f"{split.gain_ms:z.2f} ms"
+
+
+def _alternative(other: Alternative, cost_ms: float) -> str:
+    if other.cost_ms is None:
+        return f"{other.change}: nothing found"
+    less = 100 * (1 - other.cost_ms / cost_ms)
+    return f"{other.change}: {other.cost_ms:.2f} ms, {less:.1f} % less"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardShare:
+    """One shard's part in the work of its rank.
+
+    Args:
+        cost_ms: the rank's cost, divided among its shards: computation in proportion to columns
+            read (columns x ids per sample), communication in proportion to columns, and so is
+            computation where nothing is read; None where the rank's cost is not known.
+        work: columns read per sample.
+    """
+
+    shard: Shard
+    table: Table
+    size_bytes: int
+    work: float
+    cost_ms: float | None
+
+
+def shares_of_rank(
+    plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
+) -> list[ShardShare]:
+    """The shards of a rank, the costliest first, or those with most work without a cost."""
+    tables = {table.name: table for table in task.tables}
+    on_rank = [shard for shard in plan.shards if shard.rank == rank]
+    work = [_columns_read(shard, tables[shard.table]) for shard in on_rank]
+    sum_work = sum(work)
+    sum_cols = sum(shard.num_cols for shard in on_rank)
+    shares = []
+    for shard, shard_work in zip(on_rank, work, strict=True):
+        cost_ms = None
+        if cost is not None:
+            stages = cost.per_rank[rank]
+            compute_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
+            comm_ms = stages.fwd_comm_ms + stages.bwd_comm_ms
+            by_cols = shard.num_cols / sum_cols
+            by_work = shard_work / sum_work if sum_work else by_cols
+            cost_ms = compute_ms * by_work + comm_ms * by_cols
+        shares.append(
+            ShardShare(
+                shard=shard,
+                table=tables[shard.table],
+                size_bytes=shard.bytes_on(task.topology),
+                work=shard_work,
+                cost_ms=cost_ms,
+            )
+        )
+    return sorted(shares, key=lambda share: (share.cost_ms or 0.0, share.work), reverse=True)
+
+
+def explain(
+    plan: ShardingPlan,
+    task: ShardingTask,
+    cost: PlanCost | None,
+    insight: Insight | None = None,
+) -> str:
+    """The plan as Markdown: ranks, then the shards of every rank, the slowest rank first.
+
+    Args:
+        insight: what the cost model has to say of the plan, before the ranks.
+    """
+    ranks = range(plan.world_size)
+    slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
+    shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
+    lines = [
+        f"**{plan.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
+        f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
+    ]
+    if cost is not None:
+        slowest = slowest_first[0]
+        top = shares[slowest][:3]
+        if top:
+            blame = ", ".join(f"{s.shard.table} ({_ms(s.cost_ms)} ms)" for s in top)
+            lines.append(
+                f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
+                f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
+            )
+        if plan.predicted is not None:
+            lines += ["", *_prediction_table(plan.predicted, cost)]
+    if insight is not None:
+        lines += _insight_lines(plan, insight)
+    lines += [
+        "",
+        "| rank | shards | GiB | columns | columns read per sample | cost ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rank in ranks:
+        held = shares[rank]
+        lines.append(
+            f"| {rank} | {len(held)} | {sum(s.size_bytes for s in held) / GIB:.3f} | "
+            f"{sum(s.shard.num_cols for s in held)} | {sum(s.work for s in held):,.0f} | "
+            f"{_ms(None if cost is None else cost.per_rank[rank].total_ms)} |"
+        )
+    lines += [
+        "",
+        "A shard's cost is its share of its rank's: of computation by columns read, "
+        "of communication by columns.",
+        "",
+        "| rank | table | rows | columns | ids per sample | MiB | cost ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rank in slowest_first:
+        for share in shares[rank]:
+            lines.append(
+                f"| {rank} | {share.table.name} | {_part(share.shard.rows)} | "
+                f"{_part(share.shard.cols)} | {share.table.pooling_factor:.1f} | "
+                f"{share.size_bytes / 2**20:.1f} | {_ms(share.cost_ms)} |"
+            )
+    return "\n".join(lines)
+
+
+def _insight_lines(plan: ShardingPlan, insight: Insight) -> list[str]:
+    lines = []
+    if (expected := forecast(plan)) is not None:
+        lines += ["", f"It is {expected}."]
+    for section in sections(insight):
+        lines += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
+    return lines
+
+
+def difference(predicted_ms: float, measured_ms: float) -> str:
+    """By how much of the measured time the prediction is off."""
+    if measured_ms <= 0:
+        return "-"
+    return f"{100 * (predicted_ms / measured_ms - 1):+z.0f} %"
+
+
+def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
+    times = {
+        label: (predicted.stage_max_ms(stage), measured.stage_max_ms(stage))
+        for stage, label in zip(STAGES, STAGE_LABELS, strict=True)
+    }
+    times["critical path"] = predicted.critical_path_ms, measured.critical_path_ms
+    times["embedding cost"] = predicted.cost_ms, measured.cost_ms
+    return [
+        "| stage (max over ranks) | predicted ms | measured ms | difference |",
+        "|---|---|---|---|",
+        *(f"| {name} | {a:.2f} | {b:.2f} | {difference(a, b)} |" for name, (a, b) in times.items()),
+    ]
+
+
+def _columns_read(shard: Shard, table: Table) -> float:
+    """Columns that the lookup of a shard reads per sample; row blocks share the ids evenly."""
+    return shard.num_cols * table.pooling_factor * shard.num_rows / table.num_embeddings
+
+
+def _rank_cost_ms(cost: PlanCost | None, rank: int) -> float:
+    return 0.0 if cost is None else cost.per_rank[rank].total_ms
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _part(interval: tuple[int, int]) -> str:
+    return f"{interval[0]:,} to {interval[1]:,}"

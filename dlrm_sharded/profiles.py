@@ -1,0 +1,43 @@
+"""Access profiles of tables that nobody measured: what a Zipf distribution gives in the mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.zipf import cached_zipf
+
+ASSUMED_EXPONENT = 0.9
+"""Zipf exponent of tables without a measured profile: it fits Meta's dlrm_datasets best."""
+
+
+def with_profiles(task: ShardingTask) -> ShardingTask:
+    """The task with a reuse histogram for every table: assumed where none was measured."""
+    unknown = [table for table in task.tables if table.reuse_histogram is None]
+    assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
+    by_name = {table.name: table for table in assumed}
+    tables = tuple(by_name.get(table.name, table) for table in task.tables)
+    return ShardingTask(tables, task.topology, task.batch_size)
+
+
+def with_expected_profile(
+    tables: Iterable[Table], *, batch_size: int, exponent: float
+) -> tuple[Table, ...]:
+    """The tables with the reuse histogram that a Zipf-distributed global batch has in the mean."""
+    return tuple(
+        dataclasses.replace(
+            table,
+            reuse_histogram=_expected_reuse_histogram(
+                table.num_embeddings, exponent, batch_size * table.pooling_factor
+            ),
+        )
+        for table in tables
+    )
+
+
+@functools.lru_cache(maxsize=65_536)
+def _expected_reuse_histogram(num_ids: int, exponent: float, num_draws: float) -> tuple[float, ...]:
+    return cached_zipf(num_ids, exponent).expected_reuse_histogram(num_draws)

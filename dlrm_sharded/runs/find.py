@@ -1,0 +1,103 @@
+"""Runs in sweeps and folders: what was started, whether it left a folder or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.runs.run import SKIPPED, Run, read_run
+from dlrm_sharded.runs.schema import read_result
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Runs in order of their paths, and what could not be read on the way to them."""
+
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    sweep: Path
+    fields: Mapping[str, Any]
+
+
+def find_runs(folders: Sequence[Path]) -> Found:
+    """All runs in some folders: runs, sweeps, or trees of them; each once.
+
+    Raises:
+        DataError: a folder does not exist, or none holds a run.
+    """
+    searched = [folder.resolve() for folder in folders]
+    for folder in searched:
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder; give a run, a sweep, or a folder of them")
+    jobs: dict[Path, _Job] = {}
+    found: set[Path] = set()
+    problems: list[str] = []
+    for folder in searched:
+        inside = list(_walk(folder))
+        found |= {path for path in inside if _is_run(path)}
+        for sweep in [*folder.parents, *inside]:
+            try:
+                jobs |= _jobs(sweep)
+            except DataError as error:
+                problems.append(str(error))
+        found |= {path for path in jobs if path.is_relative_to(folder)}
+    if not found:
+        names = ", ".join(str(folder) for folder in searched)
+        raise DataError(
+            f"no runs in {names}: looked for result.json, .hydra/overrides.yaml and sweep.json "
+            "in every folder there; give a run, a sweep, or a folder of them"
+        )
+    root = Path(os.path.commonpath(searched))
+    unlisted = {path: _Job(path.parent, {}) for path in found}
+    runs = [
+        read_run(path, root=root, sweep=job.sweep, job=job.fields)
+        for path, job in sorted((unlisted | jobs).items())
+        if path in found
+    ]
+    if all(run.state == SKIPPED for run in runs):
+        raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
+    problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
+    return Found(tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems)))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path, below, _ in os.walk(folder):
+        below[:] = [name for name in below if not name.startswith(".")]
+        yield Path(path)
+
+
+def _is_run(folder: Path) -> bool:
+    if (folder / ".hydra" / "overrides.yaml").is_file():
+        return True
+    try:
+        result = read_result(folder)
+    except DataError:
+        return True
+    return result is not None and bool(result.metrics)  # else another tool's file
+
+
+def _jobs(sweep: Path) -> dict[Path, _Job]:
+    """Jobs of a folder's sweep.json by their folders; none where it has no such file."""
+    path = sweep / "sweep.json"
+    if not path.is_file():
+        return {}
+    try:
+        jobs = read_json_object(path, what="sweep").get("jobs")
+    except ConfigError as error:
+        raise DataError(f"{error}; its jobs that left no folder are not counted") from error
+    if not isinstance(jobs, list):
+        raise DataError(f"{path} has no list of jobs; those that left no folder are not counted")
+    return {
+        (sweep / job["folder"]).resolve(): _Job(sweep, job)
+        for job in jobs
+        if isinstance(job, dict) and isinstance(job.get("folder"), str)
+    }

@@ -1,0 +1,101 @@
+"""Runs as tables: one row a run, and one for all runs whose figures may be averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from dlrm_sharded.runs.run import SUCCEEDED, Run
+from dlrm_sharded.runs.schema import METRICS, Platform, written
+
+BASELINE = "random"
+GAIN = "gain_against_random"
+"""Throughput over that of the random run with the same seed, setting and platform, less 1."""
+
+PREDICTION_ERROR = "prediction_error"
+"""Predicted embedding cost over the measured one, less 1."""
+
+FIGURES = (*METRICS, GAIN, PREDICTION_ERROR)
+CONDITIONS = ("setting", "world_size", "device", "versions")
+GROUP = ("sharder", "options", *CONDITIONS)
+"""Runs are averaged only where all of these agree."""
+
+_SCHEMA = {
+    "run": pl.String,
+    "sharder": pl.String,
+    "options": pl.String,
+    "setting": pl.String,
+    "world_size": pl.Int64,
+    "device": pl.String,
+    "versions": pl.String,
+    "seed": pl.Int64,
+    "state": pl.String,
+    "reason": pl.String,
+    "log": pl.String,
+    "seconds": pl.Float64,
+    "batch_size": pl.Int64,
+    "commit": pl.String,
+    "folder": pl.String,
+    **dict.fromkeys(METRICS, pl.Float64),
+}
+
+
+def run_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row a run, in their order; figures are null for runs that did not succeed."""
+    table = pl.DataFrame([_fields(run) for run in runs], schema=_SCHEMA)
+    return _with_prediction_errors(_with_gains(table))
+
+
+def summary_table(table: pl.DataFrame) -> pl.DataFrame:
+    """One row a GROUP, in order of their first runs: counts, then mean, std and n of FIGURES."""
+    succeeded = pl.col("state") == SUCCEEDED
+    return table.group_by(GROUP, maintain_order=True).agg(
+        pl.len().alias("runs"),
+        succeeded.sum().alias("succeeded"),
+        pl.col("seed").filter(succeeded).drop_nulls().n_unique().alias("seeds"),
+        *(
+            how(pl.col(name)).alias(f"{name}_{suffix}")
+            for name in FIGURES
+            for suffix, how in (("mean", pl.Expr.mean), ("std", pl.Expr.std), ("n", pl.Expr.count))
+        ),
+    )
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    platform = run.platform or Platform()
+    result = run.result
+    return {
+        "run": run.name,
+        "sharder": run.sharder,
+        "options": written(run.options),
+        "setting": written(run.setting),
+        "world_size": platform.world_size,
+        "device": platform.device,
+        "versions": written(platform.versions),
+        "seed": run.seed,
+        "state": run.state,
+        "reason": run.reason,
+        "log": run.log,
+        "seconds": run.seconds,
+        "batch_size": result.batch_size if result else None,
+        "commit": result.commit if result else None,
+        "folder": str(run.folder),
+        **{name: result.metrics.get(name) if result else None for name in METRICS},
+    }
+
+
+def _with_gains(table: pl.DataFrame) -> pl.DataFrame:
+    """Add GAIN: against the mean of the random runs of the seed, where there are several."""
+    is_baseline = (pl.col("sharder") == BASELINE) & (pl.col("options") == "")
+    throughput = pl.col("samples_per_s")
+    baseline = throughput.filter(is_baseline & (throughput > 0)).mean().over(*CONDITIONS, "seed")
+    has_pair = ~is_baseline & pl.col("seed").is_not_null()
+    return table.with_columns(pl.when(has_pair).then(throughput / baseline - 1).alias(GAIN))
+
+
+def _with_prediction_errors(table: pl.DataFrame) -> pl.DataFrame:
+    measured = pl.col("embedding_cost_ms")
+    error = pl.col("predicted_ms") / measured - 1
+    return table.with_columns(pl.when(measured > 0).then(error).alias(PREDICTION_ERROR))

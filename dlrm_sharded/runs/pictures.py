@@ -1,0 +1,157 @@
+"""The comparison in pictures, to be read where TensorBoard shows them, about 330 pixels wide."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
+from dlrm_sharded.explain.text import STAGE_LABELS
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.runs.frames import BASELINE
+from dlrm_sharded.runs.summary import Comparison, Row
+
+ROWS_OF_ONE_HEIGHT = 6
+MAX_NAME = 26
+MAX_CONDITIONS = 8
+UNDIVIDED = "not divided"
+ROOM_FOR_NUMBERS = 1.34
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A figure shown as one bar a row; `origin` is where bars begin."""
+
+    figure: str
+    title: str
+    digits: int
+    origin: float = 0.0
+
+
+BARS = {
+    "embedding_cost": Bars("embedding_cost_ms", "ms per step on the slowest rank", 2),
+    "throughput": Bars("samples_per_s", "samples/s", 0),
+    "imbalance": Bars("imbalance", "max / mean of the ranks' costs", 2, origin=1.0),
+}
+
+
+def pictures(comparison: Comparison) -> dict[str, Figure]:
+    """Figures by tag; those of one kind have the same axes, so that eyes can compare them.
+
+    Of the first settings only where there are many: nobody looks at a hundred pictures.
+    """
+    figures: dict[str, Figure] = {}
+    grouped = _by_conditions(comparison)
+    shown = [row for rows in grouped.values() for row in rows]
+    for name, bars in BARS.items():
+        end = _end(shown, bars)
+        for conditions, rows in grouped.items():
+            figures[_tag("comparison", name, *conditions)] = _plot(rows, bars, end)
+    figures |= _costs_by_rank(shown)
+    return figures
+
+
+def _by_conditions(comparison: Comparison) -> dict[tuple[str, ...], list[Row]]:
+    grouped: dict[tuple[str, ...], list[Row]] = {}
+    for row in comparison.rows:
+        grouped.setdefault(tuple(row.conditions.values()), []).append(row)
+    return dict(itertools.islice(grouped.items(), MAX_CONDITIONS))
+
+
+def _tag(*names: str) -> str:
+    """TensorBoard groups by the part before the first slash."""
+    return "/".join(name.replace("/", "_") for name in names)
+
+
+def _costs_by_rank(rows: Sequence[Row]) -> dict[str, Figure]:
+    """The first run of each row that succeeded and has its ranks' costs."""
+    costs: dict[tuple[str, ...], tuple[str, PlanCost]] = {}
+    for row in rows:
+        for run in row.runs:
+            if run.result is not None and run.result.cost is not None:
+                costs[row.sharder, *row.conditions.values()] = run.name, run.result.cost
+                break
+    if not costs:
+        return {}
+    max_ms = 1.05 * max(cost.cost_ms for _, cost in costs.values())
+    num_ranks = max(len(cost.per_rank) for _, cost in costs.values())
+    return {
+        _tag("cost_by_rank", *names): plot_cost_by_rank(
+            cost, max_ms=max_ms, num_ranks=num_ranks, label=f"ms per step of {_cut(run)}"
+        )
+        for names, (run, cost) in costs.items()
+    }
+
+
+def _end(rows: Sequence[Row], bars: Bars) -> float:
+    known = [row.figures[bars.figure] for row in rows if bars.figure in row.figures]
+    most = max((spread.mean + (spread.std or 0) for spread in known), default=bars.origin)
+    return bars.origin + ROOM_FOR_NUMBERS * ((most - bars.origin) or 1.0)
+
+
+def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
+    figure, axes = thumbnail(2.9 + 0.3 * max(0, len(rows) - ROWS_OF_ONE_HEIGHT))
+    spreads = [row.figures.get(bars.figure) for row in rows]
+    means = [spread.mean if spread else bars.origin for spread in spreads]
+    if bars.figure == "embedding_cost_ms":
+        stages = _stages(rows)
+        stack_bars(axes, range(len(rows)), (*STAGE_LABELS, UNDIVIDED)[: len(stages)], stages)
+        legend_above(figure, columns=4)
+    else:
+        axes.barh(range(len(rows)), [mean - bars.origin for mean in means], left=bars.origin)
+    for place, (row, spread) in enumerate(zip(rows, spreads, strict=True)):
+        if spread is None:
+            text, x = _missing(row), bars.origin
+        else:
+            std = spread.std or 0.0
+            if spread.std is not None:
+                axes.errorbar(spread.mean, place, xerr=std, color="black", capsize=2, lw=1)
+            text, x = f"{spread.mean:,.{bars.digits}f}", spread.mean + std
+        axes.annotate(text, (x, place), (3, 0), textcoords="offset points", va="center", fontsize=9)
+    baselines = [row.figures.get(bars.figure) for row in rows if row.sharder == BASELINE]
+    for baseline in filter(None, baselines):
+        axes.axvline(baseline.mean, color="gray", lw=0.8, ls=":", zorder=0)
+    axes.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(bars.origin, end)
+    title = f"{bars.title} (dotted: {BASELINE})" if any(baselines) else bars.title
+    figure.supxlabel(title, fontsize=10)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure
+
+
+def _stages(rows: Sequence[Row]) -> list[list[float]]:
+    """Means of the stages of each run's slowest rank, then what older runs do not divide up.
+
+    They sum to the mean embedding cost.
+    """
+    parts = [[0.0] * len(rows) for _ in (*STAGES, UNDIVIDED)]
+    for place, row in enumerate(rows):
+        if (cost := row.figures.get("embedding_cost_ms")) is None:
+            continue
+        for part, stage in zip(parts, STAGES, strict=False):
+            if spread := row.figures.get(f"slowest_rank_{stage}_ms"):
+                part[place] = spread.mean * spread.n / cost.n
+        rest = cost.mean - sum(part[place] for part in parts)
+        parts[-1][place] = rest if rest > 1e-6 * cost.mean else 0.0
+    return parts if any(parts[-1]) else parts[:-1]
+
+
+def _missing(row: Row) -> str:
+    return "unknown" if row.results else f"0 of {len(row.runs)} succeeded"
+
+
+def _name(row: Row) -> str:
+    name = _cut(row.sharder)
+    failed = len(row.runs) - len(row.results)
+    return f"{name} ({len(row.results)}/{len(row.runs)})" if failed and row.results else name
+
+
+def _cut(name: str) -> str:
+    """Without its middle, where it is too long to show."""
+    half = MAX_NAME // 2
+    return name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[1 - half :]}"

@@ -1,0 +1,200 @@
+"""One run as it lies on disk: its figures where it succeeded, the reason where it did not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.runs.schema import (
+    Platform,
+    Result,
+    Setting,
+    known_number,
+    known_text,
+    read_result,
+)
+
+SUCCEEDED = "succeeded"
+SKIPPED = "skipped"
+"""Of a job that was never to run."""
+
+OVERRULE = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
+"""States that stand even where a result.json was left: a rank may fail after it was written."""
+
+LOG_TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, whatever came of it.
+
+    Args:
+        name: path below the folder that holds all that are compared.
+        sweep: folder of the runs that were started together.
+        options: overrides of the sharder's own arguments.
+        setting: all other overrides, but for the seed.
+        platform: None where it is not known.
+        result: None where the run did not succeed.
+    """
+
+    name: str
+    folder: Path
+    sweep: Path
+    sharder: str
+    options: Setting
+    setting: Setting
+    seed: int | None
+    state: str
+    reason: str | None
+    log: str | None
+    seconds: float | None
+    platform: Platform | None
+    result: Result | None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.result is not None
+
+
+def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -> Run:
+    """Read a run's folder, which need not exist where `job`, its part of sweep.json, does."""
+    state, reason = known_text(job.get("state")), known_text(job.get("reason"))
+    log = _log(folder, sweep, job)
+    result = None
+    try:
+        result = read_result(folder)
+        unreadable = None if result is None or result.metrics else "result.json has no figures"
+    except DataError as error:
+        unreadable = str(error)
+    if state not in OVERRULE:
+        if unreadable is not None:
+            state, reason = "unreadable", unreadable
+        elif result is not None:
+            state, reason = SUCCEEDED, None
+        elif state in (None, SUCCEEDED):
+            state = "unfinished" if state is None else "without result.json"
+            reason = reason or _last_error(log)
+    overrides = _overrides(folder, job)
+    given = overrides or {}
+    return Run(
+        name=_below(folder, root),
+        folder=folder,
+        sweep=sweep,
+        sharder=_sharder(folder, job, given, result),
+        options=_options(given),
+        setting=_unknown_setting(result) if overrides is None else _setting(given),
+        seed=_seed(given, result),
+        state=str(state),
+        reason=reason,
+        log=None if log is None else _below(log, root),
+        seconds=known_number(job.get("seconds")),
+        platform=None if result is None else result.platform,
+        result=result if state == SUCCEEDED else None,
+    )
+
+
+def _overrides(folder: Path, job: Mapping[str, Any]) -> dict[str, str] | None:
+    """Overrides by key, without Hydra's own; None where nothing says them."""
+    lines = job.get("overrides")
+    if not isinstance(lines, list):
+        lines = _read_yaml(folder / ".hydra" / "overrides.yaml")
+    if not isinstance(lines, list):
+        return None
+    pairs = (str(line).lstrip("+").partition("=") for line in lines)
+    return {key: value for key, _, value in pairs if not key.startswith(("hydra.", "hydra/"))}
+
+
+def _options(overrides: Mapping[str, str]) -> Setting:
+    return tuple(
+        sorted(
+            (key.removeprefix("sharder."), value)
+            for key, value in overrides.items()
+            if key.startswith("sharder.") and key != "sharder._target_"
+        )
+    )
+
+
+def _setting(overrides: Mapping[str, str]) -> Setting:
+    return tuple(
+        sorted(
+            (key, value)
+            for key, value in overrides.items()
+            if key not in ("sharder", "seed") and not key.startswith("sharder.")
+        )
+    )
+
+
+def _unknown_setting(result: Result | None) -> Setting:
+    """A setting apart from those that are known."""
+    size = None if result is None else result.batch_size
+    return (("batch_size", str(size or "unknown")), ("overrides", "unknown"))
+
+
+def _sharder(
+    folder: Path, job: Mapping[str, Any], overrides: Mapping[str, str], result: Result | None
+) -> str:
+    """As it was chosen, so that runs that left no result bear the same name as those that did."""
+    if target := overrides.get("sharder._target_"):
+        return target
+    choices = job.get("choices")
+    return (
+        known_text(choices.get("sharder") if isinstance(choices, dict) else None)
+        or overrides.get("sharder")
+        or _default_sharder(folder)
+        or (result.sharder if result is not None else None)
+        or "unknown"
+    )
+
+
+def _default_sharder(folder: Path) -> str | None:
+    fields: Any = _read_yaml(folder / ".hydra" / "hydra.yaml")
+    for key in ("hydra", "runtime", "choices", "sharder"):
+        fields = fields.get(key) if isinstance(fields, dict) else None
+    return known_text(fields)
+
+
+def _seed(overrides: Mapping[str, str], result: Result | None) -> int | None:
+    if result is not None and result.seed is not None:
+        return result.seed
+    given = overrides.get("seed", "")
+    return int(given) if given.isdecimal() else None
+
+
+def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:
+    named = known_text(job.get("log"))
+    log = folder / "train.log" if named is None else sweep / named
+    return log if named is not None or log.is_file() else None
+
+
+def _last_error(log: Path | None) -> str | None:
+    """The last line of a log that reports an error, without its time."""
+    if log is None:
+        return None
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    messages = [line.partition("] ")[2] for line in lines]
+    return next((text for text in reversed(messages) if text.startswith("error")), None)
+
+
+def _read_yaml(path: Path) -> Any:
+    """None where there is no such file, or it is not YAML."""
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def _below(path: Path, root: Path) -> str:
+    if path == root:
+        return path.name
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)

@@ -1,0 +1,210 @@
+"""The comparison in words: Markdown for files and TensorBoard, a short table for terminals."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.runs.frames import GAIN, PREDICTION_ERROR
+from dlrm_sharded.runs.schema import Platform, written
+from dlrm_sharded.runs.summary import Comparison, Row
+
+TERMINAL_COLUMNS = 400
+MAX_SEEDS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A figure in a table.
+
+    Args:
+        digits: after the point; None for two significant ones, five after the point at most.
+        scale: what the figure is multiplied by.
+        sign: whether positive means have one.
+    """
+
+    title: str
+    figure: str
+    digits: int | None = 2
+    scale: float = 1.0
+    sign: bool = False
+
+
+COST = Column(title="embedding cost, ms", figure="embedding_cost_ms")
+IMBALANCE = Column(title="imbalance", figure="imbalance")
+PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
+THROUGHPUT = Column(title="samples/s", figure="samples_per_s", digits=0)
+GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
+GAP = Column(title="gap, %", figure="gap", digits=1, scale=100)
+PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
+STAGE_COLUMNS = (
+    Column(title="critical path, ms", figure="critical_path_ms"),
+    *(Column(title=stage.replace("_", " "), figure=f"{stage}_ms") for stage in STAGES),
+    Column(title="input dist", figure="input_dist_ms"),
+)
+
+ABOUT_MEANS = """\
+Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several.
+Against random: the gain in throughput, the mean over pairs of runs with the same seed, setting and
+hardware."""
+ABOUT_GAP = """\
+Gap: how far the plan's predicted embedding cost is, at most, above the least that any plan could
+have, in percent of that."""
+ABOUT_STAGES = """\
+In ms, of each stage the max over the ranks. The critical path is the sum of the four stages; input
+dist, the redistribution of the ids, comes before them. The embedding cost is the sum of the four on
+the slowest rank."""
+ABOUT_PREDICTION = (
+    "Prediction: predicted - measured embedding cost, in percent of the measured one."
+)
+
+
+def markdown(comparison: Comparison) -> str:
+    """All there is to read: what was compared, the figures, and what did not succeed.
+
+    In two tables of few columns: TensorBoard breaks words to fit in a wide one.
+    """
+    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS], ABOUT_MEANS
+    if any(GAP.figure in row.figures for row in comparison.rows):
+        columns.insert(columns.index(PLANNING), GAP)
+        about_means = f"{ABOUT_MEANS} {ABOUT_GAP}"
+    stage_columns, about_stages = STAGE_COLUMNS, ABOUT_STAGES
+    if any(PREDICTION_ERROR in row.figures for row in comparison.rows):
+        stage_columns = (*STAGE_COLUMNS, PREDICTION)
+        about_stages = f"{ABOUT_STAGES} {ABOUT_PREDICTION}"
+    lines = [
+        *(f"- {_escaped(line)}" for line in _about(comparison)),
+        "",
+        *_markdown_table(comparison, columns),
+        "",
+        about_means,
+    ]
+    if failures := _failures(comparison):
+        lines += ["", "In no mean, as they did not succeed:", ""]
+        lines += [f"- {_escaped(line)}" for line in failures]
+    lines += ["", *_markdown_table(comparison, stage_columns), "", about_stages]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+    titles, *rows = _table(comparison, columns)
+    return [
+        f"| {' | '.join(titles)} |",
+        f"|{'---|' * len(titles)}",
+        *(f"| {' | '.join(_escaped(cell) for cell in cells)} |" for cells in rows),
+    ]
+
+
+def short_table(comparison: Comparison) -> str:
+    """The main figures and every failure, for a terminal."""
+    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT, GAINS])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    num_words = 1 + len(comparison.rows[0].conditions)
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < num_words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        for cells in table
+    ]
+    return "\n".join([*lines, *(_shortened(line) for line in _failures(comparison))])
+
+
+def _table(comparison: Comparison, columns: Sequence[Column]) -> list[list[str]]:
+    """Titles, then the cells of each row."""
+    conditions = list(comparison.rows[0].conditions)
+    return [
+        ["sharder", *conditions, *(column.title for column in columns), "runs"],
+        *(
+            [
+                row.sharder,
+                *row.conditions.values(),
+                *(_cell(row, column) for column in columns),
+                f"{len(row.results)} / {len(row.runs)}",
+            ]
+            for row in comparison.rows
+        ),
+    ]
+
+
+def _cell(row: Row, column: Column) -> str:
+    figure = row.figures.get(column.figure)
+    if figure is None:
+        return "-"
+    mean = figure.mean * column.scale
+    digits = _digits(mean) if column.digits is None else column.digits
+    text = f"{mean:{'+' if column.sign else ''},.{digits}f}"
+    if figure.std is not None:
+        text += f" ± {figure.std * column.scale:,.{digits}f}"
+    if figure.n < len(row.results):
+        text += f" ({figure.n} of {len(row.results)})"
+    return text
+
+
+def _digits(value: float) -> int:
+    return 1 if value == 0 else min(5, max(1, 1 - math.floor(math.log10(abs(value)))))
+
+
+def _about(comparison: Comparison) -> Iterator[str]:
+    """What was compared, and how many runs of each kind where there are several."""
+    runs = comparison.runs
+    results = [result for row in comparison.rows for result in row.results]
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    yield f"{len(runs)} runs, {len(results)} succeeded; {len(seeds)} seeds{_listed(seeds)}"
+    platforms = [run.platform or Platform() for run in runs]
+    yield "hardware: " + _counted(
+        f"{platform.world_size or 'unknown'} ranks, {platform.device or 'unknown'}"
+        for platform in platforms
+    )
+    yield "versions: " + _counted(
+        ", ".join(f"{name} {text}" for name, text in platform.versions) or "unknown"
+        for platform in platforms
+    )
+    commits = [result.commit or "unknown" for result in results]
+    note = "; rows do not tell commits apart" if len(set(commits)) > 1 else ""
+    yield f"commit: {_counted(commit[:12] for commit in commits)}{note}"
+    yield "batch size: " + _counted(f"{result.batch_size or 'unknown'}" for result in results)
+    if comparison.common:
+        yield f"the same in all: {written(comparison.common)}"
+    if differing := list(comparison.rows[0].conditions):
+        yield f"runs that differ in {', '.join(differing)} have rows of their own"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    shown = ", ".join(map(str, seeds[:MAX_SEEDS_SHOWN]))
+    return f" ({shown}{', ...' if len(seeds) > MAX_SEEDS_SHOWN else ''})" if seeds else ""
+
+
+def _counted(texts: Iterable[str]) -> str:
+    counts = Counter(texts)
+    if len(counts) < 2:
+        return next(iter(counts), "unknown")
+    return "; ".join(f"{text} ({count} runs)" for text, count in counts.items())
+
+
+def _failures(comparison: Comparison) -> list[str]:
+    """One line each, of runs that did not succeed and of what could not be read."""
+    lines = []
+    for run in comparison.runs:
+        if not run.succeeded:
+            log = "no log" if run.log is None else f"log: {run.log}"
+            lines.append(f"{run.name}: {run.state}: {run.reason or 'no reason known'} ({log})")
+    return [" ".join(line.split()) for line in [*lines, *comparison.problems]]
+
+
+def _shortened(line: str) -> str:
+    """Fit for a terminal; the middle goes, as the log's name is at the end."""
+    if len(line) <= TERMINAL_COLUMNS:
+        return line
+    half = TERMINAL_COLUMNS // 2
+    return f"{line[: half - 3]} ... {line[2 - half :]}"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it stands."""
+    escaped = re.sub(r"([\\|`*\[\]]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")

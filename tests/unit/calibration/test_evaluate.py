@@ -1,0 +1,176 @@
+"""Errors of a cost model, by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.calibration.evaluate import (
+    Comparison,
+    averaged,
+    compare,
+    compare_attempts,
+    errors_table,
+)
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
+from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.tables import NUM_REUSE_BINS
+
+Times = tuple[float, float, float, float]
+ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+
+
+def sample(kind: str, *times: Times, shards: tuple[int, ...], by_rows: int = 0) -> Sample:
+    """With so many shards on each rank, and so many more of row-wise tables on all of them."""
+    return Sample(
+        kind=kind,
+        number=0,
+        attempt=0,
+        world_size=len(times),
+        ranks_per_host=len(times),
+        batch_size=64,
+        shards=tuple(
+            MeasuredShard(rank, 100, 16, 1.0, ONCE, row_wise=i >= count)
+            for rank, count in enumerate(shards)
+            for i in range(count + by_rows)
+        ),
+        cost=PlanCost(tuple(StageCost(*rank) for rank in times)),
+        input_dist_ms=(2.0,) * len(times),
+    )
+
+
+def always(*times: Times):
+    """A model that predicts these times, whatever the plan, and 3 ms of input redistribution."""
+
+    def predict(workload: Workload) -> tuple[PlanCost, tuple[float, ...]]:
+        of_ranks = tuple(StageCost(*rank) for rank in times[: workload.world_size])
+        return PlanCost(of_ranks), (3.0,) * workload.world_size
+
+    return predict
+
+
+def test_compares_ranks_and_slowest_ranks() -> None:
+    samples = [sample("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))]
+    found = compare(always((2, 2, 3, 4), (1, 4, 1, 6)), samples)
+    pairs = {name: (of.predicted, of.measured) for name, of in found.items()}
+    assert pairs == {
+        "computation, 1 shard": ([6], [5]),
+        "computation, 2 to 8 shards": ([7], [8]),
+        "computation, groups": ([7], [8]),
+        "forward computation": ([2, 1], [1, 2]),
+        "backward computation": ([4, 6], [4, 6]),
+        "forward communication, 2 ranks": ([4], [2]),
+        "backward communication, 2 ranks": ([3], [3]),
+        "input distribution, 2 ranks": ([3], [2]),
+        "plan, embedding cost": ([12], [10]),
+        "plan, critical path": ([15], [13]),
+    }
+
+
+def test_a_model_may_leave_out_input_redistribution() -> None:
+    samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
+    cost = samples[0].cost
+    assert list(compare(lambda workload: (cost, None), samples)) == [
+        "backward communication, 2 ranks",
+        "forward communication, 2 ranks",
+    ]
+
+
+def attempt(number: int, *times: Times, ids_ms: float = 2.0, of: int = 0) -> Sample:
+    measured = sample("computation", *times, shards=(1,) * len(times))
+    return dataclasses.replace(
+        measured, number=of, attempt=number, input_dist_ms=(ids_ms,) * len(times)
+    )
+
+
+def test_second_measurements_against_first_ones() -> None:
+    samples = [
+        attempt(0, (1, 1, 1, 1), (2, 1, 1, 1)),
+        attempt(0, (9, 9, 9, 9), (9, 9, 9, 9), of=1),
+        attempt(1, (1, 2, 1, 1), (3, 1, 1, 1), ids_ms=4.0),
+    ]
+    found = compare_attempts(samples)
+    pairs = {name: (of.predicted, of.measured) for name, of in found.items()}
+    assert pairs["computation, 1 shard"] == ([2, 4], [2, 3])
+    assert pairs["forward communication, 2 ranks"] == ([2], [1])
+    assert pairs["input distribution, 2 ranks"] == ([4], [2])
+    assert compare_attempts(samples[:2]) == {}
+
+
+def test_averages_are_medians_time_by_time() -> None:
+    samples = [
+        attempt(0, (1, 10, 3, 4), (5, 6, 7, 8), ids_ms=2.0),
+        attempt(0, (1, 1, 1, 1), (1, 1, 1, 1), of=1),
+        attempt(1, (2, 2, 30, 4), (5, 6, 7, 80), ids_ms=4.0),
+        attempt(2, (3, 3, 3, 4), (5, 6, 7, 9), ids_ms=30.0),
+    ]
+    first, other = averaged(samples)
+    assert other == samples[1]
+    assert first.cost == PlanCost((StageCost(2, 3, 3, 4), StageCost(5, 6, 7, 9)))
+    assert first.input_dist_ms == (4.0, 4.0)
+    assert (first.attempt, first.shards) == (0, samples[0].shards)
+
+
+def test_tiny_tables_say_nothing_of_computation() -> None:
+    samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 4, shards=(1, 1, 1, 1))]
+    assert list(compare(always(*[(1, 1, 1, 1)] * 4), samples)) == [
+        "backward communication, 4 ranks",
+        "forward communication, 4 ranks",
+        "input distribution, 4 ranks",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [(1, "1 shard"), (2, "2 to 8 shards"), (9, "9 to 40 shards"), (41, "more than 40 shards")],
+)
+def test_counts_shards(count: int, name: str) -> None:
+    found = compare(always((1, 0, 0, 1)), [sample("computation", (1, 0, 0, 2), shards=(count,))])
+    assert f"computation, {name}" in found
+    assert ("computation, groups" in found) == (count > 1)
+    assert not [other for other in found if "communication" in other or "input" in other]
+
+
+def test_ranks_without_shards_are_not_compared() -> None:
+    samples = [sample("computation", (1, 2, 3, 4), (0, 1, 1, 0), shards=(2, 0))]
+    found = compare(always((1, 1, 1, 1), (5, 1, 1, 5)), samples)
+    assert found["computation, groups"].predicted == [2]
+    assert found["forward computation"].measured == [1]
+
+
+def test_row_wise_shards_have_a_line_of_their_own() -> None:
+    samples = [
+        sample("computation", (1, 1, 1, 1), (1, 1, 1, 1), shards=(1, 0), by_rows=1),
+        sample("computation", (1, 1, 1, 1), (1, 1, 1, 1), shards=(1, 1)),
+    ]
+    found = compare(always(*[(1, 1, 1, 1)] * 2), samples)
+    assert len(found["computation, with row-wise shards"].measured) == 2
+    assert len(found["forward computation"].measured) == 4
+
+
+def test_summary_by_hand() -> None:
+    pairs = Comparison(predicted=[1.1, 1.0, 4.0, 8.0], measured=[1.0, 2.0, 4.0, 10.0])
+    np.testing.assert_allclose(pairs.relative_errors, [0.1, -0.5, 0.0, -0.2])
+    assert pairs.summary() == {
+        "num": 4,
+        "mape": 20.0,
+        "median": 15.0,
+        "p90": 41.0,
+        "spearman": 0.8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured"),
+    [([2.0], [1.0]), ([2.0, 2.0], [1.0, 3.0]), ([1.0, 3.0], [2.0, 2.0])],
+    ids=["one", "same_predictions", "same_measurements"],
+)
+def test_a_summary_has_no_nan(predicted: list[float], measured: list[float]) -> None:
+    summary = Comparison(predicted, measured).summary()
+    assert all(np.isfinite(value) for value in summary.values())
+
+
+def test_table() -> None:
+    row = {"num": 9, "mape": 3.14159, "median": 2.0, "p90": 7.77, "spearman": 0.98765}
+    assert errors_table({"plan": row}).splitlines()[-1] == "| plan | 9 | 3.1 | 2.0 | 7.8 | 0.9877 |"

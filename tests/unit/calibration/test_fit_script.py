@@ -1,0 +1,103 @@
+"""scripts/fit_cost_model.py: an artefact, or one message and an exit code."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs, write_costs
+from dlrm_sharded.cost.learned import learned_cost_model, to_arrays
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.plan_cost import PlanCost
+from tests.unit.cost.hardware import MANIFEST, measured_plans
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fit_cost_model.py"
+QUICK = FitConfig(num_steps=20)
+
+
+def fit(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *overrides],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def collected() -> tuple[Sample, ...]:
+    return measured_plans(110, 55, seed=2)
+
+
+def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> None:
+    write_costs(tmp_path / "costs.parquet", collected, MANIFEST)
+    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", f"fit.num_steps={QUICK.num_steps}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "costs.json",
+        "costs.parquet",
+        "fitted",
+    ]
+    path = tmp_path / "fitted" / "learned-made_up.json"
+    assert str(path.relative_to(tmp_path)) in done.stdout + done.stderr
+    assert "| computation, groups |" in done.stdout + done.stderr
+
+    loaded = learned_cost_model(artifact=str(path), hardware="made up", device="cpu")
+    expected = fit_cost_model(read_costs(tmp_path / "costs.parquet"), QUICK)
+    arrays = to_arrays(loaded.compute, loaded.communication)
+    assert arrays.keys() == expected.arrays.keys()
+    for key, array in expected.arrays.items():
+        np.testing.assert_array_equal(arrays[key], array)
+    written = json.loads(path.read_text())
+    assert written["held_out_errors"] == expected.meta["held_out_errors"]
+    assert written["optimizer"] == MANIFEST["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("num_computation", "num_communication", "message"),
+    [
+        (99, 55, "99 plans of computation, a fit needs 100"),
+        (110, 49, "49 plans of communication, a fit needs 50"),
+    ],
+    ids=["computation", "communication"],
+)
+def test_too_few_plans(
+    collected: tuple[Sample, ...],
+    num_computation: int,
+    num_communication: int,
+    message: str,
+) -> None:
+    few = collected[:num_computation] + collected[110 : 110 + num_communication]
+    with pytest.raises(DataError, match=message):
+        fit_cost_model(CollectedCosts(few, MANIFEST), QUICK)
+
+
+@pytest.mark.parametrize("stage", ["fwd_comm_ms", "bwd_compute_ms"])
+def test_a_time_of_nothing(collected: tuple[Sample, ...], stage: str) -> None:
+    """A clock may say 0 ms, which `read_costs` allows: a model or a message, but no crash."""
+    first = collected[0]
+    ranks = [dataclasses.replace(rank, **{stage: 0.0}) for rank in first.cost.per_rank]
+    nothing = dataclasses.replace(first, cost=PlanCost(tuple(ranks)))
+    try:
+        model = fit_learned([nothing, *collected[1:]], MANIFEST, QUICK)
+    except DataError:
+        return
+    arrays = to_arrays(model.compute, model.communication)
+    assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+def test_says_what_is_wrong(collected: tuple[Sample, ...], tmp_path: Path) -> None:
+    write_costs(tmp_path / "costs.parquet", collected[:30], MANIFEST)
+    done = fit(tmp_path, "costs=costs.parquet", "out=fitted")
+    assert done.returncode == 2, done.stdout + done.stderr
+    output = done.stdout + done.stderr
+    assert "30 plans of computation, a fit needs 100" in output
+    assert "collect for longer (collect.time_budget_s)" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "fitted").exists()

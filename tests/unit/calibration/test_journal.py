@@ -1,0 +1,147 @@
+"""An unfinished collection: goes on where it was, under the conditions under which it was begun."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.calibration.journal import Journal
+from dlrm_sharded.calibration.samples import manifest_path, write_costs
+from dlrm_sharded.errors import ConfigError, DataError
+from tests.unit.cost.test_samples import sample
+
+SETTINGS = {"hardware": "cpu: test", "batch_sizes": [64, 128], "measure": {"iterations": 3}}
+SAMPLES = [sample(i) for i in range(3)]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "costs.parquet"
+
+
+@pytest.fixture
+def lines(out: Path) -> Path:
+    """What a killed collection of `SAMPLES` leaves."""
+    journal = Journal(out, SETTINGS)
+    assert journal.samples() == []
+    for each in SAMPLES:
+        journal.append(each)
+    journal.close()
+    return journal.folder / "samples.jsonl"
+
+
+def test_goes_on_where_it_was(out: Path, lines: Path) -> None:
+    journal = Journal(out, {**SETTINGS, "batch_sizes": (64, 128)})
+    assert journal.samples() == SAMPLES
+    journal.append(sample(3))
+    assert journal.samples() == [*SAMPLES, sample(3)]
+    journal.remove()
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_is_torn(out: Path, lines: Path) -> None:
+    whole = lines.read_bytes()
+    last_starts = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for stop in range(last_starts, len(whole), 97):
+        lines.write_bytes(whole[:stop])
+        journal = Journal(out, SETTINGS)
+        assert journal.samples() == SAMPLES[:2]
+        journal.append(SAMPLES[2])
+        assert journal.samples() == SAMPLES
+        assert lines.read_bytes() == whole
+        journal.close()
+
+
+def test_a_single_torn_line_is_nothing(out: Path, lines: Path) -> None:
+    lines.write_bytes(lines.read_bytes()[:50])
+    journal = Journal(out, SETTINGS)
+    assert journal.samples() == []
+    journal.close()
+
+
+def test_other_settings_are_refused(out: Path, lines: Path) -> None:
+    changed = {**SETTINGS, "hardware": "cpu: other", "measure": {"iterations": 4}}
+    with pytest.raises(DataError) as error:
+        Journal(out, {**changed, "threads": 2})
+    message = str(error.value)
+    assert str(lines.parent) in message
+    assert "hardware: 'cpu: test', now 'cpu: other'" in message
+    assert "measure: {'iterations': 3}, now {'iterations': 4}" in message
+    assert "threads: None, now 2" in message
+    assert "batch_sizes" not in message
+
+
+def test_what_has_measured_nothing_binds_nobody(out: Path) -> None:
+    """As after a first plan for which there was no memory."""
+    Journal(out, SETTINGS).close()
+    journal = Journal(out, {**SETTINGS, "hardware": "cpu: other"})
+    journal.append(SAMPLES[0])
+    journal.close()
+    with pytest.raises(DataError, match="now 'cpu: test'"):
+        Journal(out, SETTINGS)
+
+
+def test_a_refused_collection_may_still_be_finished(out: Path, lines: Path) -> None:
+    with pytest.raises(DataError):
+        Journal(out, {**SETTINGS, "hardware": "cpu: other"})
+    journal = Journal(out, SETTINGS)
+    assert journal.samples() == SAMPLES
+    journal.close()
+
+
+def test_what_is_there_is_not_overwritten(out: Path) -> None:
+    out.parent.mkdir()
+    write_costs(out, SAMPLES, {})
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        Journal(out, SETTINGS)
+    manifest_path(out).unlink()
+    with pytest.raises(ConfigError, match="is there already"):
+        Journal(out, SETTINGS)
+    assert out.read_bytes() == before
+    assert not out.with_name("costs.parquet.partial").exists()
+
+
+def test_the_manifest_of_other_data_is_not_overwritten(out: Path) -> None:
+    out.parent.mkdir()
+    manifest_path(out).write_text("{}")
+    with pytest.raises(ConfigError, match="is there already"):
+        Journal(out, SETTINGS)
+
+
+def test_data_may_not_be_named_as_the_manifest(out: Path) -> None:
+    with pytest.raises(ConfigError, match=r"costs\.json, where the manifest goes; .*\.parquet"):
+        Journal(out.with_suffix(".json"), SETTINGS)
+
+
+def test_a_kill_between_data_and_manifest_loses_nothing(out: Path, lines: Path) -> None:
+    write_costs(out, SAMPLES, {})
+    manifest_path(out).unlink()
+    journal = Journal(out, SETTINGS)
+    assert journal.samples() == SAMPLES
+    journal.close()
+
+
+def test_samples_without_settings_are_of_nobody(out: Path, lines: Path) -> None:
+    """As a kill leaves them while the folder is removed."""
+    (lines.parent / "settings.json").unlink()
+    journal = Journal(out, {**SETTINGS, "hardware": "cpu: other"})
+    assert journal.samples() == []
+    journal.close()
+
+
+def test_damaged_settings_are_an_error(out: Path, lines: Path) -> None:
+    (lines.parent / "settings.json").write_text('{"hardw')
+    with pytest.raises(ConfigError, match="is not JSON"):
+        Journal(out, SETTINGS)
+
+
+def test_two_processes_do_not_collect_into_one(out: Path, lines: Path) -> None:
+    first = Journal(out, SETTINGS)
+    with pytest.raises(ConfigError, match="another process collects into"):
+        Journal(out, SETTINGS)
+    first.append(dataclasses.replace(SAMPLES[0], number=9))
+    first.close()
+    second = Journal(out, SETTINGS)
+    assert len(second.samples()) == 4
+    second.close()

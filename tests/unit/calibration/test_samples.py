@@ -1,0 +1,250 @@
+"""Collected costs on disk: what is read is what was measured, or an error that says what to do."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dlrm_sharded.calibration.samples import (
+    SCHEMA,
+    MeasuredShard,
+    Sample,
+    manifest_path,
+    read_costs,
+    repeatability,
+    write_costs,
+)
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.tables import NUM_REUSE_BINS
+
+HISTOGRAM = (0.5, 0.25, 0.25, *(0.0,) * (NUM_REUSE_BINS - 3))
+
+
+def sample(
+    number: int = 0,
+    *,
+    kind: str = "computation",
+    attempt: int = 0,
+    times_ms: tuple[tuple[float, float, float, float, float], ...] = ((1, 2, 3, 4, 5),) * 2,
+    ranks: tuple[int, ...] = (0, 1, 1),
+) -> Sample:
+    """A sample whose times are given rank by rank, in the order of `PARTS`."""
+    return Sample(
+        kind=kind,
+        number=number,
+        attempt=attempt,
+        world_size=len(times_ms),
+        ranks_per_host=len(times_ms),
+        batch_size=1024,
+        shards=tuple(
+            MeasuredShard(
+                rank=rank,
+                num_rows=1000 + number + i,
+                num_cols=4 * (i + 1),
+                pooling_factor=0.1 * (i + 1),
+                reuse_histogram=HISTOGRAM,
+                row_wise=i == 2,
+            )
+            for i, rank in enumerate(ranks)
+        ),
+        cost=PlanCost(tuple(StageCost(*map(float, rank[1:])) for rank in times_ms)),
+        input_dist_ms=tuple(float(rank[0]) for rank in times_ms),
+    )
+
+
+SAMPLES = [
+    sample(0),
+    sample(1, kind="communication", times_ms=((0.1, 0.2, 0.3, 0.4, 1e-5),) * 4),
+    sample(0, attempt=1, times_ms=((2, 2, 3, 4, 5), (1, 1, 1, 1, 0))),
+]
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.parquet"
+    write_costs(path, SAMPLES, {"hardware": "cpu: test", "seed": 3})
+    return path
+
+
+def test_reads_what_was_written(costs: Path) -> None:
+    collected = read_costs(costs)
+    assert collected.samples == tuple(SAMPLES)
+    assert collected.manifest["hardware"] == "cpu: test"
+    assert collected.manifest["seed"] == 3
+    assert collected.manifest["num_samples"] == 3
+    assert collected.manifest["repeatability"] == repeatability(SAMPLES)
+    assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
+
+
+def test_first_attempts_are_of_one_kind(costs: Path) -> None:
+    collected = read_costs(str(costs))
+    assert collected.first_attempts("computation") == [SAMPLES[0]]
+    assert collected.first_attempts("communication") == [SAMPLES[1]]
+
+
+def test_a_row_survives_json() -> None:
+    for each in SAMPLES:
+        assert Sample.from_row(json.loads(json.dumps(each.to_row()))) == each
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit_manifest(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        manifest = manifest_path(path)
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+
+    return edit
+
+
+def put(data: bytes) -> Callable[[Path], None]:
+    """Other data, with a manifest that is right about it."""
+
+    def replace(path: Path) -> None:
+        path.write_bytes(data)
+        edit_manifest(sha256=hashlib.sha256(data).hexdigest())(path)
+
+    return replace
+
+
+def edit_frame(edit: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], None]:
+    def rewrite(path: Path) -> None:
+        edit(pl.read_parquet(path)).write_parquet(path)
+        put(path.read_bytes())(path)
+
+    return rewrite
+
+
+def with_samples(*samples: Sample) -> Callable[[Path], None]:
+    return lambda path: write_costs(path, samples, {})
+
+
+def with_shard(**changes: Any) -> Callable[[Path], None]:
+    shard = dataclasses.replace(SAMPLES[0].shards[1], **changes)
+    return with_samples(dataclasses.replace(SAMPLES[0], number=7, shards=(shard,)))
+
+
+def with_time(part: int, time_ms: float) -> Callable[[Path], None]:
+    times = [1.0, 2.0, 3.0, 4.0, 5.0]
+    times[part] = time_ms
+    return with_samples(sample(7, times_ms=((1, 2, 3, 4, 5), tuple(times))))  # type: ignore[arg-type]
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no_file": (remove, "No such file"),
+    "no_manifest": (lambda path: manifest_path(path).unlink(), r"costs\.json: No such file"),
+    "truncated": (truncate, "truncated, or changed"),
+    "empty": (lambda path: path.write_bytes(b""), r"\(0 B\)"),
+    "changed_byte": (change_a_byte, "truncated, or changed"),
+    "no_checksum": (edit_manifest(sha256=None), "is not the file that costs.json describes"),
+    "manifest_of_other_format": (edit_manifest(format=0), "not a manifest of format 1"),
+    "manifest_is_a_list": (lambda p: manifest_path(p).write_text("[]"), "not a manifest"),
+    "manifest_is_cut_off": (lambda p: truncate(manifest_path(p)), "costs.json is not JSON"),
+    "no_parquet": (put(b"number,kind\n1,computation\n"), "is not a Parquet file"),
+    "nothing": (put(b""), "is not a Parquet file"),
+    "other_columns": (edit_frame(lambda f: f.drop("attempt")), "has the columns kind, number, w"),
+    "other_types": (
+        edit_frame(lambda f: f.with_columns(pl.col("number").cast(pl.Int16))),
+        "other types",
+    ),
+    "null_times": (
+        edit_frame(lambda f: f.with_columns(per_rank=pl.lit(None, SCHEMA["per_rank"]))),
+        "empty values",
+    ),
+    "null_rows": (
+        edit_frame(
+            lambda f: f.with_columns(
+                pl.col("shards").list.eval(
+                    pl.element().struct.with_fields(num_rows=pl.lit(None, pl.Int64))
+                )
+            )
+        ),
+        "empty values",
+    ),
+    "nan_time": (with_time(1, math.nan), "sample 7 has fwd_compute of nan ms on rank 1"),
+    "negative_time": (with_time(4, -0.5), "sample 7 has bwd_compute of -0.5 ms on rank 1"),
+    "infinite_time": (with_time(0, math.inf), "sample 7 has input_dist of inf ms on rank 1"),
+    "rank_too_high": (with_samples(sample(7, ranks=(0, 2))), "sample 7 has shards or times of"),
+    "rank_too_low": (with_samples(sample(7, ranks=(0, -1))), "sample 7 has shards or times of"),
+    "times_of_fewer_ranks": (
+        with_samples(dataclasses.replace(sample(7), world_size=3)),
+        "sample 7 has shards or times of",
+    ),
+    "no_shards": (with_samples(sample(7, ranks=())), "sample 7 has no shards"),
+    "no_rows": (with_shard(num_rows=0), "shards that no table has"),
+    "negative_columns": (with_shard(num_cols=-4), "shards that no table has"),
+    "nan_ids": (with_shard(pooling_factor=math.nan), "shards that no table has"),
+    "short_histogram": (with_shard(reuse_histogram=(1.0,)), "shards that no table has"),
+    "negative_share": (
+        with_shard(reuse_histogram=(-1.0,) * NUM_REUSE_BINS),
+        "shards that no table has",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "what"), DAMAGE.values(), ids=DAMAGE)
+def test_says_what_is_wrong_and_what_to_do(
+    costs: Path, damage: Callable[[Path], None], what: str
+) -> None:
+    damage(costs)
+    with pytest.raises(DataError, match=what) as error:
+        read_costs(costs)
+    assert str(costs) in str(error.value) or str(manifest_path(costs)) in str(error.value)
+    assert "make calibrate" in str(error.value)
+
+
+def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:
+    """As a kill leaves it between the two files of `write_costs`."""
+    manifest = manifest_path(costs).read_text()
+    write_costs(costs, SAMPLES[:1], {})
+    manifest_path(costs).write_text(manifest)
+    with pytest.raises(DataError, match=r"is not the file that costs\.json describes"):
+        read_costs(costs)
+
+
+def test_repeatability_by_hand() -> None:
+    """Of two plans measured twice: 10 and 30 % apart in the slowest rank's forward pass."""
+    samples = [
+        sample(0, times_ms=((1, 10, 1, 1, 4), (1, 5, 1, 1, 8))),
+        sample(1, times_ms=((2, 20, 1, 0, 4), (1, 5, 1, 0, 8))),
+        sample(2, times_ms=((9, 9, 9, 9, 9),) * 2),
+        sample(1, attempt=1, times_ms=((1, 2, 1, 7, 4), (2, 14, 1, 3, 8))),
+        sample(0, attempt=1, times_ms=((1, 11, 1, 1, 8), (1, 5, 1, 1, 4))),
+        sample(0, kind="communication", times_ms=((1, 1, 1, 1, 1),) * 4),
+        sample(0, kind="communication", attempt=1, times_ms=((1, 1, 2, 1.5, 1),) * 4),
+    ]
+    assert repeatability(samples) == {
+        "communication, 4 ranks": {
+            "num": 1,
+            **{"input_dist": 0.0, "fwd_compute": 0.0, "fwd_comm": 100.0},
+            **{"bwd_comm": 50.0, "bwd_compute": 0.0},
+        },
+        "computation, 2 ranks": {
+            "num": 2,
+            **{"input_dist": 0.0, "fwd_compute": 20.0, "fwd_comm": 0.0},
+            **{"bwd_comm": 0.0, "bwd_compute": 0.0},
+        },
+    }
+
+
+def test_nothing_repeated_is_no_repeatability() -> None:
+    assert repeatability([sample(0), sample(1)]) == {}

@@ -1,0 +1,176 @@
+"""How commands end: what the user can mend is one message and exit code 2."""
+
+import logging
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dlrm_sharded.commands.cli import (
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    exit_codes,
+    readable_message,
+)
+from dlrm_sharded.distributed import every_rank_has
+from dlrm_sharded.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    UserError,
+)
+
+NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
+
+
+@pytest.fixture(autouse=True)
+def rank_0_before_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(key, raising=False)
+
+
+@pytest.fixture
+def config_dir(request: pytest.FixtureRequest) -> str:
+    return str(request.config.rootpath / "conf")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [ConfigError, DataError, DivergenceError, InfeasibleTaskError, InvalidPlanError],
+    ids=lambda kind: kind.__name__,
+)
+def test_our_errors_are_their_message(kind: type[UserError]) -> None:
+    assert readable_message(kind(NO_PLAN)) == NO_PLAN
+    wrapped = InstantiationException("Error in call to target")
+    wrapped.__cause__ = kind(NO_PLAN)
+    assert readable_message(wrapped) == NO_PLAN
+
+
+def test_a_constructors_arguments() -> None:
+    """A wrong key in a yaml or on the command line."""
+    node = OmegaConf.create({"_target_": "dlrm_sharded.sharders.heuristics.RandomSharder"})
+    node.sede = 1
+    with pytest.raises(InstantiationException) as raised:
+        instantiate(node)
+    message = readable_message(raised.value)
+    assert message is not None
+    assert "RandomSharder" in message
+    assert "unexpected keyword argument 'sede'" in message
+
+
+def test_an_unknown_class() -> None:
+    with pytest.raises(InstantiationException) as raised:
+        instantiate({"_target_": "dlrm_sharded.sharders.heuristics.Nobody"})
+    message = readable_message(raised.value)
+    assert message is not None
+    assert "Nobody" in message
+
+
+def test_a_bug_in_a_constructor_is_not_the_users() -> None:
+    failure = InstantiationException("Error in call to target")
+    failure.__cause__ = RuntimeError("bug")
+    assert readable_message(failure) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyError("bug"), AssertionError("bug")])
+def test_bugs_have_no_message(error: Exception) -> None:
+    assert readable_message(error) is None
+
+
+def test_a_wrong_option_lists_the_right_ones(config_dir: str) -> None:
+    with (
+        pytest.raises(MissingConfigException) as raised,
+        initialize_config_dir(version_base="1.3", config_dir=config_dir),
+    ):
+        compose("train", ["sharder=nobody"])
+    message = readable_message(raised.value)
+    assert message is not None
+    assert "nobody" in message
+    assert "size_lookup" in message
+
+
+def test_a_wrong_key_is_named(config_dir: str) -> None:
+    with (
+        pytest.raises(HydraException) as raised,
+        initialize_config_dir(version_base="1.3", config_dir=config_dir),
+    ):
+        compose("train", ["trainer.num_stepz=3"])
+    message = readable_message(raised.value)
+    assert message is not None
+    assert "num_stepz" in message
+
+
+def test_a_missing_value_is_named() -> None:
+    with pytest.raises(OmegaConfBaseException) as raised:
+        _ = OmegaConf.create({"task": "???"}).task
+    message = readable_message(raised.value)
+    assert message is not None
+    assert "task" in message
+
+
+def test_users_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise InfeasibleTaskError(NO_PLAN)
+    assert ended.value.code == EXIT_USER_ERROR == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"error: {NO_PLAN}\n"
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), SystemExit(3)])
+def test_other_errors_pass(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(type(error)) as raised, exit_codes():
+        raise error
+    assert raised.value is error
+    assert capsys.readouterr().err == ""
+
+
+def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise KeyboardInterrupt
+    assert ended.value.code == EXIT_INTERRUPTED == 130
+    assert capsys.readouterr().err == "stopped by the user\n"
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "printed"),
+    [(False, f"error on rank 1: {NO_PLAN}\n"), (True, "")],
+    ids=["its_own", "of_all_ranks"],
+)
+def test_other_ranks_report_only_their_own(
+    everywhere: bool,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    error = ConfigError(NO_PLAN)
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise every_rank_has(error) if everywhere else error
+    assert ended.value.code == EXIT_USER_ERROR
+    assert capsys.readouterr().err == printed
+
+
+@pytest.fixture
+def within_hydra(config_dir: str) -> None:
+    with initialize_config_dir(version_base="1.3", config_dir=config_dir):
+        cfg = compose("train", return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+
+
+@pytest.mark.usefixtures("within_hydra")
+def test_a_started_run_logs_its_error(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that it is in the run's log file too, and on the terminal once."""
+    with caplog.at_level(logging.ERROR), pytest.raises(SystemExit), exit_codes():
+        raise ConfigError(NO_PLAN)
+    assert [record.getMessage() for record in caplog.records] == [f"error: {NO_PLAN}"]
+    assert capsys.readouterr().err == ""

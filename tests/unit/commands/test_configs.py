@@ -1,0 +1,240 @@
+"""Every yaml of conf/ composes and builds; a new one is tested as soon as it is there."""
+
+import inspect
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dlrm_sharded.commands.cli import build_planner, own_keys
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.model import Dlrm
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.training.trainer import TrainerConfig
+
+CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
+OPTIONS = sorted(
+    f"{path.parent.relative_to(CONF_DIR)}={path.stem}" for path in CONF_DIR.glob("*/*.yaml")
+)
+BATCH_SIZE = 96
+TABLES = (Table("a", 10, 4, 1.0), Table("b", 20, 8, 2.0), Table("c", 30, 16, 0.5))
+RANDOM = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
+
+
+def composed(*overrides: str, config: str = "train", **options: bool) -> DictConfig:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        return compose(config, list(overrides), **options)
+
+
+def names(group: str) -> list[str]:
+    found = [option.split("=")[1] for option in OPTIONS if option.startswith(f"{group}=")]
+    assert found
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_rank_in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_composes(option: str) -> None:
+    group = option.split("=")[0]
+    in_defaults = group in composed() or group == "experiment"
+    cfg = composed(option if in_defaults else f"+{option}")
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    assert resolved["batch_size"] > 0
+
+
+def test_promised_options_are_there() -> None:
+    promised = ["data=t510", "model=dcnv2", "optimizer=adam", "topology=h100_80gb"]
+    assert set(promised) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", names("data"))
+def test_data_builds(name: str, tmp_path: Path) -> None:
+    """Without reading logs or holding tables: neither would fit a machine that only plans."""
+    overrides = [f"data={name}", f"batch_size={BATCH_SIZE}"]
+    if name == "dlrm_datasets":
+        lengths = torch.ones(2, BATCH_SIZE, dtype=torch.int64)
+        ids, offsets = torch.zeros(2 * BATCH_SIZE).long(), torch.arange(2 * BATCH_SIZE + 1)
+        torch.save((ids, offsets, lengths), tmp_path / "data.pt")
+        overrides.append(f"data.path={tmp_path / 'data.pt'}")
+    cfg = composed(*overrides)
+    tracemalloc.start()
+    try:
+        dataset = instantiate(cfg.data)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert dataset.batch_size == BATCH_SIZE
+    assert dataset.num_dense == 13
+    assert peak_bytes < 64 * 2**20
+    if "blocks_dir" not in cfg.data:  # not there before the conversion
+        assert dataset.num_batches("train") >= 1
+        assert dataset.num_batches("val") >= 0
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_model_builds(name: str) -> None:
+    model = instantiate(composed(f"model={name}").model)(TABLES, 13, device=torch.device("cpu"))
+    assert isinstance(model, Dlrm)
+    collection = model.sparse_arch.embedding_bag_collection
+    assert [bag.embedding_dim for bag in collection.embedding_bag_configs()] == [4, 8, 16]
+    dense = [p for n, p in model.named_parameters() if "embedding_bag_collection" not in n]
+    assert {p.device.type for p in dense} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", names("optimizer"))
+def test_optimizer_builds(name: str) -> None:
+    optimizer = instantiate(composed(f"optimizer={name}").optimizer)
+    assert isinstance(optimizer, OptimizerConfig)
+    assert optimizer.schedule.factor(1000) == 1.0
+
+
+@pytest.mark.parametrize("name", names("topology"))
+def test_topology_builds(name: str) -> None:
+    cfg = composed(f"topology={name}").topology
+    topology = instantiate(cfg)
+    assert isinstance(topology, Topology)
+    assert topology.world_size == 1
+    if cfg.memory_gib is not None:
+        assert topology.memory_bytes == cfg.memory_gib * GIB
+        assert topology.intra_host_bytes_per_s > topology.inter_host_bytes_per_s > 1e9
+        reserved = instantiate(composed(f"topology={name}", "topology.reserved_gib=4.5").topology)
+        assert topology.memory_bytes - reserved.memory_bytes == 4.5 * GIB
+
+
+@pytest.mark.parametrize("name", names("trainer"))
+def test_trainer_builds(name: str) -> None:
+    assert isinstance(instantiate(composed(f"trainer={name}").trainer), TrainerConfig)
+
+
+@pytest.mark.parametrize("config", ["train", "plan"])
+@pytest.mark.parametrize("name", names("sharder"))
+def test_sharder_builds(name: str, config: str) -> None:
+    cfg = composed(f"sharder={name}", config=config)
+    for key in OmegaConf.missing_keys(cfg.sharder):
+        OmegaConf.update(cfg, key, "plan.json")
+    planner = build_planner(cfg, hardware=None, device="cpu", optimizer=None)
+    assert callable(planner.sharder.shard)
+
+
+class TakesSome(GreedySharder):
+    def __init__(self, weight: str, *, device: str, optimizer: str | None = "none") -> None:
+        super().__init__(weight)
+        self.given = {"device": device, "optimizer": optimizer}
+
+
+class TakesAll(GreedySharder):
+    def __init__(self, weight: str, **given: object) -> None:
+        super().__init__(weight)
+        self.given = given
+
+
+RUN = {"hardware": "cpu: x", "device": "cpu", "optimizer": "sgd"}
+GIVEN = {
+    "some": (TakesSome, {}, {"device": "cpu", "optimizer": "sgd"}),
+    "all": (TakesAll, {}, {**RUN, "cost_model": None}),
+    "some_in_the_yaml": (TakesSome, {"device": "cuda"}, {"device": "cuda", "optimizer": "sgd"}),
+    "all_but_one_in_the_yaml": (
+        TakesAll,
+        {"optimizer": "adam"},
+        {**RUN, "cost_model": None, "optimizer": "adam"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("sharder", "keys", "given"), GIVEN.values(), ids=GIVEN)
+def test_a_partial_sharder_is_given_what_it_takes(
+    sharder: type[TakesSome], keys: dict[str, str], given: dict[str, object]
+) -> None:
+    target = f"{sharder.__module__}.{sharder.__name__}"
+    node = {"_target_": target, "_partial_": True, "weight": "dim", **keys}
+    planner = build_planner(OmegaConf.create({"sharder": node}), **RUN)
+    assert planner.sharder.given == given
+
+
+def test_a_partial_sharder_is_given_the_runs_cost_model() -> None:
+    target = f"{TakesAll.__module__}.TakesAll"
+    node = {"_target_": target, "_partial_": True, "weight": "dim"}
+    cfg = OmegaConf.create({"sharder": node, "cost_model": composed().cost_model})
+    planner = build_planner(cfg, **RUN)
+    assert isinstance(planner.cost_model, LearnedCostModel)
+    assert planner.sharder.given["cost_model"] is planner.cost_model
+
+
+def test_a_wrong_key_of_a_partial_sharder() -> None:
+    with pytest.raises(ConfigError, match=r"sharder: .*unexpected keyword argument 'beam'"):
+        build_planner(composed("sharder=neuroshard_paper", "+sharder.beam=3"), **RUN)
+
+
+@pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))
+def test_cost_model_waits_for_the_hardware(name: str) -> None:
+    """Which the run alone knows; a file may be named, and is not by default."""
+    cfg = composed(f"cost_model={name}").cost_model
+    assert cfg.artifact is None
+    parameters = inspect.signature(instantiate(cfg)).parameters.values()
+    missing = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+    assert missing == {"device"}
+
+
+def test_runs_can_do_without_a_cost_model() -> None:
+    assert composed().cost_model._target_.endswith("learned_cost_model")
+    for override in ("cost_model=none", "~cost_model"):
+        assert composed(override).get("cost_model") is None
+
+
+def test_plan_needs_a_task() -> None:
+    assert OmegaConf.missing_keys(composed(config="plan")) == {"task"}
+    assert composed("task=task.json", config="plan").task == "task.json"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
+    """The config as a run sees it that was started with these overrides."""
+
+    def start(*overrides: str) -> DictConfig:
+        cfg = composed(*overrides, return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+        HydraConfig.instance().set_config(cfg)
+        return cfg
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        (["sharder=dim"], {"_target_", "weight", "seed"}),
+        (["sharder=dim", "sharder.seed=5"], {"_target_", "weight", "seed"}),
+        (["sharder=dim", RANDOM], {"_target_"}),
+        (["sharder=dim", RANDOM, "sharder.seed=5"], {"_target_", "seed"}),
+        ([f"++{RANDOM}", "++sharder.seed=5", "+sharder.more=1"], {"_target_", "seed", "more"}),
+        ([RANDOM, "+sharder.inner.depth=3"], {"_target_", "inner"}),
+        ([RANDOM, "data.seed=5"], {"_target_"}),
+    ],
+    ids=["as_is", "key_only", "class_only", "class_and_key", "added", "nested", "not_a_sharders"],
+)
+def test_own_keys(started: Callable[..., DictConfig], overrides: list[str], kept: set[str]) -> None:
+    assert set(own_keys(started(*overrides).sharder)) == kept
+
+
+def test_own_keys_can_refer_to_the_run(started: Callable[..., DictConfig]) -> None:
+    cfg = started("sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
+    own = own_keys(cfg.sharder)
+    assert own.seed == 7
+    assert callable(instantiate(own).shard)
+    assert "weight" in cfg.sharder, "the run's config is left as it was"

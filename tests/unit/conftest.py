@@ -1,0 +1,36 @@
+import pytest
+
+from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
+from dlrm_sharded.cost.learned import LearnedCostModel, from_arrays
+from tests.unit.cost.hardware import MANIFEST, measured_plans
+
+FIT = FitConfig(num_steps=400)
+
+
+@pytest.fixture(scope="session")
+def costs() -> CollectedCosts:
+    """Random plans with their times on the made-up hardware."""
+    return CollectedCosts(measured_plans(200, 80, seed=0), MANIFEST)
+
+
+@pytest.fixture(scope="session")
+def fitted(costs: CollectedCosts) -> Fitted:
+    return fit_cost_model(costs, FIT)
+
+
+@pytest.fixture(scope="session")
+def model(fitted: Fitted) -> LearnedCostModel:
+    """The model of the made-up hardware."""
+    return LearnedCostModel(
+        *from_arrays(fitted.arrays),
+        name=fitted.meta["hardware"],
+        ranges=fitted.meta["ranges"],
+        measured_links=tuple(fitted.meta["measured_links"]),
+    )
+
+
+@pytest.fixture(scope="session")
+def unseen() -> tuple[Sample, ...]:
+    """Other plans on the same hardware."""
+    return measured_plans(150, 60, seed=1)

@@ -1,0 +1,117 @@
+"""A conversion is whole or not there; options, script, made-up logs."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.datasets import criteo_convert
+from dlrm_sharded.datasets.blocks import Blocks
+from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
+from dlrm_sharded.datasets.criteo_sample import sample_rows
+from dlrm_sharded.errors import ConfigError, DataError
+from tests.unit.datasets.criteo.reference import (
+    NUM_ROWS,
+    SCRIPT,
+)
+
+
+def test_the_converted_folder_holds_nothing_else(blocks_dir):
+    names = sorted(path.name for path in blocks_dir.iterdir())
+    assert names == ["dense.npy", "ids.npy", "labels.npy", "manifest.json"]
+
+
+def _convert_slowly(path: str, folder: Path) -> None:
+    def finish(self, writer, num_train_rows):
+        (folder.parent / "reached").touch()
+        time.sleep(60)
+
+    criteo_convert._VocabularyIds.finish = finish
+    convert(CriteoSource(path), folder)
+
+
+def test_a_killed_conversion_is_not_taken_for_whole(tmp_path, sample):
+    folder = tmp_path / "blocks"
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_convert_slowly, args=(str(sample), folder))
+    process.start()
+    while not (tmp_path / "reached").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.raises(DataError, match="holds no converted data"):
+        CriteoDataset(folder, batch_size=8, embedding_dim=4).num_batches("train")
+    with pytest.raises(DataError, match="is not a folder of blocks"):
+        Blocks(tmp_path / "blocks.partial")
+    dataset = CriteoDataset(folder, batch_size=8, embedding_dim=4, source=CriteoSource(str(sample)))
+    assert dataset.num_batches("train") == 75
+    assert not (tmp_path / "blocks.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val_share": 1.0}, "val_share"),
+        ({"max_malformed_share": -0.1}, "max_malformed_share"),
+        ({"id_mapping": "magic"}, "id_mapping"),
+        ({"id_mapping": "hash"}, "needs max_ind_range"),
+        ({"min_count": 0}, "min_count"),
+        ({"block_rows": 0}, "block_rows"),
+        ({"max_ind_range": 0}, "max_ind_range"),
+        ({"max_ind_range": [5, 5]}, "max_ind_range"),
+        ({"max_ind_range": 2**31}, "max_ind_range"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ConfigError, match=message):
+        CriteoSource("x", **options)
+
+
+def run_script(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["convert_criteo.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return done.value.code
+
+
+def test_the_script(tmp_path, sample, monkeypatch, capsys):
+    out = tmp_path / "out"
+    assert run_script(monkeypatch, sample, "--out", out, "--max-ind-range", 90) == 0
+    assert capsys.readouterr().out == f"{out}: 700 samples\n"
+    manifest = Blocks(out).manifest
+    assert manifest.num_rows == NUM_ROWS
+    assert manifest.source["settings"] == CriteoSource("", max_ind_range=90).settings()
+
+
+def test_the_script_with_an_error_of_the_user(tmp_path, monkeypatch, capsys):
+    assert run_script(monkeypatch, tmp_path / "no", "--out", tmp_path / "out") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"error: {tmp_path / 'no'} does not exist" in said.err
+
+
+def test_sample_rows_do_not_depend_on_where_they_are_cut():
+    whole, part = sample_rows(0, 90, seed=1), sample_rows(30, 60, seed=1)
+    assert np.array_equal(whole.ids[:, 30:], part.ids)
+    assert np.array_equal(whole.labels[30:], part.labels)
+    assert not np.array_equal(whole.ids[:, 30:], sample_rows(30, 60, seed=2).ids)
+
+
+def test_the_sample_has_a_signal():
+    rows = sample_rows(0, 20_000, seed=0)
+    order = np.argsort(rows.logits)
+    rank = np.empty(len(order))
+    rank[order] = np.arange(len(order))
+    positive, num_positive = rows.labels, rows.labels.sum()
+    auroc = (rank[positive].sum() - num_positive * (num_positive - 1) / 2) / (
+        num_positive * (len(order) - num_positive)
+    )
+    assert 0.75 < auroc < 0.82
+    assert 0.22 < rows.labels.mean() < 0.30

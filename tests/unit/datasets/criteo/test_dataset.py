@@ -1,0 +1,141 @@
+"""Batches of converted data."""
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.blocks import Blocks
+from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
+from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
+from dlrm_sharded.errors import ConfigError, DataError
+from tests.unit.datasets.criteo.reference import (
+    NUM_ROWS,
+    reference,
+)
+
+
+def test_batches_are_the_rows_in_order(sample, blocks_dir):
+    dataset = CriteoDataset(blocks_dir, batch_size=48, embedding_dim=8)
+    labels, dense, ids = reference([sample], num_val=NUM_ROWS // 7, min_count=3)
+    assert dataset.num_dense == 13
+    for split, first, num_batches in (("train", 0, 600 // 48), ("val", 600, 100 // 48)):
+        assert dataset.num_batches(split) == num_batches
+        for index in range(num_batches):
+            batch = dataset.batch(split, index, rank=0, world_size=1)
+            rows = slice(first + index * 48, first + index * 48 + 48)
+            assert np.array_equal(batch.labels, labels[rows])
+            assert batch.labels.dtype == torch.float32
+            np.testing.assert_allclose(batch.dense_features, dense[rows], rtol=1e-6)
+            assert np.array_equal(batch.sparse_features.values(), ids[:, rows].reshape(-1))
+        with pytest.raises(IndexError):
+            dataset.batch(split, num_batches, rank=0, world_size=1)
+
+
+def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
+    dataset = CriteoDataset(blocks_dir, batch_size=48, embedding_dim=8)
+    kjt = dataset.batch("train", 1, rank=1, world_size=2).sparse_features
+    assert kjt.keys() == [f"cat_{i}" for i in range(26)]
+    assert kjt.stride() == 24
+    assert kjt.lengths().tolist() == [1] * (26 * 24)
+    assert kjt.offsets().tolist() == list(range(26 * 24 + 1))
+    assert kjt.offset_per_key() == list(range(0, 26 * 24 + 1, 24))
+    plain = type(kjt).from_lengths_sync(kjt.keys(), kjt.values(), kjt.lengths().clone())
+    for key, jagged in plain.to_dict().items():
+        assert torch.equal(jagged.values(), kjt[key].values())
+    for ours, theirs in zip(kjt.split([20, 6]), plain.split([20, 6]), strict=True):
+        assert torch.equal(ours.values(), theirs.values())
+        assert torch.equal(ours.lengths(), theirs.lengths())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [12, 32 * 3, 32 * 6, 30])
+def test_the_shares_of_the_ranks_make_the_global_batch(blocks_dir, batch_size, world_size):
+    dataset = CriteoDataset(blocks_dir, batch_size=batch_size, embedding_dim=8)
+    for split in ("train", "val"):
+        for index in range(dataset.num_batches(split)):
+            whole = dataset.batch(split, index, rank=0, world_size=1)
+            shares = [
+                dataset.batch(split, index, rank=rank, world_size=world_size)
+                for rank in range(world_size)
+            ]
+            assert torch.equal(torch.cat([b.labels for b in shares]), whole.labels)
+            dense = torch.cat([b.dense_features for b in shares])
+            assert torch.equal(dense, whole.dense_features)
+            ids = torch.cat([b.sparse_features.values().view(26, -1) for b in shares], dim=1)
+            assert torch.equal(ids, whole.sparse_features.values().view(26, -1))
+
+
+def test_a_batch_can_be_changed_without_changing_the_data(blocks_dir):
+    dataset = CriteoDataset(blocks_dir, batch_size=32, embedding_dim=8)
+    for _ in range(2):
+        batch = dataset.batch("train", 0, rank=0, world_size=1)
+        assert batch.sparse_features.values().max() > 0
+        batch.sparse_features.values().zero_()
+        batch.dense_features.zero_()
+
+
+def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
+    def stream():
+        dataset = CriteoDataset(blocks_dir, batch_size=40, embedding_dim=8)
+        return BatchStream(dataset, "train", rank=1, world_size=2, shuffle_seed=3)
+
+    def fingerprints(batches):
+        return [batch.sparse_features.values().tolist() for batch in batches]
+
+    whole = stream()
+    expected = fingerprints(whole) + fingerprints(whole)
+    first = stream()
+    fingerprints(first)
+    head = fingerprints(next(first) for _ in range(4))
+    resumed = stream()
+    resumed.load_state_dict(first.state_dict())
+    assert head + fingerprints(resumed) == expected[15:]
+
+
+def test_tables_are_profiled_on_the_data(blocks_dir):
+    tables = CriteoDataset(blocks_dir, batch_size=100, embedding_dim=8).tables
+    blocks = Blocks(blocks_dir)
+    assert [table.name for table in tables] == [f"cat_{i}" for i in range(26)]
+    assert [t.num_embeddings for t in tables] == list(blocks.manifest.num_embeddings)
+    assert {(t.embedding_dim, t.pooling_factor) for t in tables} == {(8, 1.0)}
+    uses = np.unique(blocks.rows(0, 100).ids[0], return_counts=True)[1]
+    assert tables[0].reuse_histogram[0] == pytest.approx((uses == 1).mean())
+
+
+def test_converts_at_the_first_use_and_not_again(tmp_path, sample):
+    source = CriteoSource([str(sample)])
+    dataset = CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source)
+    assert not (tmp_path / "b").exists()
+    dataset.num_batches("train")
+    made = (tmp_path / "b/manifest.json").stat().st_mtime_ns
+    CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
+        "train"
+    )
+    assert (tmp_path / "b/manifest.json").stat().st_mtime_ns == made
+
+
+def test_converted_data_of_another_source_is_refused(tmp_path, sample):
+    mine = tmp_path / "train.txt"
+    mine.write_bytes(sample.read_bytes())
+
+    def prepare(path=mine, **options):
+        source = CriteoSource(str(path), **options)
+        CriteoDataset(tmp_path / "b", batch_size=50, embedding_dim=8, source=source).num_batches(
+            "train"
+        )
+
+    prepare()
+    with pytest.raises(DataError, match=r"min_count was 3, is now 7.*blocks_dir"):
+        prepare(min_count=7)
+    other = tmp_path / "other.txt"
+    write_criteo_sample(other, num_rows=20)
+    with pytest.raises(DataError, match=r"train_files .* were .*train.txt.*are now .*other.txt"):
+        prepare(other)
+    mine.unlink()
+    prepare()
+
+
+def test_a_batch_larger_than_the_training_part(blocks_dir):
+    with pytest.raises(ConfigError, match=r"batch_size is 601, but .* has only 600 samples"):
+        CriteoDataset(blocks_dir, batch_size=601, embedding_dim=8).num_batches("train")

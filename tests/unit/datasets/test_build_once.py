@@ -1,0 +1,108 @@
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.datasets.build_once import build_once
+from dlrm_sharded.errors import DataError
+
+
+def is_complete(folder: Path) -> bool:
+    return (folder / "done").is_file()
+
+
+def build(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    with (folder.parent / "builds").open("a") as log:
+        log.write("x")
+    for i in range(5):
+        (folder / f"part_{i}").write_text(str(os.getpid()))
+        time.sleep(0.01)
+    (folder / "done").touch()
+
+
+def build_and_hang(folder: Path) -> None:
+    (folder / "part_0").touch()
+    (folder / "sub").mkdir()
+    (folder / "done").touch()
+    (folder.parent / "hangs").touch()
+    time.sleep(60)
+
+
+def make(folder: Path, how=build) -> None:
+    build_once(folder, is_complete=is_complete, build=how)
+
+
+def test_builds_once_and_leaves_nothing_else(tmp_path):
+    folder = tmp_path / "deep" / "folder"
+    make(folder)
+    make(folder)
+    assert (tmp_path / "deep" / "builds").read_text() == "x"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "done",
+        *(f"part_{i}" for i in range(5)),
+    ]
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["builds", "folder"]
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "folder").mkdir()
+    make(tmp_path / "folder")
+    assert is_complete(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_not_ours_is_not_touched(tmp_path, kind):
+    folder = tmp_path / "folder"
+    if kind == "folder":
+        folder.mkdir()
+        (folder / "thesis.txt").touch()
+    else:
+        folder.touch()
+    with pytest.raises(DataError, match="is not empty and not a complete dataset"):
+        make(folder)
+    assert folder.is_file() or (folder / "thesis.txt").exists()
+    assert not (tmp_path / "folder.partial").exists()
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    def fail(folder: Path) -> None:
+        (folder / "done").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "folder", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_processes_build_once(tmp_path):
+    folder = tmp_path / "folder"
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=make, args=(folder,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert (tmp_path / "builds").read_text() == "x"
+    assert len({(folder / f"part_{i}").read_text() for i in range(5)}) == 1
+    assert not (tmp_path / "folder.partial").exists()
+
+
+def test_what_a_killed_process_left_is_made_anew(tmp_path):
+    folder = tmp_path / "folder"
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=make, args=(folder, build_and_hang))
+    process.start()
+    while not (tmp_path / "hangs").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not folder.exists()
+    assert (tmp_path / "folder.partial" / "done").exists()
+    make(folder)
+    assert not (folder / "sub").exists()
+    assert not (tmp_path / "folder.partial").exists()

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import gzip
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor
+from torchrec.datasets.utils import Batch
+
+from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
+from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
+from dlrm_sharded.errors import ConfigError, DataError
+
+NUM_TABLES, NUM_SAMPLES, BATCH_SIZE = 5, 250, 24
+
+
+def content() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 6, (NUM_TABLES, NUM_SAMPLES), generator=generator)
+    lengths[3] = 0
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
+    indices = torch.randint(0, 50, (int(lengths.sum()),), generator=generator)
+    return indices, offsets, lengths
+
+
+def bag(table: int, sample: int) -> list[int]:
+    indices, offsets, _ = content()
+    place = table * NUM_SAMPLES + sample
+    return indices[offsets[place] : offsets[place + 1]].tolist()
+
+
+def bags(batch: Batch) -> list[list[list[int]]]:
+    """Ids by table and sample."""
+    jagged = batch.sparse_features.to_dict()
+    return [
+        [ids.tolist() for ids in jagged[key].values().split(jagged[key].lengths().tolist())]
+        for key in batch.sparse_features.keys()  # noqa: SIM118
+    ]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    torch.save(content(), tmp_path / "data.pt")
+    return tmp_path / "data.pt"
+
+
+@pytest.fixture
+def packed(plain: Path) -> Path:
+    path = plain.with_suffix(".pt.gz")
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    return path
+
+
+def dataset(path: Path, **changes: Any) -> DlrmDatasets:
+    return DlrmDatasets(path, **{"batch_size": BATCH_SIZE, "embedding_dim": 8, **changes})
+
+
+def test_batches_are_the_samples_of_the_file_in_order(plain: Path) -> None:
+    data = dataset(plain, val_share=0.2)
+    assert (data.num_batches("train"), data.num_batches("val")) == (8, 2)
+    for split, index, first in (("train", 0, 0), ("train", 7, 168), ("val", 1, 216)):
+        batch = data.batch(split, index, rank=0, world_size=1)  # type: ignore[arg-type]
+        samples = range(first, first + BATCH_SIZE)
+        assert bags(batch) == [[bag(t, s) for s in samples] for t in range(NUM_TABLES)]
+        assert batch.sparse_features.values().dtype == torch.int32
+        assert batch.dense_features.shape == (BATCH_SIZE, 13)
+        assert set(batch.labels.tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_world_size_does_not_change_the_global_batch(plain: Path, world_size: int) -> None:
+    data = dataset(plain)
+    whole = data.batch("val", 0, rank=0, world_size=1)
+    shares = [data.batch("val", 0, rank=rank, world_size=world_size) for rank in range(world_size)]
+    ids = [bags(share) for share in shares]
+    assert bags(whole) == [[b for share in ids for b in share[t]] for t in range(NUM_TABLES)]
+    assert torch.equal(whole.labels, torch.cat([share.labels for share in shares]))
+    assert torch.equal(whole.dense_features, torch.cat([share.dense_features for share in shares]))
+
+
+def test_gz_equals_plain(plain: Path, packed: Path) -> None:
+    streams = [BatchStream(dataset(path), "train", shuffle_seed=1) for path in (plain, packed)]
+    for left, right in zip(*streams, strict=True):
+        assert bags(left) == bags(right)
+        assert torch.equal(left.labels, right.labels)
+    assert dataset(plain).tables == dataset(packed).tables
+
+
+def test_formats_before_zip_files_are_read_too(tmp_path: Path, plain: Path) -> None:
+    torch.save(content(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert dataset(tmp_path / "old.pt").tables == dataset(plain).tables
+
+
+def test_int32_files_give_the_same_batches(tmp_path: Path, plain: Path) -> None:
+    torch.save([part.int() for part in content()], tmp_path / "int32.pt")
+    batches = [
+        dataset(path).batch("train", 0, rank=0, world_size=1)
+        for path in (plain, tmp_path / "int32.pt")
+    ]
+    assert bags(batches[0]) == bags(batches[1])
+    assert batches[1].sparse_features.values().dtype == torch.int32
+
+
+def test_tables_are_profiled_on_the_first_batch(plain: Path) -> None:
+    data = dataset(plain, embedding_dim=[4, 8, 12, 16, 20])
+    indices, offsets, lengths = content()
+    assert [table.embedding_dim for table in data.tables] == [4, 8, 12, 16, 20]
+    for t, table in enumerate(data.tables):
+        all_ids = indices[offsets[t * NUM_SAMPLES] : offsets[(t + 1) * NUM_SAMPLES]]
+        first = torch.tensor([i for s in range(BATCH_SIZE) for i in bag(t, s)])
+        assert table.num_embeddings == (int(all_ids.max()) + 1 if all_ids.numel() else 1)
+        assert table.pooling_factor == pytest.approx(lengths[t, :BATCH_SIZE].double().mean().item())
+        assert table.reuse_histogram == reuse_histogram(first)
+
+
+def test_some_tables_by_their_place_in_the_file(plain: Path) -> None:
+    data = dataset(plain, table_ids=[4, 1], num_embeddings=[60, 70])
+    batch = data.batch("train", 0, rank=0, world_size=1)
+    assert batch.sparse_features.keys() == ["t004", "t001"]
+    assert bags(batch) == [[bag(t, s) for s in range(BATCH_SIZE)] for t in (4, 1)]
+    assert [table.num_embeddings for table in data.tables] == [60, 70]
+    assert batch.sparse_features.offset_per_key()[-1] == batch.sparse_features.values().numel()
+
+
+def test_log_says_that_labels_are_planted(plain: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        dataset(plain)
+    assert "planted" in caplog.text
+
+
+def test_one_batch_is_for_training(plain: Path) -> None:
+    data = dataset(plain, batch_size=NUM_SAMPLES, val_share=0.5)
+    assert (data.num_batches("train"), data.num_batches("val")) == (1, 0)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pt.gz"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_truncated_file(plain: Path, packed: Path, suffix: str, share: float) -> None:
+    whole = {".pt": plain, ".pt.gz": packed}[suffix].read_bytes()
+    path = plain.with_name("cut" + suffix)
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(DataError, match="truncated"):
+        dataset(path)
+
+
+def test_lfs_pointer_and_missing_file(tmp_path: Path) -> None:
+    pointer = tmp_path / "data.pt.gz"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(DataError, match="git-lfs pointer"):
+        dataset(pointer)
+    with pytest.raises(DataError, match="is not a file; download"):
+        dataset(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i, o, n: (i, o), "three tensors"),
+        (lambda i, o, n: {"indices": i}, "three tensors"),
+        (lambda i, o, n: (i, o, n.reshape(-1)), r"expected \[N\]"),
+        (lambda i, o, n: (i, o[:-1], n), r"expected \[N\]"),
+        (lambda i, o, n: (i[:-1], o, n), "do not belong"),
+        (lambda i, o, n: (i, o, n.flip(1)), "do not belong"),
+    ],
+    ids=["two", "dict", "flat_lengths", "short_offsets", "short_indices", "other_lengths"],
+)
+def test_malformed_content(tmp_path: Path, change: Any, message: str) -> None:
+    torch.save(change(*content()), tmp_path / "data.pt")
+    with pytest.raises(DataError, match=message):
+        dataset(tmp_path / "data.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 251}, "batch_size is 251"),
+        ({"val_share": 1.0}, "val_share"),
+        ({"table_ids": [5]}, "from 0 to 4"),
+        ({"table_ids": [1, 1]}, "different numbers"),
+        ({"table_ids": []}, "at least one"),
+        ({"embedding_dim": [8, 8]}, "2 values for 5 tables"),
+        ({"num_embeddings": [50, 50, 50, 50, 10]}, r"num_embeddings\[4\] is 10"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_arguments_are_named(plain: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset(plain, **changes)
+
+
+def test_yaml_builds_a_dataset(plain: Path) -> None:
+    yaml = Path(__file__).parents[2] / "conf" / "data" / "dlrm_datasets.yaml"
+    run = OmegaConf.create({"batch_size": 16, "seed": 1, "data": OmegaConf.load(yaml)})
+    data = instantiate(run.data, path=str(plain), table_ids=[0, 2])
+    assert data.batch("train", 0, rank=0, world_size=2).labels.shape == (8,)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from dlrm_sharded.datasets import presets
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.tables import Table
+from dlrm_sharded.zipf import cached_zipf
+
+CONF = Path(__file__).parents[2] / "conf" / "data"
+SYNTHETIC = sorted(
+    path
+    for path in CONF.glob("*.yaml")
+    if "synthetic.SyntheticDataset" in path.read_text(encoding="utf-8")
+)
+
+
+def num_ids(tables: tuple[Table, ...]) -> float:
+    return sum(table.pooling_factor for table in tables)
+
+
+def gib(tables: tuple[Table, ...]) -> float:
+    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables) / 2**30
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_tables", "ids", "size_gib"),
+    [
+        ("mlperf_dcnv2", 26, 214, 97.4),
+        ("criteo_kaggle", 26, 26, 2.0),
+        ("rm1", 8, 8 * 80, 3.8),
+        ("rm2", 32, 32 * 120, 3.8),
+        ("rm3", 10, 10 * 20, 2.4),
+        ("t510", 510, 2_670, 426.8),
+        ("nvidia_tiny", 55, 85, 4.2),
+        ("nvidia_small", 107, 377, 26.3),
+        ("embedding_demo", 16, 1346, 0.0868),
+    ],
+)
+def test_totals_are_the_published_ones(
+    preset: str, num_tables: int, ids: float, size_gib: float
+) -> None:
+    tables = getattr(presets, preset)()
+    assert len({table.name for table in tables}) == num_tables
+    assert num_ids(tables) == pytest.approx(ids)
+    assert gib(tables) == pytest.approx(size_gib, rel=0.02)
+
+
+def test_demo_is_small_and_unequal() -> None:
+    tables = presets.embedding_demo()
+    work = sorted(table.pooling_factor * table.embedding_dim for table in tables)
+    assert sum(4 * table.num_embeddings * table.embedding_dim for table in tables) < 150e6
+    assert work[-1] > 100 * work[0]
+    assert work[-1] < sum(work) / 2  # a balanced placement on 2 ranks exists
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pool_has_the_statistics_of_dlrm_datasets(seed: int) -> None:
+    pool = presets.dlrm_datasets_pool(seed)
+    batch_size, exponent = 65_536, 0.9
+    unique = [
+        cached_zipf(t.num_embeddings, exponent).expected_num_unique(batch_size * t.pooling_factor)
+        for t in pool
+    ]
+    assert len(pool) == 856
+    assert num_ids(pool) / 856 == pytest.approx(15.81)
+    assert sum(unique) == pytest.approx(128.4e6, rel=0.05)
+    assert batch_size * num_ids(pool) / sum(unique) == pytest.approx(6.9, rel=0.05)
+
+
+def test_pool_has_the_reuse_of_dlrm_datasets() -> None:
+    bins, num_unique = [0.0] * 17, 0.0
+    for table in presets.dlrm_datasets_pool():
+        zipf = cached_zipf(table.num_embeddings, 0.9)
+        draws = 65_536 * table.pooling_factor
+        unique = zipf.expected_num_unique(draws)
+        shares = zipf.expected_reuse_histogram(draws)
+        bins = [a + unique * b for a, b in zip(bins, shares, strict=True)]
+        num_unique += unique
+    published = [0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001]
+    ours = [share / num_unique for share in bins]
+    assert ours[:10] == pytest.approx(published, abs=0.04)
+    in_docstring = [0.475, 0.190, 0.151, 0.092, 0.048, 0.023, 0.011, 0.005, 0.002]
+    assert ours[:9] == pytest.approx(in_docstring, abs=0.001)
+
+
+def test_drawing_repeats_tables_under_new_names() -> None:
+    pool = presets.dlrm_datasets_pool(num_tables=20)
+    drawn = presets.draw_tables(pool, num_tables=60, seed=1)
+    assert len({table.name for table in drawn}) == 60
+    assert {table.embedding_dim for table in drawn} == {4, 8, 16, 32, 64, 128}
+    originals = {table.name: table for table in pool}
+    for table in drawn:
+        original = originals[table.name.split("_")[0]]
+        assert table.num_embeddings == original.num_embeddings
+        assert table.pooling_factor == original.pooling_factor
+    assert drawn == presets.draw_tables(pool, num_tables=60, seed=1)
+    assert drawn != presets.draw_tables(pool, num_tables=60, seed=2)
+
+
+@pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)
+def test_yaml_builds_a_dataset(path: Path) -> None:
+    run = OmegaConf.create({"batch_size": 16, "seed": 1, "data": OmegaConf.load(path)})
+    data = instantiate(run.data, max_rows=1_000)
+    assert isinstance(data, SyntheticDataset)
+    batch = data.batch("train", 0, rank=1, world_size=2)
+    assert batch.labels.shape == (8,)
+    assert max(table.num_embeddings for table in data.tables) <= 1_000

@@ -1,0 +1,162 @@
+"""The one stream of batches: epochs, order, resuming; and the profile of a table's ids."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split, profiled_table, reuse_histogram
+from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+
+
+class NumberedBatches:
+    """A dataset whose batches say which they are: labels (index, rank, world_size)."""
+
+    batch_size = 12
+    num_dense = 1
+    tables: tuple[Table, ...] = ()
+
+    def __init__(self, *, train: int = 7, val: int = 3) -> None:
+        self._num_batches = {"train": train, "val": val}
+
+    def num_batches(self, split: Split) -> int:
+        return self._num_batches[split]
+
+    def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
+        assert 0 <= index < self._num_batches[split]
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Batch(
+            torch.zeros(1, 1),
+            KeyedJaggedTensor(["t"], nothing, lengths=torch.zeros(1, dtype=torch.int32)),
+            torch.tensor([index, rank, world_size]),
+        )
+
+
+def indices(batches: Iterable[Batch]) -> list[int]:
+    return [int(batch.labels[0]) for batch in batches]
+
+
+def epochs(stream: BatchStream, count: int) -> list[list[int]]:
+    return [indices(stream) for _ in range(count)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_epochs_in_order(split: Split) -> None:
+    dataset = NumberedBatches()
+    stream = BatchStream(dataset, split)
+    in_order = list(range(dataset.num_batches(split)))
+    assert len(stream) == len(in_order)
+    assert epochs(stream, 3) == [in_order] * 3
+
+
+def test_shuffled_epochs_are_permutations() -> None:
+    dataset = NumberedBatches(train=20)
+    found = epochs(BatchStream(dataset, "train", shuffle_seed=1), 3)
+    assert [sorted(epoch) for epoch in found] == [list(range(20))] * 3
+    others = [list(range(20)), *epochs(BatchStream(dataset, "train", shuffle_seed=2), 1)]
+    assert len({tuple(epoch) for epoch in [*found, *others]}) == 5
+    assert epochs(BatchStream(dataset, "train", shuffle_seed=1), 3) == found
+
+
+def test_ranks_see_the_same_batches() -> None:
+    streams = [
+        BatchStream(NumberedBatches(), "train", rank=rank, world_size=3, shuffle_seed=0)
+        for rank in range(3)
+    ]
+    for shares in zip(*streams, strict=True):
+        assert len(set(indices(shares))) == 1
+        assert [share.labels[1:].tolist() for share in shares] == [[0, 3], [1, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["in_order", "shuffled"])
+@pytest.mark.parametrize("done", [0, 1, 3, 7, 8, 13, 14, 17])
+def test_resumes_where_it_was(done: int, seed: int | None) -> None:
+    def stream() -> BatchStream:
+        return BatchStream(NumberedBatches(), "train", shuffle_seed=seed)
+
+    def first(count: int, of: BatchStream) -> list[int]:
+        found: list[int] = []
+        while len(found) < count:
+            for batch in of:
+                found += indices([batch])
+                if len(found) == count:
+                    break
+        return found
+
+    whole = first(28, stream())
+    interrupted = stream()
+    assert first(done, interrupted) == whole[:done]
+    resumed = stream()
+    resumed.load_state_dict(interrupted.state_dict())
+    assert first(28 - done, resumed) == whole[done:]
+
+
+def test_rest_of_the_epoch_after_resuming() -> None:
+    """Iterating gives what is left of the epoch, then whole epochs again."""
+    stream = BatchStream(NumberedBatches(), "train")
+    stream.load_state_dict({"epoch": 1, "position": 5})
+    assert epochs(stream, 2) == [[5, 6], list(range(7))]
+    assert stream.state_dict() == {"epoch": 3, "position": 0}
+
+
+@pytest.mark.parametrize("world_size", [5, 24])
+def test_ranks_must_share_a_batch_evenly(world_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"batch_size is 12; .*multiple of the {world_size} rank"):
+        BatchStream(NumberedBatches(), "train", world_size=world_size)
+
+
+def test_no_batch_to_train_with() -> None:
+    with pytest.raises(DataError, match="less than one batch of 12 samples"):
+        BatchStream(NumberedBatches(train=0), "train")
+
+
+def test_no_batch_to_validate_with() -> None:
+    stream = BatchStream(NumberedBatches(val=0), "val")
+    assert len(stream) == 0
+    assert epochs(stream, 2) == [[], []]
+
+
+def plain_histogram(ids: list[int]) -> list[float]:
+    """Bin k holds ids that are used over 2^(k-1) and up to 2^k times; the last one has no end."""
+    uses = Counter(ids).values()
+    shares = [0.0] * NUM_REUSE_BINS
+    for count in uses:
+        fitting = [k for k in range(NUM_REUSE_BINS - 1) if count <= 2**k]
+        shares[fitting[0] if fitting else NUM_REUSE_BINS - 1] += 1 / len(uses)
+    return shares
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        [1],
+        [1, 2, 3, 4, 5, 8, 9, 16, 17],
+        [count for k in range(3, 16) for count in (2**k - 1, 2**k, 2**k + 1)],
+        [32_768, 32_769, 65_536, 65_537, 200_000],
+        [1] * 50 + [7],
+    ],
+    ids=["one_id", "small", "around_powers", "last_bin", "skewed"],
+)
+def test_reuse_histogram(uses: list[int]) -> None:
+    counts = torch.tensor(uses)
+    ids = torch.arange(len(uses)).mul(37).repeat_interleave(counts)
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    histogram = reuse_histogram(ids)
+    assert histogram == pytest.approx(plain_histogram(ids.tolist()))
+    assert sum(histogram) == pytest.approx(1.0)
+
+
+def test_reuse_histogram_of_no_ids() -> None:
+    assert reuse_histogram(torch.zeros(0, dtype=torch.int64)) == (0.0,) * NUM_REUSE_BINS
+
+
+def test_profile_is_of_the_ids() -> None:
+    ids = torch.tensor([3, 3, 0, 9, 3, 1])
+    table = profiled_table("t", 10, 8, ids=ids, num_samples=4)
+    assert table.pooling_factor == 1.5
+    assert table.reuse_histogram == reuse_histogram(ids)
+    assert (table.name, table.num_embeddings, table.embedding_dim) == ("t", 10, 8)

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.datasets import synthetic
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset, _Place
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.tables import Table
+
+TABLES = (
+    Table("many", 5_000, 8, 12.0),
+    Table("fraction", 300, 4, 2.3),
+    Table("rare", 100_000, 16, 0.4),
+    Table("one_row", 1, 4, 1.0),
+    Table("never", 10, 4, 0.0),
+    Table("few", 7, 4, 3.0),
+)
+
+
+def dataset(tables: tuple[Table, ...] = TABLES, **changes: Any) -> SyntheticDataset:
+    arguments = {"batch_size": 48, "num_train_batches": 6, "num_val_batches": 2, "seed": 3}
+    return SyntheticDataset(tables, **{**arguments, **changes})
+
+
+def per_table(batch: Batch) -> list[list[list[int]]]:
+    """Ids by table and sample."""
+    jagged = batch.sparse_features.to_dict()
+    return [
+        [ids.tolist() for ids in jagged[key].values().split(jagged[key].lengths().tolist())]
+        for key in batch.sparse_features.keys()  # noqa: SIM118
+    ]
+
+
+def assert_same(left: Batch, right: Batch) -> None:
+    assert torch.equal(left.dense_features, right.dense_features)
+    assert torch.equal(left.labels, right.labels)
+    assert torch.equal(left.sparse_features.values(), right.sparse_features.values())
+    assert torch.equal(left.sparse_features.lengths(), right.sparse_features.lengths())
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_mean_number_of_ids_is_the_pooling_factor(spread: float) -> None:
+    data = dataset(batch_size=20_000, pooling_spread=spread)
+    sparse = data.batch("train", 0, rank=0, world_size=1).sparse_features
+    lengths = sparse.lengths().view(len(TABLES), -1).double()
+    for table, row in zip(TABLES, lengths, strict=True):
+        assert row.mean().item() == pytest.approx(table.pooling_factor, rel=0.03, abs=1e-9)
+        assert row.max() <= table.pooling_factor * (1 + spread) + 1
+    if spread == 0.0:
+        assert set(lengths[1].tolist()) == {2.0, 3.0}
+        assert lengths[0].unique().tolist() == [12.0]
+
+
+def test_shapes_types_and_metadata() -> None:
+    batch = dataset(num_dense=5).batch("train", 1, rank=1, world_size=2)
+    sparse = batch.sparse_features
+    assert batch.dense_features.shape == (24, 5)
+    assert batch.dense_features.dtype == batch.labels.dtype == torch.float32
+    assert batch.labels.shape == (24,)
+    assert set(batch.labels.tolist()) <= {0.0, 1.0}
+    assert sparse.keys() == [table.name for table in TABLES]
+    assert (sparse.values().dtype, sparse.lengths().dtype) == (torch.int32, torch.int32)
+    plain = KeyedJaggedTensor(sparse.keys(), sparse.values(), lengths=sparse.lengths())
+    assert (sparse.stride(), plain.stride()) == (24, 24)
+    assert sparse.length_per_key() == plain.length_per_key()
+    assert sparse.offset_per_key() == plain.offset_per_key()
+
+
+def test_ids_are_in_range_and_skewed() -> None:
+    data = dataset(batch_size=5_000)
+    ids = per_table(data.batch("train", 0, rank=0, world_size=1))
+    for table, samples in zip(TABLES, ids, strict=True):
+        assert all(0 <= i < table.num_embeddings for sample in samples for i in sample)
+    popular = Counter(i for sample in ids[0] for i in sample).most_common(2)
+    share = popular[0][1] / 60_000
+    expected = 1 / (np.arange(1, 5_001) ** -0.9).sum()
+    assert share == pytest.approx(expected, rel=0.05)
+    assert popular[0][1] / popular[1][1] == pytest.approx(2**0.9, rel=0.05)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+def test_world_size_does_not_change_the_global_batch(world_size: int, spread: float) -> None:
+    data = dataset(pooling_spread=spread)
+    whole = data.batch("val", 1, rank=0, world_size=1)
+    shares = [data.batch("val", 1, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert torch.equal(whole.labels, torch.cat([share.labels for share in shares]))
+    assert torch.equal(whole.dense_features, torch.cat([share.dense_features for share in shares]))
+    ids = [per_table(share) for share in shares]
+    assert per_table(whole) == [
+        [bag for share in ids for bag in share[t]] for t in range(len(TABLES))
+    ]
+
+
+def test_batch_size_does_not_change_the_samples() -> None:
+    small, large = dataset(batch_size=24, num_train_batches=12), dataset()
+    parts = [small.batch("train", i, rank=0, world_size=1) for i in (4, 5)]
+    whole = large.batch("train", 2, rank=0, world_size=1)
+    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
+    ids = [per_table(part) for part in parts]
+    assert per_table(whole) == [ids[0][t] + ids[1][t] for t in range(len(TABLES))]
+
+
+def test_blocks_do_not_change_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = dataset().batch("train", 0, rank=0, world_size=1)
+    monkeypatch.setattr(synthetic, "_BLOCK", 5)
+    assert_same(whole, dataset().batch("train", 0, rank=0, world_size=1))
+
+
+def test_a_resumed_stream_goes_on_as_the_uninterrupted_one() -> None:
+    stream = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
+    epoch_0, epoch_1 = list(stream), list(stream)
+    assert len(epoch_0) == len(epoch_1) == 6
+    other = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
+    list(other)
+    next(other), next(other)
+    resumed = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
+    resumed.load_state_dict(other.state_dict())
+    for expected, batch in zip(epoch_1[2:], resumed, strict=True):
+        assert_same(expected, batch)
+
+
+def test_deterministic_and_leaves_global_generators_alone() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    first = dataset().batch("train", 0, rank=0, world_size=1)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    assert_same(first, dataset().batch("train", 0, rank=0, world_size=1))
+    values = first.sparse_features.values()
+    for other in (
+        dataset(seed=4).batch("train", 0, rank=0, world_size=1),
+        dataset().batch("train", 1, rank=0, world_size=1),
+        dataset().batch("val", 0, rank=0, world_size=1),
+    ):
+        assert not torch.equal(values[:100], other.sparse_features.values()[:100])
+
+
+def test_profile_is_what_counting_gives() -> None:
+    data = dataset(batch_size=2_000)
+    batch = data.batch("train", 0, rank=0, world_size=1)
+    for table, samples in zip(data.tables, per_table(batch), strict=True):
+        ids = [i for sample in samples for i in sample]
+        uses = Counter(ids).values()
+        bins = [0] * 17
+        for use in uses:
+            bins[min(16, (use - 1).bit_length())] += 1
+        assert table.pooling_factor == pytest.approx(len(ids) / 2_000)
+        assert table.reuse_histogram == pytest.approx([b / max(1, len(uses)) for b in bins])
+    assert data.tables is data.tables
+    assert [t.embedding_dim for t in data.tables] == [t.embedding_dim for t in TABLES]
+
+
+def test_profile_of_a_huge_batch_is_its_expectation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured = dataset(batch_size=50_000).tables
+    monkeypatch.setattr(synthetic, "_MAX_PROFILED_IDS", 10_000)
+    with caplog.at_level(logging.INFO):
+        expected = dataset(batch_size=50_000).tables
+    assert "not a measurement" in caplog.text
+    for ours, theirs in zip(expected, measured, strict=True):
+        assert ours.reuse_histogram == pytest.approx(theirs.reuse_histogram, abs=0.02)
+        assert ours.pooling_factor == pytest.approx(theirs.pooling_factor, abs=0.02)
+
+
+def test_max_rows_cuts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    tables = (Table("large", 2**22, 64, 1.0), Table("small", 100, 4, 1.0))
+    data = dataset(tables, max_rows=2**20)
+    assert [table.num_embeddings for table in data.tables] == [2**20, 100]
+    assert len(caplog.records) == 1
+    assert "cuts 1 of 2 tables: 0.25 GiB instead of 1.00 GiB" in caplog.text
+    ids = data.batch("train", 0, rank=0, world_size=1).sparse_features.values()
+    assert ids.max() < 2**20
+
+
+def test_no_cut_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert dataset(max_rows=100_000).tables[2].num_embeddings == 100_000
+    assert not caplog.records
+
+
+def test_pregenerating_changes_when_and_not_what() -> None:
+    ahead = dataset(pregenerate=True, cache_batches=3)
+    ahead.batch("train", 5, rank=1, world_size=2)
+    kept = [ahead._cache.get(_Place("train", i, 1, 2)) is not None for i in range(5)]
+    assert kept == [True] * 3 + [False] * 2
+    later = dataset()
+    for index in range(5):
+        ours = ahead.batch("train", index, rank=1, world_size=2)
+        theirs = later.batch("train", index, rank=1, world_size=2)
+        assert torch.equal(ours.sparse_features.values(), theirs.sparse_features.values())
+        assert torch.equal(ours.labels, theirs.labels)
+
+
+def test_cache_keeps_the_first_batches_within_its_limits() -> None:
+    def kept(**limits: Any) -> list[bool]:
+        data = dataset(**limits)
+        first, second = ([data.batch("train", i, rank=0, world_size=1) for i in range(6)],) * 2
+        second = [data.batch("train", i, rank=0, world_size=1) for i in range(6)]
+        for a, b in zip(first, second, strict=True):
+            assert_same(a, b)
+        return [a is b for a, b in zip(first, second, strict=True)]
+
+    assert kept() == [True] * 6
+    assert kept(cache_batches=2) == [True] * 2 + [False] * 4
+    assert kept(cache_batches=0) == kept(cache_gib=0.0) == [False] * 6
+    assert kept(cache_gib=20_000 / 2**30).count(True) in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tables": ()}, "has no tables"),
+        ({"tables": (TABLES[0], TABLES[0])}, "two of one name"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"pooling_spread": 1.5}, "pooling_spread"),
+        ({"max_rows": 0}, "data.max_rows is 0"),
+        ({"num_train_batches": -1}, "data.num_train_batches is -1"),
+        ({"alpha": "abc"}, "data.alpha is 'abc'"),
+    ],
+)
+def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset(**changes)
+
+
+def test_no_batch_beyond_the_epoch() -> None:
+    with pytest.raises(IndexError, match="val batch 2 of 2"):
+        dataset().batch("val", 2, rank=0, world_size=1)

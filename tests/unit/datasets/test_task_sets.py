@@ -1,0 +1,160 @@
+"""Task sets are what they say, whatever the seed, and a longer one begins with a shorter one."""
+
+import json
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.datasets.task_sets import (
+    FEASIBILITY_KINDS,
+    MODELS,
+    TASK_SETS,
+    TaskOfSet,
+    feasibility_tasks,
+    measured_tasks,
+    models_tasks,
+    paper_tasks,
+    scale_tasks,
+    scale_whole_tasks,
+)
+from dlrm_sharded.plan import validate
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.task import GIB, ShardingTask, read_task
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_tasks.py"
+FEASIBILITY = feasibility_tasks(3, num=60)
+
+
+def full(task: ShardingTask) -> float:
+    return task.table_bytes / (task.topology.world_size * task.topology.memory_bytes)
+
+
+def largest(task: ShardingTask) -> float:
+    """Over the memory of a rank."""
+    sizes = (task.topology.table_bytes(table) for table in task.tables)
+    return max(sizes) / task.topology.memory_bytes
+
+
+def of_kind(kind: str) -> list[TaskOfSet]:
+    return [of_set for of_set in FEASIBILITY if of_set.kind == kind]
+
+
+@pytest.mark.parametrize("name", TASK_SETS)
+def test_seeded_and_extensible(name: str) -> None:
+    make = TASK_SETS[name]
+    assert make(0, num=2) == make(0, num=1) + make(0, num=2)[1:]
+    assert make(0, num=1) != make(1, num=1)
+    assert len(make(0, num=2)) == 2
+
+
+def test_paper_tasks() -> None:
+    tasks = [of_set.task for of_set in paper_tasks(num=100)]
+    num_tables = {len(task.tables) for task in tasks}
+    assert num_tables <= set(range(10, 60))
+    assert len(num_tables) > 30
+    for task in tasks:
+        assert task.table_bytes < 15e9
+        assert task.batch_size == 65_536
+        assert (task.topology.world_size, task.topology.memory_bytes) == (4, 4 * GIB)
+    dims = {table.embedding_dim for task in tasks for table in task.tables}
+    assert dims == {4, 8, 16, 32, 64, 128}
+
+
+def test_feasibility_tasks_mix() -> None:
+    assert Counter(of_set.kind for of_set in FEASIBILITY) == {
+        kind: 3 * count for kind, count in Counter(FEASIBILITY_KINDS).items()
+    }
+    tasks = [of_set.task for of_set in FEASIBILITY]
+    assert {task.topology.world_size for task in tasks} == {4, 8, 16, 32}
+    assert {task.topology.memory_bytes for task in tasks} == {4 * GIB, 8 * GIB}
+    hosts = {task.topology.world_size // task.topology.ranks_per_host for task in tasks}
+    assert hosts == {1, 2, 4}
+    assert all(10 <= len(task.tables) <= 400 for task in tasks)
+
+
+@pytest.mark.parametrize("number", range(len(FEASIBILITY)))
+def test_a_witness_proves_that_there_is_a_plan(number: int) -> None:
+    of_set = FEASIBILITY[number]
+    if of_set.kind == "infeasible":
+        assert of_set.witness is None
+        assert full(of_set.task) > 1
+    else:
+        assert of_set.witness is not None
+        validate(of_set.witness, of_set.task)
+
+
+def test_kinds_are_what_they_say() -> None:
+    for of_set in of_kind("roomy") + of_kind("nearly_full"):
+        assert largest(of_set.task) <= 1
+    for of_set in of_kind("nearly_full") + of_kind("nearly_full_large"):
+        assert 0.899 < full(of_set.task) <= 0.99
+    for of_set in of_kind("large_columns") + of_kind("large_rows") + of_kind("nearly_full_large"):
+        assert largest(of_set.task) > 1
+    for of_set in of_kind("large_columns") + of_kind("large_rows"):
+        memory_bytes = of_set.task.topology.memory_bytes
+        narrowest = max(16 * table.num_embeddings for table in of_set.task.tables)
+        assert (narrowest > memory_bytes) == (of_set.kind == "large_rows")
+
+
+def test_scale_tasks() -> None:
+    for of_set, whole in zip(scale_tasks(num=2), scale_whole_tasks(num=2), strict=True):
+        for task in (of_set.task, whole.task):
+            assert full(task) == pytest.approx(0.7, rel=1e-3)
+            on_hosts = task.topology.world_size >= 128
+            assert task.topology.ranks_per_host == (8 if on_hosts else task.topology.world_size)
+        assert largest(of_set.task) > 1
+        assert largest(whole.task) <= 0.5
+        validate(GreedySharder("size").shard(whole.task), whole.task)
+
+
+def test_measured_tasks_fit_a_laptop() -> None:
+    tasks = [of_set.task for of_set in measured_tasks(num=40)]
+    for task in tasks:
+        assert 10 <= len(task.tables) <= 40
+        assert sum(table.pooling_factor for table in task.tables) <= 100.001
+        assert task.topology.memory_bytes <= 3 * GIB
+        assert 0.59 < full(task) < 0.91
+        assert largest(task) <= 0.75
+    assert max(task.topology.memory_bytes for task in tasks) > GIB / 2
+
+
+def test_models_tasks_are_all_models_on_all_ranks_and_batches() -> None:
+    tasks = models_tasks()
+    assert {of_set.kind for of_set in tasks} == {*MODELS}
+    assert len({(t.kind, t.task.topology.world_size, t.task.batch_size) for t in tasks}) == 54
+    for of_set in tasks:
+        assert of_set.task.tables == MODELS[of_set.kind]()
+        assert full(of_set.task) < 0.8001
+        assert largest(of_set.task) < 0.8001
+
+
+def make_tasks(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["make_tasks.py", *arguments])
+    code: int = runpy.run_path(str(SCRIPT))["main"]()
+    return code
+
+
+def test_script_writes_the_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tasks"
+    arguments = ("feasibility", "--out", str(out), "--num", "12", "--seed", "3")
+    assert make_tasks(monkeypatch, *arguments) == 0
+    expected = FEASIBILITY[:12]
+    names = [f"task_{number:03d}.json" for number in range(12)]
+    assert [read_task(out / name) for name in names] == [of_set.task for of_set in expected]
+    manifest = json.loads((out / "tasks.json").read_text())
+    assert manifest["kinds"] == {n: t.kind for n, t in zip(names, expected, strict=True)}
+
+    assert make_tasks(monkeypatch, *arguments) == 2
+    assert "has tasks already" in capsys.readouterr().err
+
+
+def test_script_refuses_no_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make_tasks(monkeypatch, "paper", "--out", str(tmp_path / "x"), "--num", "0") == 2
+    assert "--num is 0" in capsys.readouterr().err

@@ -1,0 +1,327 @@
+"""Why a plan costs what it does: held against the cost model's predictions of changed plans."""
+
+import dataclasses
+import itertools
+import logging
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.explain import diagnosis as module
+from dlrm_sharded.explain.diagnosis import (
+    MAX_RANKS,
+    MAX_SPLITS,
+    NEARLY_MOST,
+    Alternative,
+    Insight,
+    RankCost,
+    ShardCost,
+    Split,
+    insight,
+)
+from dlrm_sharded.explain.text import forecast, sections
+from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from tests.unit.cost.plans import Planned, planned
+from tests.unit.search.made_up import MODELS, model_of
+
+
+@st.composite
+def limited(draw: st.DrawFn) -> Planned:
+    """A plan on ranks with little or much more memory than it takes, the same on each or not."""
+    plan, task = draw(planned())
+    used = plan.bytes_by_rank(task.topology)
+    roomy = st.sampled_from([1.0, 1.3, 3.0, 1000.0])
+    memory = [int(max(used) * draw(roomy)) + 1] * len(used)
+    if draw(st.booleans()):
+        memory = [int(size * draw(roomy)) + 1 for size in used]
+    topology = dataclasses.replace(
+        task.topology, memory_bytes=min(memory), memory_bytes_by_rank=tuple(memory)
+    )
+    return plan, dataclasses.replace(task, topology=topology)
+
+
+def cost_of(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> PlanCost:
+    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+
+
+def gain_ms(
+    plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel, table: Table
+) -> float | None:
+    """What the split of a table bought, all ranks tried."""
+    others = tuple(shard for shard in plan.shards if shard.table != table.name)
+    costs = []
+    for rank, capacity in enumerate(task.topology.rank_memory_bytes):
+        changed = dataclasses.replace(plan, shards=(*others, Shard.whole(table, rank)))
+        if changed.bytes_by_rank(task.topology)[rank] <= capacity:
+            validate(changed, task)
+            costs.append(cost_of(changed, task, model).cost_ms)
+    return min(costs) - cost_of(plan, task, model).cost_ms if costs else None
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_plan(name: str, data: st.DataObject) -> None:
+    """What is said of ranks, shards and splits is what the model predicts."""
+    model = model_of(name)
+    plan, task = data.draw(limited())
+    found = insight(plan, task, model)
+    cost = cost_of(plan, task, model)
+    assert found.cost_ms == cost.cost_ms
+    assert pickle.loads(pickle.dumps(found)) == found
+    check_ranks(found, plan, cost)
+    check_splits(found, plan, task, model)
+    for other in found.alternatives:
+        assert other.cost_ms is None or other.cost_ms < cost.cost_ms
+
+
+def check_ranks(found: Insight, plan: ShardingPlan, cost: PlanCost) -> None:
+    totals = [rank.total_ms for rank in cost.per_rank]
+    near = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
+    assert found.num_bounding == len(near)
+    assert len(found.ranks) == min(len(near), MAX_RANKS)
+    assert found.ranks[0].cost_ms == max(totals)
+    for of_rank in found.ranks:
+        assert of_rank.rank in near
+        assert of_rank.cost_ms == totals[of_rank.rank]
+        assert sorted(of.shard for of in of_rank.shards) == sorted(
+            shard for shard in plan.shards if shard.rank == of_rank.rank
+        )
+        costs = [of.cost_ms for of in of_rank.shards]
+        assert costs == sorted(costs, reverse=True)
+        assert all(of.compute_ms >= 0 and of.comm_ms >= 0 for of in of_rank.shards)
+        stages = cost.per_rank[of_rank.rank]
+        compute_ms = sum(of.compute_ms for of in of_rank.shards)
+        assert compute_ms <= (stages.fwd_compute_ms + stages.bwd_compute_ms) * (1 + 1e-9)
+        comm_ms = sum(of.comm_ms for of in of_rank.shards)
+        assert comm_ms <= (stages.fwd_comm_ms + stages.bwd_comm_ms) * (1 + 1e-9)
+
+
+def check_splits(
+    found: Insight, plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel
+) -> None:
+    tables = {table.name: table for table in task.tables}
+    split = {name for name, shards in plan.shards_by_table().items() if len(shards) > 1}
+    assert {of.table for of in found.splits} == split
+    assert found.num_split == len(split)
+    for of in found.splits:
+        expected = gain_ms(plan, task, model, tables[of.table])
+        if expected is None:
+            assert of.gain_ms is None
+        else:
+            assert of.gain_ms == pytest.approx(expected, rel=1e-6, abs=1e-9 * found.cost_ms)
+    gains = [of.gain_ms for of in found.splits if of.gain_ms is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert all(of.gain_ms is None for of in found.splits[len(gains) :])
+
+
+HALVES = Topology(2, 10**9, compute_device="cpu")
+BUSY = Table("busy", 5000, 32, 30.0)
+IDLE = Table("idle", 1, 4, 0.5)
+MODEL = model_of("shipped")
+
+
+def halves(table: Table) -> list[Shard]:
+    edges = (0, table.embedding_dim // 2, table.embedding_dim)
+    return [
+        Shard(table.name, rank, (0, table.num_embeddings), cols)
+        for rank, cols in enumerate(itertools.pairwise(edges))
+    ]
+
+
+def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
+    """A little table in two costs two shards, and the busy one beside it bounds the plan."""
+    thin = Table("thin", 100, 8, 0.1)
+    task = ShardingTask((BUSY, thin), HALVES, 1024)
+    shards = [Shard.whole(BUSY, 0), *halves(thin)]
+    (split,) = insight(ShardingPlan("test", 2, tuple(shards)), task, MODEL).splits
+    assert (split.table, split.num_shards, split.by_rows) == ("thin", 2, False)
+    assert split.gain_ms is not None
+    assert split.gain_ms < 0
+
+
+def test_the_costliest_of_many_splits() -> None:
+    """Those with the most work, whatever their order in the task."""
+    tables = tuple(Table(f"t{i}", 1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6))
+    plan = ShardingPlan("test", 2, tuple(shard for table in tables for shard in halves(table)))
+    found = insight(plan, ShardingTask(tables, HALVES, 512), MODEL)
+    assert found.num_split == MAX_SPLITS + 6
+    idlest = sorted(tables, key=lambda table: table.pooling_factor)[:6]
+    left = {table.name for table in tables} - {split.table for split in found.splits}
+    assert left == {table.name for table in idlest}
+    assert "split tables not looked at: 6" in sections(found)[1].lines
+
+
+def changes_of(found: Insight) -> dict[str, float | None]:
+    return {other.change: other.cost_ms for other in found.alternatives}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "per_host", "more"),
+    [
+        (2, None, "one more rank"),
+        (2, 2, "one more rank"),
+        (1, 1, "one more rank"),
+        (2, 1, "one more host"),
+        (4, 2, "one more host"),
+    ],
+)
+@pytest.mark.parametrize("by_rank", [False, True], ids=["alike", "by_rank"])
+def test_alternatives_to_a_bad_plan(
+    world_size: int, per_host: int | None, more: str, by_rank: bool
+) -> None:
+    tables = tuple(Table(f"t{i}", 5000, 32, 10.0 + i) for i in range(8))
+    topology = Topology(
+        world_size,
+        10**8,
+        per_host,
+        compute_device="cpu",
+        inter_host_bytes_per_s=1e10,
+        memory_bytes_by_rank=(10**8,) * world_size if by_rank else None,
+    )
+    task = ShardingTask(tables, topology, 4096)
+    plan = ShardingPlan("test", world_size, tuple(Shard.whole(table, 0) for table in tables))
+    found = insight(plan, task, MODEL)
+    costs = changes_of(found)
+    assert list(costs) == ["another plan", more, "10 % more memory"]
+    assert costs[more] is not None
+    if world_size == 1:
+        assert costs["another plan"] is None
+        return
+    assert costs["another plan"] is not None
+    assert lower_bound_ms(task, MODEL) <= costs["another plan"] < found.cost_ms
+    assert costs[more] < costs["another plan"]
+
+
+def test_nothing_better_is_found_where_there_is_nothing() -> None:
+    task = ShardingTask((IDLE,), Topology(1, 10**6, compute_device="cpu"), 64)
+    found = insight(ShardingPlan("test", 1, (Shard.whole(IDLE, 0),)), task, MODEL)
+    assert set(changes_of(found).values()) == {None}
+
+
+def test_memory_that_a_plan_lacks() -> None:
+    """Tables of one row and four columns cannot be split; a tenth more lets three share a rank."""
+    tables = tuple(Table(f"t{i}", 1, 4, 1000.0 if i == 0 else 300.0) for i in range(4))
+    task = ShardingTask(tables, Topology(2, 47, compute_device="cpu"), 4096)
+    shards = tuple(Shard.whole(table, i // 2) for i, table in enumerate(tables))
+    found = insight(ShardingPlan("test", 2, shards), task, MODEL)
+    costs = changes_of(found)
+    assert costs["another plan"] is None
+    alone = tuple(Shard.whole(table, min(i, 1)) for i, table in enumerate(tables))
+    best = cost_of(ShardingPlan("test", 2, alone), with_profiles(task), MODEL)
+    assert costs["10 % more memory"] == pytest.approx(best.cost_ms)
+
+
+def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
+    """One rank exchanges nothing."""
+    task = ShardingTask((BUSY, IDLE), Topology(1, 10**9, compute_device="cpu"), 1024)
+    plan = ShardingPlan("test", 1, (Shard.whole(IDLE, 0), Shard.whole(BUSY, 0)))
+    (of_rank,) = insight(plan, task, MODEL).ranks
+    launch_ms = float(MODEL.compute.launch_ms(np.ones(1)).sum())
+    assert [of.shard.table for of in of_rank.shards] == ["busy", "idle"]
+    assert of_rank.other_ms == pytest.approx(launch_ms)
+    assert sum(of.cost_ms for of in of_rank.shards) == pytest.approx(of_rank.cost_ms - launch_ms)
+
+
+def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no split is priced; what it costs to explain a plan has an end."""
+    monkeypatch.setattr(module, "SEARCH_S", 0.0)
+    task = ShardingTask((BUSY,), HALVES, 1024)
+    found = insight(ShardingPlan("test", 2, tuple(halves(BUSY))), task, MODEL)
+    assert set(changes_of(found).values()) == {None}
+    assert (found.splits, found.num_split) == ((), 1)
+    assert sections(found)[1].lines == ("split tables not looked at: 1",)
+    assert len(found.ranks) == found.num_bounding > 0
+
+
+def test_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The prediction of the plan has said what the model assumes."""
+    task = ShardingTask((BUSY,), Topology(8, 10**9, 2, compute_device="cpu"), 65_536)
+    with caplog.at_level(logging.DEBUG):
+        insight(ShardingPlan("test", 8, tuple(halves(BUSY))), task, MODEL)
+    assert caplog.messages == []
+
+
+def shard_cost(table: Table, shard: Shard, compute_ms: float) -> ShardCost:
+    return ShardCost(shard, table, compute_ms, comm_ms=0.5)
+
+
+SHOWN = Insight(
+    world_size=4,
+    cost_ms=20.0,
+    ranks=(
+        RankCost(
+            3,
+            20.0,
+            (
+                shard_cost(BUSY, Shard.whole(BUSY, 3), 5.0),
+                shard_cost(BUSY, Shard("busy", 3, (0, 5000), (4, 32)), 4.0),
+                shard_cost(BUSY, Shard("busy", 3, (1250, 2500), (0, 32)), 3.0),
+                *[shard_cost(IDLE, Shard.whole(IDLE, 3), 1.0)] * 3,
+            ),
+        ),
+    ),
+    num_bounding=2,
+    splits=(
+        *(Split(f"t{i}", 2, by_rows=False, gain_ms=6.0 - i) for i in range(10)),
+        Split("huge", 4, by_rows=True, gain_ms=None),
+    ),
+    num_split=11,
+    alternatives=(
+        Alternative("another plan", None),
+        Alternative("one more rank", 15.0),
+    ),
+)
+
+
+def test_in_words() -> None:
+    bounds, splits, more = sections(SHOWN)
+    assert bounds.title == "What bounds it"
+    assert bounds.lines == (
+        "Predicted within 1 % of the slowest rank's 20.00 ms: 2 of 4 ranks; the 1 slowest",
+        "rank 3, 20.00 ms: busy 5.50 ms, busy (columns 4 to 32) 4.50 ms, "
+        "busy (rows 1,250 to 2,500) 3.50 ms, idle 1.50 ms, 2 more 3.00 ms, "
+        "launches and exchanges of all ranks 2.00 ms",
+    )
+    assert splits.title == "What splits bought"
+    assert splits.lines[1] == "t0 in 2 column shards: 6.00 ms"
+    assert splits.lines[8:] == (
+        "t7 in 2 column shards: -1.00 ms",
+        "2 more: -2.00 ms to -3.00 ms",
+        "huge in 4 row blocks: fits no rank whole",
+    )
+    assert more.title == "What more would buy"
+    assert more.lines[1:] == ("another plan: nothing found", "one more rank: 15.00 ms, 25.0 % less")
+
+
+def test_without_splits() -> None:
+    assert sections(dataclasses.replace(SHOWN, splits=(), num_split=0))[1].lines == (
+        "No table is split.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("gap", "text"),
+    [
+        (None, "predicted 36.20 ms"),
+        (0.0131, "predicted 36.20 ms, at most 1.3 % above the best possible"),
+        (-1e-12, "predicted 36.20 ms, at most 0.0 % above the best possible"),
+    ],
+)
+def test_forecast(gap: float | None, text: str) -> None:
+    predicted = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
+    assert forecast(ShardingPlan("test", 1, (), predicted=predicted, gap=gap)) == text
+
+
+def test_no_forecast() -> None:
+    assert forecast(ShardingPlan("test", 1, ())) is None

@@ -1,0 +1,302 @@
+"""The plan in words and pictures: who is slow, because of what."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from matplotlib.figure import Figure
+
+from dlrm_sharded.explain.diagnosis import Alternative, Insight, RankCost, ShardCost, Split
+from dlrm_sharded.explain.figures import (
+    MANY_RANKS,
+    MAX_TABLES_SHOWN,
+    plot_cost_by_rank,
+    plot_memory_by_rank,
+)
+from dlrm_sharded.explain.text import STAGE_LABELS, ShardShare, difference, explain, shares_of_rank
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+WIDE = Table("wide", 1000, 128, 1.0)
+BUSY = Table("busy", 2000, 16, 40.0)
+SPLIT = Table("split", 90, 32, 3.0)
+IDLE = Table("idle", 50, 4, 0.0)
+TASK = ShardingTask(
+    (WIDE, BUSY, SPLIT, IDLE), Topology(3, 10**7, optimizer_bytes_per_row=4), batch_size=96
+)
+PLAN = ShardingPlan(
+    "test",
+    3,
+    (
+        Shard.whole(WIDE, 1),
+        Shard.whole(BUSY, 1),
+        Shard.whole(IDLE, 1),
+        Shard("split", 0, (0, 60), (0, 32)),
+        Shard("split", 1, (60, 90), (0, 32)),
+    ),
+)
+"""Rank 2 is empty."""
+
+COST = PlanCost(
+    (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(4.0, 2.0, 3.0, 5.0), StageCost(0, 0.5, 0.5, 0))
+)
+
+PREDICTED = PlanCost(
+    (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(5.0, 1.0, 3.0, 4.0), StageCost(0, 1.5, 0.5, 0))
+)
+
+
+def by_table(rank: int, cost: PlanCost | None = COST) -> dict[str, ShardShare]:
+    return {share.table.name: share for share in shares_of_rank(PLAN, TASK, rank, cost)}
+
+
+def section(text: str, title: str) -> list[list[str]]:
+    """Cells of one of the Markdown tables, without its head."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title))
+    rows: list[list[str]] = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shares_sum_to_the_ranks_cost(rank: int) -> None:
+    shares = by_table(rank).values()
+    assert sum(s.cost_ms or 0.0 for s in shares) == pytest.approx(COST.per_rank[rank].total_ms)
+    assert sum(s.size_bytes for s in shares) == PLAN.bytes_by_rank(TASK.topology)[rank]
+
+
+def test_an_empty_rank_has_no_shares() -> None:
+    assert shares_of_rank(PLAN, TASK, 2, COST) == []
+
+
+def test_row_blocks_share_the_work() -> None:
+    parts = [by_table(rank)["split"].work for rank in (0, 1)]
+    assert sum(parts) == pytest.approx(SPLIT.embedding_dim * SPLIT.pooling_factor)
+    assert parts == pytest.approx([64.0, 32.0])
+
+
+def test_computation_is_shared_by_work_and_communication_by_columns() -> None:
+    shares = by_table(1)
+    work = {"wide": 128.0, "busy": 640.0, "split": 32.0, "idle": 0.0}
+    assert {name: share.work for name, share in shares.items()} == pytest.approx(work)
+    columns = {"wide": 128, "busy": 16, "split": 32, "idle": 4}
+    for name, share in shares.items():
+        assert share.cost_ms == pytest.approx(9.0 * work[name] / 800 + 5.0 * columns[name] / 180)
+
+
+def test_a_rank_without_lookups_still_sums_up() -> None:
+    plan = ShardingPlan("test", 3, (Shard.whole(IDLE, 0),))
+    (share,) = shares_of_rank(plan, TASK, 0, COST)
+    assert share.cost_ms == pytest.approx(COST.per_rank[0].total_ms)
+
+
+COMM_BOUND = PlanCost((StageCost(0, 0, 0, 0), StageCost(0.1, 9.0, 9.0, 0.1), StageCost(0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("cost", "order"),
+    [
+        (COST, ["busy", "wide", "split", "idle"]),
+        (COMM_BOUND, ["wide", "split", "busy", "idle"]),
+        (None, ["busy", "wide", "split", "idle"]),
+    ],
+    ids=["compute_bound", "comm_bound", "by_work_without_cost"],
+)
+def test_the_costliest_come_first(cost: PlanCost | None, order: list[str]) -> None:
+    assert list(by_table(1, cost)) == order
+
+
+@pytest.mark.parametrize(
+    ("cost", "blamed"),
+    [(COST, ["busy", "wide", "split"]), (COMM_BOUND, ["wide", "split", "busy"])],
+    ids=["compute_bound", "comm_bound"],
+)
+def test_names_the_slowest_rank_and_its_tables(cost: PlanCost, blamed: Sequence[str]) -> None:
+    text = explain(PLAN, TASK, cost)
+    line = next(line for line in text.splitlines() if "slowest" in line)
+    assert line.startswith(f"Rank 1 is the slowest with {cost.cost_ms:.2f} ms")
+    assert f"{cost.imbalance:.2f} x the mean" in line
+    places = [line.index(name) for name in blamed]
+    assert places == sorted(places)
+    assert "idle" not in line
+
+
+def test_lists_ranks_and_shards() -> None:
+    text = explain(PLAN, TASK, COST)
+    assert text.startswith("**test**: 5 shards of 4 tables on 3 ranks, 0.001 GiB.")
+    assert section(text, "| rank | shards") == [
+        ["0", "1", "0.000", "32", "64", "3.00"],
+        ["1", "4", "0.001", "180", "800", "14.00"],
+        ["2", "0", "0.000", "0", "0", "1.00"],
+    ]
+    shards = section(text, "| rank | table")
+    assert [row[:2] for row in shards] == [
+        ["1", "busy"],
+        ["1", "wide"],
+        ["1", "split"],
+        ["1", "idle"],
+        ["0", "split"],
+    ]
+    assert shards[2][2:5] == ["60 to 90", "0 to 32", "3.0"]
+
+
+def test_explains_without_a_cost() -> None:
+    text = explain(PLAN, TASK, None)
+    assert "slowest" not in text
+    assert [row[-1] for row in section(text, "| rank | shards")] == ["-", "-", "-"]
+    assert len(section(text, "| rank | table")) == 5
+
+
+def test_explains_where_the_slowest_rank_is_empty() -> None:
+    cost = PlanCost((StageCost(0, 0, 0, 0), StageCost(0, 0, 0, 0), StageCost(0, 3.0, 0, 0)))
+    text = explain(PLAN, TASK, cost)
+    assert [row[-1] for row in section(text, "| rank | shards")] == ["0.00", "0.00", "3.00"]
+
+
+def test_predicted_beside_measured() -> None:
+    """Each the max over its own ranks; the stages sum to the critical path."""
+    text = explain(dataclasses.replace(PLAN, predicted=PREDICTED), TASK, COST)
+    assert section(text, "| stage") == [
+        ["fwd compute", "5.00", "4.00", "+25 %"],
+        ["fwd comm", "1.50", "2.00", "-25 %"],
+        ["bwd comm", "3.00", "3.00", "+0 %"],
+        ["bwd compute", "4.00", "5.00", "-20 %"],
+        ["critical path", "13.50", "14.00", "-4 %"],
+        ["embedding cost", "13.00", "14.00", "-7 %"],
+    ]
+    assert section(text, "| rank | shards")[1][-1] == "14.00", "of what was measured"
+    assert "predicted" not in explain(PLAN, TASK, COST)
+
+
+def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
+    """As lists below titles, after what was measured."""
+    said = Insight(
+        world_size=3,
+        cost_ms=13.0,
+        ranks=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
+        num_bounding=1,
+        splits=(Split("split", 2, by_rows=True, gain_ms=0.25),),
+        num_split=1,
+        alternatives=(Alternative("one more rank", 6.5),),
+    )
+    plan = dataclasses.replace(PLAN, predicted=PREDICTED, lower_bound_ms=10.0, gap=0.3)
+    lines = explain(plan, TASK, COST, said).splitlines()
+    start = lines.index("It is predicted 13.00 ms, at most 30.0 % above the best possible.")
+    assert lines[start + 1 : start + 16] == [
+        "",
+        "**What bounds it**",
+        "",
+        "- Predicted within 1 % of the slowest rank's 13.00 ms: 1 of 3 ranks",
+        "- rank 1, 13.00 ms: busy 8.00 ms, launches and exchanges of all ranks 5.00 ms",
+        "",
+        "**What splits bought**",
+        "",
+        "- What the plan would cost more with a table whole, where it then costs least:",
+        "- split in 2 row blocks: 0.25 ms",
+        "",
+        "**What more would buy**",
+        "",
+        "- A short search, which knows no constraints, against 13.00 ms:",
+        "- one more rank: 6.50 ms, 50.0 % less",
+    ]
+    assert lines[start + 16 : start + 18] == [
+        "",
+        "| rank | shards | GiB | columns | columns read per sample | cost ms |",
+    ]
+    assert start > lines.index("| embedding cost | 13.00 | 14.00 | -7 % |")
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "measured_ms", "shown"),
+    [(35.1, 35.62, "-1 %"), (3.0, 1.0, "+200 %"), (9.97, 10.0, "+0 %"), (1.0, 0.0, "-")],
+)
+def test_difference(predicted_ms: float, measured_ms: float, shown: str) -> None:
+    assert difference(predicted_ms, measured_ms) == shown
+
+
+def bars(figure: Figure) -> list[list[float]]:
+    """Widths of the segments, by label and rank."""
+    return [[bar.get_width() for bar in group] for group in figure.axes[0].containers]
+
+
+def test_cost_figure() -> None:
+    figure = plot_cost_by_rank(COST)
+    widths = bars(figure)
+    assert widths == [[rank.stage_ms(stage) for rank in COST.per_rank] for stage in STAGES]
+    ends = [bar.get_x() + bar.get_width() for bar in figure.axes[0].containers[-1]]
+    assert ends == pytest.approx([rank.total_ms for rank in COST.per_rank])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "fwd compute",
+        "fwd comm",
+        "bwd comm",
+        "bwd compute",
+    ]
+
+
+def test_cost_figure_with_a_prediction() -> None:
+    """The same colours, apart from the measured bars and within the axis."""
+    longer = PlanCost((*PREDICTED.per_rank[:2], StageCost(0, 60.0, 0.5, 0)))
+    figure = plot_cost_by_rank(COST, predicted=longer)
+    measured, predicted = bars(figure)[: len(STAGES)], bars(figure)[len(STAGES) :]
+    assert measured == bars(plot_cost_by_rank(COST))
+    assert predicted == [[rank.stage_ms(stage) for rank in longer.per_rank] for stage in STAGES]
+    containers = figure.axes[0].containers
+    for wide, thin in zip(containers[: len(STAGES)], containers[len(STAGES) :], strict=True):
+        assert wide[0].get_facecolor() == thin[0].get_facecolor()
+        assert wide[0].get_y() + wide[0].get_height() < thin[0].get_y()
+        assert thin[0].get_y() + thin[0].get_height() < wide[1].get_y()
+    assert figure.axes[0].get_xlim()[1] >= longer.cost_ms
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(STAGE_LABELS)
+    assert "predicted" in figure.axes[0].get_xlabel()
+    assert "predicted" not in plot_cost_by_rank(COST).axes[0].get_xlabel()
+
+
+def test_cost_figure_with_a_prediction_for_many_ranks() -> None:
+    """Thin bars would run together: a mark on each rank's bar."""
+    ranks = range(MANY_RANKS + 1)
+    cost = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 1.0) for _ in ranks))
+    predicted = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 0.1 * rank) for rank in ranks))
+    axes = plot_cost_by_rank(cost, predicted=predicted).axes[0]
+    assert len(axes.containers) == len(STAGES)
+    (marks,) = axes.lines
+    assert list(marks.get_xdata()) == [rank.total_ms for rank in predicted.per_rank]
+    assert list(marks.get_ydata()) == list(ranks)
+
+
+def test_memory_figure() -> None:
+    widths = bars(plot_memory_by_rank(PLAN, TASK))
+    assert len(widths) == len(TASK.tables)
+    used = [sum(of_rank) * 2**20 for of_rank in zip(*widths, strict=True)]
+    assert used == pytest.approx(PLAN.bytes_by_rank(TASK.topology))
+
+
+def test_memory_figure_orders_tables_by_all_their_shards() -> None:
+    halved, whole = Table("halved", 100, 16, 1.0), Table("whole", 120, 8, 1.0)
+    task = ShardingTask((whole, halved), Topology(2, 10**6), batch_size=4)
+    halves = [Shard("halved", rank, (0, 100), (8 * rank, 8 * rank + 8)) for rank in range(2)]
+    figure = plot_memory_by_rank(ShardingPlan("test", 2, (Shard.whole(whole, 0), *halves)), task)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["halved", "whole"]
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 24])
+def test_figures_of_many_tables_and_ranks(world_size: int) -> None:
+    """The largest tables have a colour each, all others one together."""
+    tables = tuple(Table(f"t{i}", 10 * (i + 1), 4, 1.0) for i in range(30))
+    task = ShardingTask(tables, Topology(world_size, 10**6), batch_size=24)
+    shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
+    plan = ShardingPlan("test", world_size, shards)
+    figure = plot_memory_by_rank(plan, task)
+    widths = bars(figure)
+    assert len(widths) == MAX_TABLES_SHOWN + 1
+    assert sum(map(sum, widths)) * 2**20 == pytest.approx(sum(plan.bytes_by_rank(task.topology)))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[0] == "t29"
+    assert labels[-1] == "22 others"
+    cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * world_size)
+    assert [len(stage) for stage in bars(plot_cost_by_rank(cost))] == [world_size] * 4

@@ -1,0 +1,266 @@
+"""What a comparison leaves: files, and a run that TensorBoard reads."""
+
+import csv
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import metadata
+
+from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.runs import compare, compare_sweep
+from dlrm_sharded.runs.find import find_runs
+from dlrm_sharded.runs.pictures import pictures
+from dlrm_sharded.runs.summary import Comparison, summarize
+from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2) -> None:
+    """A run whose rank 0 is the slowest, with 10 ms x scale."""
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {o}\n" for o in overrides))
+    stages = {"fwd_compute": 4.0, "fwd_comm": 2.0, "bwd_comm": 1.0, "bwd_compute": 3.0}
+    per_rank = [
+        {f"{stage}_ms": ms * scale / (1 + rank) for stage, ms in stages.items()}
+        for rank in range(ranks)
+    ]
+    fields: dict[str, Any] = {
+        "world_size": ranks,
+        "device": "cpu: test",
+        "embedding_cost_ms": 10.0 * scale,
+        "stages_ms": {stage: ms * scale for stage, ms in stages.items()},
+        "per_rank": per_rank,
+        "imbalance": 1.25 * scale,
+        "samples_per_s": 1000.0 / scale,
+    }
+    (folder / "result.json").write_text(json.dumps(fields))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two sharders, two seeds; one run failed, and one sharder has none that succeeded."""
+    folder = tmp_path / "sweep"
+    write_run(folder / "random_0", "sharder=random", "seed=0", scale=2.0)
+    write_run(folder / "random_1", "sharder=random", "seed=1", scale=3.0)
+    write_run(folder / "dim_2", "sharder=dim", "seed=0")
+    jobs = [
+        {"folder": "dim_3", "overrides": ["sharder=dim", "seed=1"], "state": "failed"},
+        {"folder": "size_4", "overrides": ["sharder=size", "seed=0"], "state": "cancelled"},
+    ]
+    (folder / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    return folder
+
+
+def compared(folder: Path) -> Comparison:
+    return summarize(find_runs([folder]).runs)
+
+
+def events_of(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def ends(figure: Figure) -> list[float]:
+    """Where the last part of each bar ends."""
+    last = [bars for bars in figure.axes[0].containers if hasattr(bars, "patches")][-1]
+    return [bar.get_x() + bar.get_width() for bar in last.patches]
+
+
+def test_a_sweep_is_compared_in_its_own_folder(sweep: Path) -> None:
+    table = compare_sweep(sweep)
+    assert "dim_3: failed: no reason known (no log)" in table
+    assert str(sweep / "summary.md") in table
+    assert (sweep / "summary.md").read_text().startswith("# Comparison of runs\n\n- 5 runs, 3 succ")
+    with (sweep / "summary.csv").open() as file:
+        rows = {row["sharder"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["random", "size", "dim"]
+    assert float(rows["random"]["embedding_cost_ms_mean"]) == pytest.approx(25.0)
+    assert float(rows["dim"]["gain_against_random_mean"]) == pytest.approx(1.0)
+    assert (rows["dim"]["succeeded"], rows["dim"]["runs"]) == ("1", "2")
+    with (sweep / "runs.csv").open() as file:
+        assert [row["run"] for row in csv.DictReader(file)] == [
+            "random_0",
+            "random_1",
+            "size_4",
+            "dim_2",
+            "dim_3",
+        ]
+
+
+def test_tensorboard_reads_it(sweep: Path) -> None:
+    compare_sweep(sweep)
+    events = events_of(sweep / "comparison")
+    assert set(events.Tags()["images"]) == {
+        "comparison/embedding_cost",
+        "comparison/throughput",
+        "comparison/imbalance",
+        "cost_by_rank/random",
+        "cost_by_rank/dim",
+    }
+    (text,) = events.Tensors("comparison/summary/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert (sweep / "summary.md").read_text().endswith(shown)
+    content = events.PluginTagToContent(metadata.PLUGIN_NAME)[metadata.EXPERIMENT_TAG]
+    experiment = metadata.parse_experiment_plugin_data(content)
+    assert [info.name for info in experiment.hparam_infos] == list(HPARAMS)
+    assert [info.name.tag for info in experiment.metric_infos] == list(COMPARED_METRICS)
+    (layout,) = events.Tensors("custom_scalars__config__")
+    charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0])
+    patterns = [list(chart.multiline.tag) for part in charts.category for chart in part.chart]
+    assert ["^embedding/cost_ms$"] in patterns
+    assert ["^embedding/fwd_compute_ms/max$"] in patterns
+    assert ["^train/samples_per_s/median$"] in patterns
+
+
+def test_again_replaces_its_own_file_only(sweep: Path) -> None:
+    other = sweep / "comparison" / "events.out.tfevents.1.host.1.0"
+    other.parent.mkdir()
+    other.touch()
+    for _ in range(2):
+        compare_sweep(sweep)
+        files = {path.name for path in other.parent.iterdir()}
+        assert other.name in files
+        assert len(files) == 2
+    assert len(events_of(sweep / "comparison").Images("comparison/throughput")) == 1
+
+
+def test_bars(sweep: Path) -> None:
+    figures = pictures(compared(sweep))
+    cost = figures["comparison/embedding_cost"]
+    labels = [label.get_text() for label in cost.axes[0].get_yticklabels()]
+    assert labels == ["random", "size", "dim (1/2)"]
+    assert ends(cost) == pytest.approx([25.0, 0.0, 10.0])
+    stages = [bars for bars in cost.axes[0].containers if hasattr(bars, "patches")]
+    widths = [[bar.get_width() for bar in stage.patches] for stage in stages]
+    assert widths == [pytest.approx([ms * 2.5, 0.0, ms], abs=1e-9) for ms in (4.0, 2.0, 1.0, 3.0)]
+    texts = [text.get_text() for text in cost.axes[0].texts]
+    assert texts == ["25.00", "0 of 1 succeeded", "10.00"]
+    assert ends(figures["comparison/imbalance"]) == pytest.approx([3.125, 1.0, 1.25])
+    assert figures["comparison/imbalance"].axes[0].get_xlim()[0] == 1.0
+    throughput = figures["comparison/throughput"]
+    assert ends(throughput) == pytest.approx([1000 * (1 / 2 + 1 / 3) / 2, 0.0, 1000.0])
+
+
+def test_costs_by_rank_share_their_axes(tmp_path: Path) -> None:
+    """Of the first seed that succeeded."""
+    write_run(tmp_path / "a", "sharder=random", "seed=0", scale=7.0)
+    write_run(tmp_path / "b", "sharder=random", "seed=1", scale=9.0)
+    write_run(tmp_path / "c", "sharder=dim", "seed=0", ranks=4)
+    figures = pictures(compared(tmp_path))
+    by_rank = {tag: figure for tag, figure in figures.items() if tag.startswith("cost_by_rank/")}
+    assert set(by_rank) == {"cost_by_rank/random/2", "cost_by_rank/dim/4"}
+    assert ends(by_rank["cost_by_rank/random/2"]) == pytest.approx([70.0, 35.0])
+    (x_limits,) = {figure.axes[0].get_xlim() for figure in by_rank.values()}
+    assert x_limits == pytest.approx((0, 73.5))
+    (y_limits,) = {figure.axes[0].get_ylim() for figure in by_rank.values()}
+    assert y_limits[0] > 3 > 0 > y_limits[1]
+
+
+def test_each_setting_has_pictures_of_its_own(tmp_path: Path) -> None:
+    for size in (256, 512):
+        path = f"data.path=/x/{size}"
+        write_run(tmp_path / str(size), "sharder=dim", f"batch_size={size}", path, scale=size)
+    figures = pictures(compared(tmp_path))
+    settings = [f"batch_size={size} data.path=_x_{size}" for size in (256, 512)]
+    tags = [f"comparison/embedding_cost/{setting}" for setting in settings]
+    assert [tag for tag in figures if "embedding_cost" in tag] == tags
+    assert len({figures[tag].axes[0].get_xlim() for tag in tags}) == 1
+    assert ends(figures[tags[1]]) == pytest.approx([5120.0])
+
+
+def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "sharder=dim", "seed=0")
+    write_run(tmp_path / "b", "sharder=dim", "seed=1", scale=3.0)
+    fields = json.loads((tmp_path / "b" / "result.json").read_text())
+    del fields["per_rank"]
+    (tmp_path / "b" / "result.json").write_text(json.dumps(fields))
+    cost = pictures(compared(tmp_path))["comparison/embedding_cost"]
+    assert ends(cost) == pytest.approx([20.0])
+    assert cost.legends[0].get_texts()[-1].get_text() == "not divided"
+
+
+def test_pictures_where_nothing_succeeded(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- sharder=dim\n")
+    figures = pictures(compared(tmp_path))
+    assert len(figures) == 3
+    for figure in figures.values():
+        assert [text.get_text() for text in figure.axes[0].texts] == ["0 of 1 succeeded"]
+
+
+def test_many_rows_get_room(tmp_path: Path) -> None:
+    for i in range(12):
+        write_run(tmp_path / str(i), f"sharder=a_sharder_with_a_long_name_number_{i}")
+    figure = pictures(compared(tmp_path))["comparison/throughput"]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(set(labels)) == 12
+    assert max(map(len, labels)) <= 26
+    assert figure.get_size_inches()[1] > 4
+
+
+def test_an_out_that_is_a_file(sweep: Path) -> None:
+    out = sweep / "out"
+    out.touch()
+    with pytest.raises(ConfigError, match=r"cannot write .*out"):
+        compare([sweep], out)
+
+
+def test_nothing_is_written_where_no_runs_are(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError):
+        compare([tmp_path / "empty"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -> int:
+    """The command's exit code."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["report.py", *map(str, arguments)])
+    code: int = runpy.run_path(str(ROOT / "scripts" / "report.py"))["main"]()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out", "runs"),
+    [
+        (["sweep"], "sweep", 5),
+        (["sweep", "--out", "there/it"], "there/it", 5),
+        (["sweep/random_0", "sweep/dim_2"], "comparison", 2),
+    ],
+    ids=["one", "out", "several"],
+)
+def test_the_command(
+    arguments: list[str],
+    out: str,
+    runs: int,
+    sweep: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert report(monkeypatch, sweep.parent, *arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.split()[0] == "sharder"
+    assert f"{out}/summary.md" in printed
+    with (sweep.parent / out / "runs.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == runs
+    assert (sweep.parent / out / "comparison").is_dir()
+
+
+def test_the_command_ends_with_2_and_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(monkeypatch, tmp_path, "missing") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    assert "missing is not a folder" in line

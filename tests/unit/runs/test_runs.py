@@ -1,0 +1,266 @@
+"""Runs are found wherever they lie, each once, and what is broken or missing has a reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.runs.find import find_runs
+from dlrm_sharded.runs.run import Run
+from dlrm_sharded.runs.schema import Platform
+
+RESULT: dict[str, Any] = {
+    "sharder": "dim",
+    "world_size": 2,
+    "batch_size": 64,
+    "device": "cpu: test",
+    "embedding_cost_ms": 10.0,
+    "critical_path_ms": 14.0,
+    "stages_ms": {"fwd_compute": 4.0, "fwd_comm": 3.0, "bwd_comm": 3.0, "bwd_compute": 4.0},
+    "per_rank": [
+        {"fwd_compute_ms": 1.0, "fwd_comm_ms": 2.0, "bwd_comm_ms": 3.0, "bwd_compute_ms": 4.0},
+        {"fwd_compute_ms": 4.0, "fwd_comm_ms": 3.0, "bwd_comm_ms": 2.0, "bwd_compute_ms": 0.0},
+    ],
+    "predicted_ms": 9.0,
+    "predicted_critical_path_ms": 10.0,
+    "predicted_stages_ms": {
+        "fwd_compute": 3.5,
+        "fwd_comm": 2.0,
+        "bwd_comm": 2.5,
+        "bwd_compute": 2.0,
+    },
+    "predicted_input_dist_ms": None,
+    "lower_bound_ms": 8.0,
+    "gap": 0.125,
+    "samples_per_s": None,
+    "plan_solve_s": 0.25,
+    "versions": {"torch": "2.13.0", "python": "3.11"},
+    "commit": "abc",
+    "seed": 3,
+}
+
+
+def write_run(
+    folder: Path, overrides: list[str] | None, result: dict[str, Any] | str | None = None
+) -> None:
+    """A run's folder, as far as it got."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if overrides is not None:
+        (folder / ".hydra").mkdir()
+        (folder / ".hydra" / "overrides.yaml").write_text(
+            "".join(f"- {override}\n" for override in overrides) or "[]\n"
+        )
+    if result is not None:
+        text = result if isinstance(result, str) else json.dumps(result)
+        (folder / "result.json").write_text(text)
+
+
+def write_sweep(folder: Path, *jobs: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+
+
+def only(folder: Path) -> Run:
+    (run,) = find_runs([folder]).runs
+    return run
+
+
+def test_a_run_with_all_it_says(tmp_path: Path) -> None:
+    overrides = ["sharder=dim", "seed=3", "+data.x=1", "batch_size=64", "sharder.seed=9"]
+    write_run(tmp_path / "dim", [*overrides, "hydra.job.name=x", "hydra/launcher=basic"], RESULT)
+    run = only(tmp_path)
+    assert (run.name, run.sharder, run.seed) == ("dim", "dim", 3)
+    assert run.succeeded
+    assert run.setting == (("batch_size", "64"), ("data.x", "1"))
+    assert run.options == (("seed", "9"),)
+    assert run.platform == Platform(
+        world_size=2, device="cpu: test", versions=(("python", "3.11"), ("torch", "2.13.0"))
+    )
+    assert run.result is not None
+    assert run.result.commit == "abc"
+    assert run.result.metrics == {
+        "embedding_cost_ms": 10.0,
+        "critical_path_ms": 14.0,
+        "fwd_compute_ms": 4.0,
+        "fwd_comm_ms": 3.0,
+        "bwd_comm_ms": 3.0,
+        "bwd_compute_ms": 4.0,
+        "slowest_rank_fwd_compute_ms": 1.0,
+        "slowest_rank_fwd_comm_ms": 2.0,
+        "slowest_rank_bwd_comm_ms": 3.0,
+        "slowest_rank_bwd_compute_ms": 4.0,
+        "predicted_ms": 9.0,
+        "predicted_critical_path_ms": 10.0,
+        "predicted_fwd_compute_ms": 3.5,
+        "predicted_fwd_comm_ms": 2.0,
+        "predicted_bwd_comm_ms": 2.5,
+        "predicted_bwd_compute_ms": 2.0,
+        "lower_bound_ms": 8.0,
+        "gap": 0.125,
+        "plan_solve_s": 0.25,
+    }
+
+
+@pytest.mark.parametrize("value", [None, "fast", True, [1.0], float("nan"), 10**400])
+def test_what_is_no_number_is_unknown(tmp_path: Path, value: object) -> None:
+    keys = ("imbalance", "world_size", "stages_ms", "seed")
+    predicted = [key for key in RESULT if key.startswith("predicted_")]
+    fields = RESULT | dict.fromkeys([*keys, *predicted, "lower_bound_ms", "gap"], value)
+    write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
+    run = only(tmp_path)
+    assert run.result is not None
+    assert run.result.metrics.keys() == {"embedding_cost_ms", "critical_path_ms", "plan_solve_s"}
+    assert run.result.cost is None
+    assert run.result.platform.world_size is None
+    assert run.seed is None
+
+
+@pytest.mark.parametrize("text", ['{"sharder": "dim", "embed', "", "[1]", "{}"])
+def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path: Path, text: str) -> None:
+    write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)
+    run = only(tmp_path)
+    assert (run.state, run.succeeded) == ("unreadable", False)
+    assert "result.json" in str(run.reason)
+    assert (run.sharder, run.seed) == ("dim", 1)
+
+
+def test_a_run_that_did_not_finish_says_its_last_error(tmp_path: Path) -> None:
+    write_run(tmp_path / "dim_0", ["sharder=dim"])
+    log = "[09:45:08] error: first\n[09:45:09] error: too big\n[09:45:10] bye\n"
+    (tmp_path / "dim_0" / "train.log").write_text(log)
+    run = only(tmp_path)
+    assert (run.state, run.reason) == ("unfinished", "error: too big")
+    assert run.log == "dim_0/train.log"
+
+
+def test_jobs_of_a_sweep_that_left_nothing(tmp_path: Path) -> None:
+    choices = {"sharder": "dim"}
+    write_sweep(
+        tmp_path,
+        {"overrides": ["seed=1"], "choices": choices, "folder": "dim_0", "state": "not_started"},
+        {
+            "overrides": ["sharder=size", "seed=2"],
+            "folder": "size_1",
+            "state": "failed",
+            "reason": "out of memory",
+            "log": "logs/1.txt",
+            "seconds": 2.5,
+        },
+    )
+    first, second = find_runs([tmp_path]).runs
+    assert (first.name, first.sharder, first.seed, first.state) == (
+        "dim_0",
+        "dim",
+        1,
+        "not_started",
+    )
+    assert (first.reason, first.log) == (None, None)
+    assert (second.sharder, second.state, second.reason) == ("size", "failed", "out of memory")
+    assert (second.log, second.seconds) == ("logs/1.txt", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "expected"),
+    [
+        ("succeeded", RESULT, "succeeded"),
+        ("succeeded", None, "without result.json"),
+        ("failed", RESULT, "failed"),
+        ("preempted", None, "preempted"),
+        ("running", RESULT, "succeeded"),
+        ("running", None, "running"),
+        (None, RESULT, "succeeded"),
+    ],
+)
+def test_the_state_is_the_sweeps_unless_a_result_knows_better(
+    tmp_path: Path, state: str | None, result: dict[str, Any] | None, expected: str
+) -> None:
+    write_run(tmp_path / "dim_0", ["sharder=dim"], result)
+    write_sweep(tmp_path, {"overrides": ["sharder=dim"], "folder": "dim_0", "state": state})
+    run = only(tmp_path)
+    assert run.state == expected
+    assert run.succeeded == (expected == "succeeded")
+
+
+def test_each_run_once_however_it_is_reached(tmp_path: Path) -> None:
+    sweep = tmp_path / "runs" / "sweep"
+    write_run(sweep / "dim_0", ["sharder=dim"], RESULT)
+    write_run(sweep / "size_1", ["sharder=size"], RESULT)
+    write_sweep(sweep, *({"folder": name, "state": "failed"} for name in ("dim_0", "size_1")))
+    (tmp_path / "link").symlink_to(sweep / "dim_0")
+    runs = find_runs([sweep, tmp_path / "runs", sweep / "dim_0", tmp_path / "link"]).runs
+    assert [(run.name, run.state) for run in runs] == [
+        ("sweep/dim_0", "failed"),
+        ("sweep/size_1", "failed"),
+    ]
+
+
+def test_a_run_of_a_sweep_given_alone_keeps_its_state(tmp_path: Path) -> None:
+    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
+    write_sweep(tmp_path, *({"folder": name, "state": "cancelled"} for name in ("dim_0", "size_1")))
+    run = only(tmp_path / "dim_0")
+    assert (run.name, run.state) == ("dim_0", "cancelled")
+
+
+def test_a_tree_of_sweeps_and_runs(tmp_path: Path) -> None:
+    for folder in ("sweep/dim_0", "sweep/dim_1", "2026/size", "deep/er/random"):
+        write_run(tmp_path / folder, [], RESULT)
+    (tmp_path / "sweep" / "multirun.yaml").write_text("")  # Hydra's own launcher: no sweep.json
+    write_run(tmp_path / ".cache" / "dim", [], RESULT)
+    write_run(tmp_path / "other_tool", None, {"score": 1})
+    write_run(tmp_path / "copied", None, RESULT)
+    names = [run.name for run in find_runs([tmp_path]).runs]
+    assert names == ["2026/size", "copied", "deep/er/random", "sweep/dim_0", "sweep/dim_1"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": 3}'])
+def test_a_broken_sweep_json_is_told(tmp_path: Path, text: str) -> None:
+    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
+    (tmp_path / "sweep.json").write_text(text)
+    found = find_runs([tmp_path, tmp_path / "dim_0"])
+    assert [run.name for run in found.runs] == ["dim_0"]
+    (problem,) = found.problems
+    assert "sweep.json" in problem
+    assert "not counted" in problem
+
+
+def test_the_sharder_is_named_as_it_was_chosen(tmp_path: Path) -> None:
+    """Runs that failed have no result to name it, and must share a row with those that did not."""
+    write_run(tmp_path / "a", ["sharder=plan_file", "sharder.path=x.json"], RESULT)
+    write_run(tmp_path / "b", ["sharder=dim", "sharder._target_=my.Own"], RESULT)
+    write_run(tmp_path / "c", [], RESULT)
+    hydra = "hydra: {runtime: {choices: {sharder: size_lookup}}}\n"
+    (tmp_path / "c" / ".hydra" / "hydra.yaml").write_text(hydra)
+    write_run(tmp_path / "d", [], RESULT)
+    (tmp_path / "d" / ".hydra" / "hydra.yaml").write_text("hydra: [")
+    runs = find_runs([tmp_path]).runs
+    assert [run.sharder for run in runs] == ["plan_file", "my.Own", "size_lookup", "dim"]
+    assert [run.options for run in runs] == [(("path", "x.json"),), (), (), ()]
+
+
+def test_unknown_overrides_are_a_setting_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "known", [], RESULT)
+    write_run(tmp_path / "small", None, RESULT)
+    write_run(tmp_path / "large", None, RESULT | {"batch_size": 128})
+    runs = find_runs([tmp_path]).runs
+    assert len({run.setting for run in runs}) == 3
+
+
+def test_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no runs in .*empty.*result\.json.*sweep\.json"):
+        find_runs([tmp_path / "empty"])
+    with pytest.raises(DataError, match="missing is not a folder"):
+        find_runs([tmp_path, tmp_path / "missing"])
+
+
+def test_skipped_jobs_are_no_runs(tmp_path: Path) -> None:
+    skipped = {"overrides": ["sharder=plan_file"], "folder": "plan_file_1", "state": "skipped"}
+    write_sweep(tmp_path, skipped | {"reason": "sharder.path is not set"})
+    with pytest.raises(DataError, match=r"all 1 runs .* were skipped: sharder.path is not set"):
+        find_runs([tmp_path])
+    write_run(tmp_path / "dim_0", ["sharder=dim"], RESULT)
+    found = find_runs([tmp_path])
+    assert [run.name for run in found.runs] == ["dim_0"]
+    assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)

@@ -1,0 +1,151 @@
+"""What a run leaves for TensorBoard, read back as TensorBoard reads it."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.explain.diagnosis import insight
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.runs.tensorboard import RunWriter
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
+TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
+PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
+PLAN = ShardingPlan(
+    "test",
+    2,
+    (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)),
+    solve_s=0.25,
+    lower_bound_ms=5.0,
+    gap=0.25,
+    predicted=PREDICTED,
+)
+MEASURED = MeasuredCost(
+    cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0))),
+    input_dist_ms=(0.5, 0.75),
+    spread={},
+    iterations=20,
+)
+SCALARS = {
+    "embedding/cost_ms": 10.0,
+    "embedding/critical_path_ms": 14.0,
+    "embedding/input_dist_ms": 0.75,
+    "embedding/imbalance": 10 / 9.5,
+    "embedding/fwd_compute_ms/max": 4.0,
+    "embedding/fwd_compute_ms/mean": 2.5,
+    "embedding/fwd_comm_ms/max": 3.0,
+    "embedding/fwd_comm_ms/mean": 2.5,
+    "embedding/bwd_comm_ms/max": 3.0,
+    "embedding/bwd_comm_ms/mean": 2.5,
+    "embedding/bwd_compute_ms/max": 4.0,
+    "embedding/bwd_compute_ms/mean": 2.0,
+    "plan/solve_s": 0.25,
+    "plan/predicted_ms": 6.25,
+    "plan/lower_bound_ms": 5.0,
+    "plan/gap": 0.25,
+    "predicted/critical_path_ms": 7.75,
+    "predicted/fwd_compute_ms/max": 1.5,
+    "predicted/fwd_comm_ms/max": 2.5,
+    "predicted/bwd_comm_ms/max": 2.0,
+    "predicted/bwd_compute_ms/max": 1.75,
+    "predicted/input_dist_ms": 0.625,
+}
+HPARAMS = {"sharder": "dim", "data": "synthetic", "batch_size": "64"}
+
+
+def read(run_dir: Path) -> EventAccumulator:
+    events = EventAccumulator(str(run_dir))
+    events.Reload()
+    return events
+
+
+def text(events: EventAccumulator, tag: str) -> str:
+    (event,) = events.Tensors(f"{tag}/text_summary")
+    return str(event.tensor_proto.string_val[0].decode())
+
+
+def test_the_plan_and_its_cost(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.plan(PLAN, TASK, MEASURED, (0.5, 0.625))
+    events = read(tmp_path)
+    found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    assert found == pytest.approx(SCALARS)
+    assert {f"embedding/{stage}_ms/max" for stage in STAGES} <= found.keys()
+    assert set(events.Tags()["images"]) == {"plan/cost_by_rank", "plan/memory_by_rank"}
+    for tag in events.Tags()["images"]:
+        image = events.Images(tag)[0]
+        assert image.encoded_image_string.startswith(b"\x89PNG")
+        assert image.width > image.height > 100
+    explained = text(events, "plan/explained")
+    assert "Rank 0 is the slowest with 10.00 ms" in explained
+    assert "| embedding cost | 6.25 | 10.00 | -38 % |" in explained
+
+
+def test_what_the_cost_model_says_of_the_plan(tmp_path: Path) -> None:
+    said = insight(PLAN, TASK, learned_cost_model(device="cpu"))
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.plan(PLAN, TASK, MEASURED, insight=said)
+    explained = text(read(tmp_path), "plan/explained")
+    assert "It is predicted 6.25 ms, at most 25.0 % above the best possible." in explained
+    for title in ("What bounds it", "What splits bought", "What more would buy"):
+        assert f"**{title}**" in explained
+
+
+def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.plan(ShardingPlan("by_hand", 2, PLAN.shards), TASK, MEASURED)
+    events = read(tmp_path)
+    missing = SCALARS.keys() - set(events.Tags()["scalars"])
+    predicted = {tag for tag in SCALARS if tag.startswith("predicted/")}
+    of_plan = {tag for tag in SCALARS if tag.startswith("plan/")}
+    assert missing == of_plan | predicted
+    assert "predicted" not in text(events, "plan/explained")
+
+
+def test_config_and_hparams_are_in_the_runs_file(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, enabled=True) as writer:
+        writer.config("seed: 0\ndata:\n  alpha: 0.9\n", HPARAMS)
+        writer.scalar("train/loss", 0.5, 20)
+    assert len(list(tmp_path.rglob("events.out.tfevents.*"))) == 1
+    events = read(tmp_path)
+    # Indented by four, Markdown shows it as it stands.
+    assert text(events, "config").splitlines() == ["    seed: 0", "    data:", "      alpha: 0.9"]
+    content = events.PluginTagToContent(metadata.PLUGIN_NAME)[metadata.SESSION_START_INFO_TAG]
+    session = metadata.parse_session_start_info_plugin_data(content)
+    assert {key: value.string_value for key, value in session.hparams.items()} == HPARAMS
+    assert session.group_name, "TensorBoard groups trials by it"
+
+
+def test_scalars_have_steps(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, enabled=True) as writer:
+        for step in (20, 40):
+            writer.scalar("train/loss", 1 / step, step)
+    events = read(tmp_path).Scalars("train/loss")
+    assert [event.step for event in events] == [20, 40]
+    assert [event.value for event in events] == pytest.approx([0.05, 0.025])
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, enabled=False) as writer:
+        writer.config("seed: 0", HPARAMS)
+        writer.plan(PLAN, TASK, MEASURED)
+        writer.scalar("train/loss", 0.5, 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_keeps_what_it_wrote(tmp_path: Path) -> None:
+    def run() -> None:
+        with RunWriter(tmp_path, enabled=True) as writer:
+            writer.scalar("train/loss", 0.5, 20)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    assert read(tmp_path).Tags()["scalars"] == ["train/loss"]

@@ -1,0 +1,314 @@
+"""The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
+
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
+from tests.unit.search.made_up import (
+    COST_ALONE,
+    MODELS,
+    all_plans,
+    model_of,
+    predicted,
+    tiny_task,
+)
+
+ROUNDING = 1e-9
+
+
+def sharder(name: str = "shipped", of: int = 0, **keys: Any) -> NeuroShardSharder:
+    """On a model of MODELS, made up from a seed."""
+    return NeuroShardSharder(cost_model=model_of(name, of), **keys)
+
+
+TINY: dict[str, tuple[dict[str, Any], float, float]] = {
+    "2_or_3_ranks": ({"num_tables": 3}, 1.01, 1.002),
+    "roomy": ({"num_tables": 3, "full": 0.3}, 1.01, 1.002),
+    "nearly_full": ({"num_tables": 2, "full": 0.95}, 1.01, 1.002),
+    "2x2": ({"num_tables": 2, "hosts": (2, 2), "full": 0.3}, 1.12, 1.03),
+}
+"""Shape of a task, and how much dearer than the best a plan is at the most and in the mean. On
+hosts, exchanges are linearised."""
+
+NUM_TINY = 6
+
+
+@pytest.mark.parametrize("name", ["shipped", "plain", "links", "sparse"])
+@pytest.mark.parametrize("shape", TINY)
+def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
+    keys, most, mean = TINY[shape]
+    ratios = []
+    for seed in range(NUM_TINY):
+        task, model = tiny_task(seed, **keys), model_of(name, seed)
+        costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
+        plan = Planner(sharder(name, seed, patience=30, **COST_ALONE), model).plan(task)
+        assert plan.predicted is not None
+        assert plan.lower_bound_ms is not None
+        assert plan.gap is not None
+        ratios.append(plan.predicted.cost_ms / min(costs))
+        assert plan.lower_bound_ms <= min(costs) * (1 + ROUNDING)
+        assert plan.gap >= -ROUNDING
+    assert min(ratios) >= 1 - ROUNDING
+    assert max(ratios) <= most
+    assert np.mean(ratios) <= mean
+
+
+def test_strong_cache_effects() -> None:
+    """Where a rank's reads make all its work dear, pieces cost much else than on ordinary ranks."""
+    ratios = []
+    for seed in range(NUM_TINY):
+        task, model = tiny_task(seed, num_tables=3), model_of("overflowing", seed)
+        costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
+        plan = sharder("overflowing", seed, patience=30, **COST_ALONE).shard(task)
+        ratios.append(predicted(plan.shards, task, model).cost_ms / min(costs))
+    assert max(ratios) < 1.1
+    assert np.mean(ratios) < 1.02
+
+
+def small_task(rng: np.random.Generator) -> ShardingTask:
+    """Any few tables on any few ranks, with more or less memory than is needed."""
+    hosts, per_host = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    tables = tuple(
+        Table(
+            f"t{i}",
+            num_embeddings=round(10 ** rng.uniform(0, 6)),
+            embedding_dim=int(4 * rng.integers(1, 33)),
+            pooling_factor=float(rng.choice([0.0, 1.0, 10.0]) * rng.random()),
+        )
+        for i in range(int(rng.integers(1, 13)))
+    )
+    needed = sum(t.num_embeddings * t.embedding_dim * 4 for t in tables)
+    memory = int(needed / (hosts * per_host) * 10 ** rng.uniform(-0.05, 0.7)) + 1
+    topology = Topology(hosts * per_host, memory, per_host, compute_device="cpu")
+    return ShardingTask(tables, topology, int(rng.choice([16, 1024])))
+
+
+def found(of: Any, task: ShardingTask) -> ShardingPlan | None:
+    try:
+        plan: ShardingPlan = of.plan(task) if isinstance(of, Planner) else of.shard(task)
+    except InfeasibleTaskError:
+        return None
+    return plan
+
+
+NUM_TASKS = 1000
+
+
+def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR")  # what the cost model assumes is said a thousand times
+    rng = np.random.default_rng(5)
+    solved = {"neuroshard": 0, "heuristics": 0}
+    for number in range(NUM_TASKS):
+        task = small_task(rng)
+        name = MODELS[number % len(MODELS)]
+        keys = {"seed": number, "time_budget_s": 0.05, "patience": 1}
+        plan = found(Planner(sharder(name, **keys), model_of(name)), task)
+        others = [found(GreedySharder("size"), task), found(RandomSharder(seed=number), task)]
+        has_other = any(other is not None for other in others)
+        assert plan is not None or not has_other, task
+        solved["heuristics"] += has_other
+        if plan is not None:
+            solved["neuroshard"] += 1
+            validate(plan, task)
+            assert plan.gap is not None
+            assert plan.gap >= -ROUNDING
+    assert solved["heuristics"] > NUM_TASKS / 3
+    assert solved["neuroshard"] > solved["heuristics"] + NUM_TASKS / 10
+
+
+SCRIPT = """
+import sys
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.task import read_task
+sharder = NeuroShardSharder(cost_model=learned_cost_model(device="cpu"), seed=3, patience=5,
+                            apart=[["table_0", "table_1"]], pin={"table_2": [0, 1]})
+print(sharder.shard(read_task(sys.argv[1])).shards)
+"""
+
+
+def pool_task(num_tables: int, world_size: int, *, memory_gib: float, per_host: int | None = None):
+    tables = draw_tables(dlrm_datasets_pool(), num_tables=num_tables, seed=1)
+    topology = Topology(world_size, int(memory_gib * GIB), per_host, compute_device="cpu")
+    return ShardingTask(tuple(tables), topology, 65_536)
+
+
+def test_the_same_in_another_process(tmp_path: Path) -> None:
+    task = pool_task(30, 4, memory_gib=4)
+    names = [table.name for table in task.tables]
+    script = SCRIPT
+    for i in range(3):
+        script = script.replace(f'"table_{i}"', repr(names[i]))
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps(task.to_json()))
+    outputs = set()
+    for hash_seed in ("0", "1234"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        outputs.add(done.stdout)
+    keys = {"apart": [names[:2]], "pin": {names[2]: [0, 1]}}
+    here = sharder(**keys, seed=3, patience=5).shard(read_task(path))
+    assert outputs == {f"{here.shards}\n"}
+
+
+def test_the_same_again_and_the_task_untouched() -> None:
+    task = pool_task(60, 8, memory_gib=4, per_host=4)
+    before = copy.deepcopy(task)
+    plans = [sharder(seed=seed, patience=4).shard(task).shards for seed in (1, 1, 2, 3)]
+    assert task == before
+    assert plans[0] == plans[1]
+    assert len(set(plans)) > 1, "the seed changes nothing"
+
+
+def test_keeps_to_its_time() -> None:
+    """Loosely, as the machine may be busy; `test_improve` says how often the clock is asked."""
+    task = pool_task(400, 32, memory_gib=8)
+    started = time.perf_counter()
+    plan = sharder(time_budget_s=2.0, patience=10**6).shard(task)
+    elapsed = time.perf_counter() - started
+    validate(plan, task)
+    assert plan.solve_s is not None
+    assert 1.5 < plan.solve_s <= elapsed < 3.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"cost_model": None}, "cost_model=learned"),
+        ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
+        ({"critical_path_share": -0.1}, r"sharder\.critical_path_share is -0\.1"),
+        ({"seed": -1}, r"sharder\.seed is -1"),
+        ({"seed": 0.5}, r"sharder\.seed is 0\.5"),
+        ({"time_budget_s": 0}, r"sharder\.time_budget_s is 0, must be a number > 0"),
+        ({"time_budget_s": math.inf}, r"sharder\.time_budget_s is inf"),
+        ({"patience": -1}, r"sharder\.patience is -1"),
+        ({"patience": 1.0}, r"sharder\.patience is 1\.0"),
+        ({"split_error": -0.1}, r"sharder\.split_error is -0\.1"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NeuroShardSharder(**{"cost_model": model_of("shipped"), **keys})
+
+
+def test_needs_the_learned_model() -> None:
+    with pytest.raises(ConfigError, match="cost_model=learned"):
+        NeuroShardSharder(cost_model=paper_cost_model(device="cpu"))
+
+
+def odd(
+    tables: list[Table],
+    world_size: int,
+    memory: int | tuple[int, ...],
+    *,
+    per_host: int | None = None,
+    batch_size: int = 1024,
+    optimizer_bytes: int = 0,
+) -> ShardingTask:
+    by_rank = memory if isinstance(memory, tuple) else None
+    topology = Topology(
+        world_size,
+        min(memory) if isinstance(memory, tuple) else memory,
+        per_host,
+        optimizer_bytes_per_row=optimizer_bytes,
+        compute_device="cpu",
+        memory_bytes_by_rank=by_rank,
+    )
+    return ShardingTask(tuple(tables), topology, batch_size)
+
+
+def same(count: int, *shape: Any) -> list[Table]:
+    return [Table(f"t{i}", *shape) for i in range(count)]
+
+
+NAMES = ["a b", "ä", "'\"", "{x}", "%s", "\n", "..", "/", ":,[]", "a.weight", "0"]
+NO_REUSE, MUCH_REUSE = (0.0,) * NUM_REUSE_BINS, (0.0,) * (NUM_REUSE_BINS - 1) + (1.0,)
+ODD = {
+    "no_ids": odd(same(5, 100, 16, 0.0), 3, 10**6),
+    "no_ids_one_rank": odd(same(1, 100, 16, 0.0), 1, 10**6),
+    "most_ids": odd(same(2, 100, 16, 1e9), 2, 10**6),
+    "one_rank": odd(same(5, 100, 16, 3.0), 1, 32_000),
+    "one_table_8_ranks": odd(same(1, 1000, 64, 3.0), 8, 10**6),
+    "widest": odd([*same(1, 1000, 16_384, 3.0), Table("u", 10, 16_384, 1.0)], 4, 10**8),
+    "widest_full": odd(same(1, 1000, 16_384, 3.0), 4, 16_384_000),
+    "odd_width": odd(same(1, 1000, 16_380, 3.0), 4, 16_388_000),
+    "one_row": odd(same(5, 1, 4, 1.0), 3, 64),
+    "one_row_full": odd(same(3, 1, 4, 1.0), 3, 16),
+    "most_rows": odd(same(1, 2**40, 4, 1.0), 5, 2**42),
+    "most_rows_and_columns": odd([*same(1, 2**40, 16_384, 1.0), Table("u", 9, 4, 1.0)], 4, 2**60),
+    "full": odd(same(9, 100, 4, 2.0), 3, 4800),
+    "full_by_rows": odd(same(1, 999, 4, 3.0), 3, 333 * 16),
+    "full_by_columns": odd(same(1, 100, 12, 3.0), 3, 1600),
+    "hosts_of_one_rank": odd(same(5, 1000, 64, 2.0), 3, 10**6, per_host=1),
+    "larger_than_a_host_of_one": odd(same(1, 10_000, 64, 2.0), 3, 10**6, per_host=1),
+    "a_host_each": odd(same(4, 9999, 4, 2.0), 8, 80_000, per_host=2),
+    "1024_ranks": odd(same(3, 10**6, 64, 2.0), 1024, 10**9),
+    "1024_ranks_full": odd(same(3, 10**6, 64, 2.0), 1024, 10**6, per_host=8),
+    "identical": odd(same(60, 1000, 64, 2.0), 8, 10**7),
+    "identical_tight": odd(same(59, 1000, 64, 2.0), 8, 256_000 * 59 // 8 + 1),
+    "histograms_of_zeros": odd(same(6, 1000, 64, 2.0, NO_REUSE), 3, 10**7),
+    "much_reuse": odd(same(6, 1000, 64, 2.0, MUCH_REUSE), 3, 10**7),
+    "batch_of_one": odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=1),
+    "huge_batch": odd(same(6, 1000, 64, 1e9), 3, 10**7, batch_size=2**40),
+    "names": odd([Table(name, 1000, 64, 1.0) for name in NAMES], 3, 10**7),
+    "memory_by_rank": odd([Table("t", 1000, 64, 1.0)], 3, (10, 20, 300_000)),
+    "optimizer": odd(same(2, 1000, 64, 1.0), 2, 260_000, optimizer_bytes=4),
+}
+NO_PLAN = {
+    "one_byte": odd(same(1, 1, 4, 1.0), 2, 1),
+    "one_row_too_many": odd(same(4, 1, 4, 1.0), 3, 16),
+    "most_memory_too_little": odd(same(1, 2**40, 16_384, 1.0), 4, 2**40),
+    "rows_for_three_ranks": odd(same(1, 5, 4, 1.0), 4, 64),
+    "no_rank_like_the_table": odd(same(1, 1000, 4, 1.0), 3, (10, 20, 15_999)),
+}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("task", ODD)
+def test_odd_tasks_have_plans(task: str, share: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Numpy's warnings are errors here."""
+    caplog.set_level("ERROR")
+    for name in MODELS:
+        keys = {"time_budget_s": 1.0, "patience": 2, "critical_path_share": share}
+        plan = Planner(sharder(name, **keys), model_of(name)).plan(ODD[task])
+        assert plan.predicted is not None
+        assert math.isfinite(plan.predicted.cost_ms)
+        assert plan.gap is None or plan.gap >= -1e-7
+        assert ShardingPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("task", NO_PLAN)
+def test_odd_tasks_without_plans(task: str) -> None:
+    of = NO_PLAN[task]
+    for name in MODELS:
+        with pytest.raises(InfeasibleTaskError, match="no plan can fit") as raised:
+            sharder(name).shard(of)
+        assert f"{of.table_bytes:,} B" in str(raised.value)
+        if of.topology.memory_bytes_by_rank is None:
+            assert lower_bound_ms(of, model_of(name)) == math.inf

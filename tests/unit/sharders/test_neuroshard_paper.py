@@ -1,0 +1,336 @@
+"""NeuroShard's search: each published rule, faults included, and a plain version of it all."""
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.neuroshard_paper import NeuroShardPaperSharder, candidates
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.testing import check_sharder, small_tasks
+
+SMALL = small_tasks()
+Columns = dict[tuple[str, int], int]
+"""How many columns of a table a rank has."""
+
+
+@pytest.fixture(scope="module")
+def model() -> LearnedCostModel:
+    return learned_cost_model(device="cpu")
+
+
+def task_of(world_size: int, *shapes: tuple[int, int, float], memory: int = 10**10) -> ShardingTask:
+    tables = tuple(Table(f"t{i}", *shape) for i, shape in enumerate(shapes))
+    topology = Topology(world_size, memory, compute_device="cpu")
+    return with_profiles(ShardingTask(tables, topology, 1024 * world_size))
+
+
+def columns_of(plan: ShardingPlan) -> Columns:
+    columns: Columns = defaultdict(int)
+    for shard in plan.shards:
+        columns[shard.table, shard.rank] += shard.num_cols
+    return dict(columns)
+
+
+def by_rank(plan: ShardingPlan) -> list[int]:
+    return [sum(s.num_cols for s in plan.shards if s.rank == r) for r in range(plan.world_size)]
+
+
+@pytest.mark.parametrize("task", SMALL.values(), ids=SMALL)
+def test_contract(model: LearnedCostModel, task: ShardingTask) -> None:
+    plan = check_sharder(lambda: NeuroShardPaperSharder(model), task)
+    if plan is None:
+        return
+    assert plan.predicted is None
+    assert len(columns_of(plan)) == len(plan.shards), "a rank has one shard of a table"
+    mean = sum(table.embedding_dim for table in task.tables) / plan.world_size
+    assert max(by_rank(plan)) <= 1.5 * mean
+
+
+def test_some_small_tasks_have_plans_and_some_do_not(model: LearnedCostModel) -> None:
+    found = set()
+    for name, task in SMALL.items():
+        try:
+            NeuroShardPaperSharder(model).shard(task)
+        except InfeasibleTaskError:
+            continue
+        found.add(name)
+    assert {"w2-mixed", "w3-mixed", "w3-tight", "w3-different_memory", "w8-equal"} <= found
+    assert not {"w2-huge_table", "w3-one_too_many", "w2-repair"} & found
+
+
+@pytest.mark.parametrize("name", ["none", "neuroshard_paper"])
+def test_needs_the_learned_cost_model(name: str) -> None:
+    cost_model = None if name == "none" else paper_cost_model(device="cpu")
+    with pytest.raises(ConfigError, match="choose cost_model=learned"):
+        NeuroShardPaperSharder(cost_model)
+
+
+@pytest.mark.parametrize("key", ["beam_width", "num_candidates", "num_limits"])
+def test_counts_are_checked(model: LearnedCostModel, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"sharder\.{key} is 0"):
+        NeuroShardPaperSharder(model, **{key: 0})
+
+
+@pytest.mark.parametrize(
+    ("num_candidates", "chosen"),
+    [(1, [0, 3]), (2, [0, 2, 3]), (3, [0, 1, 2, 3]), (9, [0, 1, 2, 3, 4])],
+)
+def test_candidates_are_the_largest_and_the_most_costly(
+    num_candidates: int, chosen: list[int]
+) -> None:
+    """Shapes are numbered in descending order of cost."""
+    size_bytes_of_shape = np.array([3, 9, 5, 4, 7])
+    assert candidates((0, 2, 4, 1, 3), size_bytes_of_shape, num_candidates) == chosen
+
+
+def test_a_split_that_pays_is_made(model: LearnedCostModel) -> None:
+    task = task_of(2, (1_000_000, 256, 50.0), *[(1000, 64, 1.0)] * 3)
+    whole, split = (
+        Planner(NeuroShardPaperSharder(model, max_splits=n), model).plan(task) for n in (0, 1)
+    )
+    assert len(whole.shards) == 4
+    assert [shard.num_cols for shard in split.shards if shard.table == "t0"] == [128, 128]
+    assert split.predicted.cost_ms < 0.7 * whole.predicted.cost_ms
+
+
+def test_limits_begin_at_the_mean(model: LearnedCostModel) -> None:
+    """The first one alone asks for even columns; the others allow half as much again."""
+    task = task_of(2, (1000, 8, 9.0), (1000, 8, 1.0), (1000, 8, 1.0))
+    assert by_rank(NeuroShardPaperSharder(model, num_limits=1).shard(task)) == [12, 12]
+    with pytest.raises(InfeasibleTaskError):
+        NeuroShardPaperSharder(model, num_limits=1, max_splits=0).shard(task)
+    assert sorted(by_rank(NeuroShardPaperSharder(model, max_splits=0).shard(task))) == [8, 16]
+    nearly = task_of(2, (1000, 76, 1.0), (1000, 84, 1.0))  # neither has a half
+    with pytest.raises(InfeasibleTaskError):
+        NeuroShardPaperSharder(model, num_limits=1).shard(nearly)
+    assert sorted(by_rank(NeuroShardPaperSharder(model).shard(nearly))) == [76, 84]
+
+
+def test_ranks_of_equal_cost_by_memory(model: LearnedCostModel) -> None:
+    """Without ids, and beyond the fitted rows, the number of rows costs nothing but memory."""
+    rows = (4 * 10**8, 2 * 10**8, 10**8)
+    plan = NeuroShardPaperSharder(model).shard(task_of(2, *[(n, 4, 0.0) for n in rows]))
+    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
+
+
+def test_ranks_are_compared_as_they_are_without_the_shard(model: LearnedCostModel) -> None:
+    """`t2` goes beside `t1`, the cheaper one, though it would cost less beside `t0`.
+
+    A cache of 4 MB holds what a step reads of `t1` or `t2`, not of both.
+    """
+    prices = model.compute.forward
+    cache = dataclasses.replace(
+        prices,
+        cache_gain=np.ones_like(prices.cache_gain),
+        cache_mb=np.full_like(prices.cache_mb, math.log10(4.0)),
+        cache_slope=np.full_like(prices.cache_slope, 100.0),
+    )
+    model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=cache))
+    task = task_of(2, (1000, 32, 100.0), (10**6, 32, 20.0), (10**6, 32, 8.0))
+    plan = NeuroShardPaperSharder(model, max_splits=0).shard(task)
+    assert [shard.rank for shard in plan.shards] == [0, 1, 1]
+    beside_t0 = tuple(Shard.whole(table, i % 2) for i, table in enumerate(task.tables))
+    better = dataclasses.replace(plan, shards=beside_t0)
+    assert model.predict(better, task).cost_ms < 0.7 * model.predict(plan, task).cost_ms
+
+
+def test_limits_end_at_half_as_much_again(model: LearnedCostModel) -> None:
+    """A mean of 24: 36 columns are allowed, 40 are not."""
+    allowed, refused = [(1000, 36, 9.0), (1000, 12, 1.0)], [(1000, 40, 9.0), (1000, 8, 1.0)]
+    plan = NeuroShardPaperSharder(model, max_splits=0).shard(task_of(2, *allowed))
+    assert sorted(by_rank(plan)) == [12, 36]
+    with pytest.raises(InfeasibleTaskError):
+        NeuroShardPaperSharder(model, max_splits=0).shard(task_of(2, *refused))
+
+
+def test_at_most_10_splits(model: LearnedCostModel) -> None:
+    """15 halvings give each of 16 ranks its 4 columns; published, the search ends after 10."""
+    task = task_of(16, (1000, 64, 1.0))
+    with pytest.raises(
+        InfeasibleTaskError, match=r"may be one.* at most 10 column splits tried: \d+;"
+    ):
+        NeuroShardPaperSharder(model).shard(task)
+    assert by_rank(NeuroShardPaperSharder(model, max_splits=15).shard(task)) == [4] * 16
+
+
+def test_halves_only(model: LearnedCostModel) -> None:
+    """Thirds would fit; halves of 48 columns end at 12, of which a rank can hold one."""
+    task = task_of(3, (1000, 48, 1.0), memory=1000 * 16 * 4)
+    thirds = [Shard("t0", r, (0, 1000), (16 * r, 16 * r + 16)) for r in range(3)]
+    validate(ShardingPlan("by hand", 3, tuple(thirds)), task)
+    with pytest.raises(InfeasibleTaskError, match="found no plan"):
+        NeuroShardPaperSharder(model).shard(task)
+
+
+def quarters_needed(order: str) -> ShardingTask:
+    """2 ranks for 24 columns each, and for `tiny`: `large` must be 16, 8 and 8 to go beside `odd`.
+
+    `odd` and `rest` have no halves.
+    """
+    shapes = {
+        "large": (1000, 32, 3.0),
+        "odd": (1000, 12, 3.0),
+        "rest": (1000, 4, 3.0),
+        "tiny": (10, 8, 1.0),
+    }
+    tables = tuple(Table(name, *shapes[name]) for name in order.split())
+    topology = Topology(2, 24 * 4 * 1000 + 10 * 8 * 4, compute_device="cpu")
+    return with_profiles(ShardingTask(tables, topology, 2048))
+
+
+def test_the_beam_keeps_the_first_of_nodes_without_a_plan(model: LearnedCostModel) -> None:
+    """No node has a plan after one split; whether `large` is split on is a matter of the order."""
+    two_splits = NeuroShardPaperSharder(model, beam_width=1, max_splits=2)
+    assert two_splits.shard(quarters_needed("large odd rest tiny")).shards
+    with pytest.raises(InfeasibleTaskError, match="tried: 4;"):
+        two_splits.shard(quarters_needed("tiny large odd rest"))
+    wider = NeuroShardPaperSharder(model, beam_width=2, max_splits=2)
+    assert wider.shard(quarters_needed("tiny large odd rest")).shards
+
+
+def test_nodes_are_visited_again(model: LearnedCostModel) -> None:
+    """Both orders of two splits are tried."""
+    task = task_of(2, (10, 8, 1.0), (10, 16, 1.0), (1000, 4, 1.0), memory=2000)
+    with pytest.raises(InfeasibleTaskError, match="tried: 1;"):
+        NeuroShardPaperSharder(model, max_splits=0).shard(task)
+    with pytest.raises(InfeasibleTaskError, match="tried: 3;"):
+        NeuroShardPaperSharder(model, max_splits=1).shard(task)
+    # 8, 16 -> 4, 16, 4 | 8, 8, 8 -> 4, 8, 4, 8 || 4, 8, 8, 4 | 8, 4, 8, 4 | 8, 8, 4, 4
+    with pytest.raises(InfeasibleTaskError, match="tried: 7;"):
+        NeuroShardPaperSharder(model, max_splits=2).shard(task)
+
+
+def test_halves_that_meet_are_one_shard(model: LearnedCostModel) -> None:
+    """A half and a quarter, which TorchRec would not train beside each other."""
+    task = quarters_needed("large odd rest tiny")
+    plan = NeuroShardPaperSharder(model).shard(task)
+    validate(plan, task)
+    of_large = [shard for shard in plan.shards if shard.table == "large"]
+    assert [shard.cols for shard in of_large] in ([(0, 24), (24, 32)], [(0, 8), (8, 32)])
+
+
+def plain_search(
+    task: ShardingTask,
+    model: LearnedCostModel,
+    *,
+    beam_width: int,
+    num_candidates: int,
+    num_limits: int,
+    max_splits: int,
+) -> Columns | None:
+    """The published rules one after another, with a prediction of a whole plan for every price.
+
+    A node is a list of (table, width).
+    """
+    num_ranks, tables, topology = task.topology.world_size, task.tables, task.topology
+    mean = sum(table.embedding_dim for table in tables) / num_ranks
+
+    def plan_of(placed: list[tuple[int, int, int]]) -> ShardingPlan:
+        shards = [
+            Shard(tables[t].name, rank, (0, tables[t].num_embeddings), (0, width))
+            for t, width, rank in placed
+        ]
+        return ShardingPlan("plain", num_ranks, tuple(shards))
+
+    @functools.cache
+    def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:
+        if not shards:
+            return 0.0
+        cost = model.predict(plan_of([(t, width, 0) for t, width in shards]), task).per_rank[0]
+        return cost.fwd_compute_ms + cost.bwd_compute_ms
+
+    def size(shard: tuple[int, int]) -> int:
+        return topology.shard_bytes(tables[shard[0]].num_embeddings, shard[1])
+
+    def greedy(node: list[tuple[int, int]], most_cols: float) -> list[tuple[int, int, int]] | None:
+        ranks: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+        placed = []
+        for shard in sorted(node, key=lambda shard: (-compute_ms((shard,)), shard)):
+            best = None
+            for r in range(num_ranks):
+                memory = sum(map(size, ranks[r]))
+                cols = sum(width for _, width in ranks[r])
+                if memory + size(shard) > topology.memory_bytes or cols + shard[1] > most_cols:
+                    continue
+                key = (compute_ms(tuple(ranks[r])), memory, r)
+                best = key if best is None else min(best, key)
+            if best is None:
+                return None
+            ranks[best[2]].append(shard)
+            placed.append((*shard, best[2]))
+        return placed
+
+    def evaluate(node: list[tuple[int, int]]) -> tuple[float, list[tuple[int, int, int]]]:
+        found: tuple[float, list[tuple[int, int, int]]] = (math.inf, [])
+        for i in range(num_limits):
+            placed = greedy(node, (1.0 + 0.5 * i / (num_limits - 1)) * mean)
+            if placed is not None:
+                cost_ms = model.predict(plan_of(placed), task).cost_ms
+                found = min(found, (cost_ms, placed), key=lambda pair: pair[0])
+        return found
+
+    def children(node: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        indices = range(len(node))
+        chosen = sorted(indices, key=lambda i: -size(node[i]))[:num_candidates]
+        chosen += sorted(indices, key=lambda i: -compute_ms((node[i],)))[:num_candidates]
+        for i in sorted(set(chosen)):
+            t, width = node[i]
+            if width % 8 == 0:
+                yield [*node[:i], (t, width // 2), *node[i + 1 :], (t, width // 2)]
+
+    beam = [[(t, table.embedding_dim) for t, table in enumerate(tables)]]
+    best = evaluate(beam[0])
+    for _ in range(max_splits):
+        nodes = [(evaluate(child), child) for node in beam for child in children(node)]
+        best = min([best, *(found for found, _ in nodes)], key=lambda pair: pair[0])
+        nodes.sort(key=lambda pair: pair[0][0])
+        beam = [child for _, child in nodes[:beam_width]]
+    if best[0] == math.inf:
+        return None
+    columns: Columns = defaultdict(int)
+    for t, width, rank in best[1]:
+        columns[tables[t].name, rank] += width
+    return dict(columns)
+
+
+def random_task(seed: int) -> ShardingTask:
+    """Tables of all sizes: few that fill the ranks, or many, with few ids and much to exchange."""
+    rng = np.random.default_rng(seed)
+    world_size = int(rng.integers(1, 4))
+    few = rng.random() < 0.5
+    shapes = [
+        (
+            round(10 ** rng.uniform(2, 4 if few else 6)),
+            int(rng.choice([4, 8, 12, 16, 24, 32, 48, 64, 128])),
+            float(10 ** rng.uniform(-2, 2 if few else 0)),
+        )
+        for _ in range(rng.integers(1, 5) if few else rng.integers(6, 13))
+    ]
+    total = sum(4 * rows * cols for rows, cols, _ in shapes)
+    room = rng.uniform(1.0, 1.3 if few else 3.0)
+    return task_of(world_size, *shapes, memory=int(total / world_size * room))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_finds_what_a_plain_search_finds(model: LearnedCostModel, seed: int) -> None:
+    task = random_task(seed)
+    arguments = {"beam_width": 2, "num_candidates": 2, "num_limits": 4, "max_splits": 3}
+    expected = plain_search(task, model, **arguments)
+    sharder = NeuroShardPaperSharder(model, **arguments)
+    if expected is None:
+        with pytest.raises(InfeasibleTaskError, match="found no plan"):
+            sharder.shard(task)
+    else:
+        assert columns_of(sharder.shard(task)) == expected

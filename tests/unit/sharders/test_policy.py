@@ -1,0 +1,245 @@
+"""The sharder of policies finds a plan where there is one, whatever a policy prefers."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.datasets.task_sets import TaskOfSet, feasibility_tasks
+from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
+from dlrm_sharded.plan import Shard, is_row_wise, validate
+from dlrm_sharded.rl.base import Policy
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.testing import check_sharder, packable, small_tasks
+
+
+class Repairing:
+    """Balances lookups, and places large tables first where it must."""
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
+        try:
+            plan = GreedySharder("lookup", seed=seed).shard(task)
+        except InfeasibleTaskError:
+            return None
+        rank_of = {shard.table: shard.rank for shard in plan.shards}
+        return tuple(rank_of[table.name] for table in task.tables)
+
+
+class Careless:
+    """Takes any rank with room, table by table; a few times."""
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
+        rng = random.Random(seed)
+        for _ in range(1 + num_samples):
+            ranks = self._place(task, rng)
+            if len(ranks) == len(task.tables):
+                return tuple(ranks)
+        return None
+
+    def _place(self, task: ShardingTask, rng: random.Random) -> Sequence[int]:
+        free = list(task.topology.rank_memory_bytes)
+        ranks: list[int] = []
+        for table in task.tables:
+            size = task.topology.table_bytes(table)
+            fitting = [rank for rank, left in enumerate(free) if left >= size]
+            if not fitting:
+                break
+            ranks.append(rng.choice(fitting))
+            free[ranks[-1]] -= size
+        return ranks
+
+
+class Recording:
+    """Finds no room, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[ShardingTask, int, int]] = []
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> None:
+        self.asked.append((task, num_samples, seed))
+
+
+POLICIES = {"repairing": Repairing(), "careless": Careless()}
+each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+
+
+def sharder(policy: Policy, *, split: bool = True) -> PolicySharder:
+    return PolicySharder(policy, name="test", num_samples=4, split=split, seed=1)
+
+
+@each_policy
+@pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
+def test_contract(policy: Policy, task: ShardingTask) -> None:
+    plan = check_sharder(lambda: sharder(policy), task)
+    if len(task.tables) <= 9 and task.topology.world_size <= 3:
+        assert (plan is not None) or not packable(task)
+    if plan is not None:
+        assert plan.sharder == "test"
+        assert plan.solve_s is not None
+
+
+@pytest.fixture(scope="module")
+def mixed_tasks() -> list[TaskOfSet]:
+    return feasibility_tasks(num=30)
+
+
+@each_policy
+def test_plans_all_that_is_feasible(policy: Policy, mixed_tasks: list[TaskOfSet]) -> None:
+    for each in mixed_tasks:
+        if each.witness is None:
+            with pytest.raises(InfeasibleTaskError, match="no plan can fit: the tables need"):
+                sharder(policy).shard(each.task)
+        else:
+            validate(sharder(policy).shard(each.task), each.task)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    """Memory from too little to plenty; tables from a few rows to more than a rank holds."""
+    rows, steps = st.integers(1, 20) | st.integers(1000, 5000), st.integers(1, 24)
+    shapes = draw(st.lists(st.tuples(rows, steps), min_size=1, max_size=8))
+    tables = tuple(Table(f"t{i}", rows, 4 * n, 1.0 + i % 3) for i, (rows, n) in enumerate(shapes))
+    world_size, state = draw(st.integers(1, 5)), draw(st.sampled_from([0, 4]))
+    size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
+    memory = st.floats(0.8, 2.0).map(lambda times: int(times * size / world_size) + 1)
+    by_rank = draw(st.none() | st.tuples(*[memory] * world_size))
+    topology = Topology(
+        world_size,
+        draw(memory),
+        optimizer_bytes_per_row=state,
+        memory_bytes_by_rank=by_rank,
+    )
+    return ShardingTask(tables, topology, 64)
+
+
+@each_policy
+@given(task=tasks())
+@settings(max_examples=300, deadline=None)
+def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
+    try:
+        plan = sharder(policy).shard(task)
+    except InfeasibleTaskError as error:
+        topology = task.topology
+        fits = task.table_bytes <= sum(topology.rank_memory_bytes)
+        assert ("not proven" in str(error)) == fits
+        if isinstance(policy, Repairing):
+            with pytest.raises(InfeasibleTaskError):
+                GreedySharder("lookup", seed=1).shard(task)
+    else:
+        validate(plan, task)
+
+
+@each_policy
+@given(
+    shapes=st.lists(st.tuples(st.integers(2000, 9000), st.integers(1, 32)), min_size=1, max_size=8),
+    world_size=st.integers(1, 6),
+)
+@settings(max_examples=200, deadline=None)
+def test_equal_ranks_can_be_filled(
+    policy: Policy, shapes: list[tuple[int, int]], world_size: int
+) -> None:
+    """To 95 %, whatever the tables."""
+    tables = tuple(Table(f"t{i}", rows, 4 * n, 1.0) for i, (rows, n) in enumerate(shapes))
+    size = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
+    task = ShardingTask(tables, Topology(world_size, int(size / world_size / 0.95) + 1), 64)
+    validate(sharder(policy).shard(task), task)
+
+
+def task_of(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> ShardingTask:
+    """On ranks with so much memory each."""
+    tables = tuple(Table(f"t{i}", *shape, 1.0) for i, shape in enumerate(shapes))
+    topology = Topology(len(memory_bytes), 1, memory_bytes_by_rank=memory_bytes)
+    return ShardingTask(tables, topology, 64)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_splits_only_what_has_no_room(split: bool) -> None:
+    """Tables that fit stay whole, and are placed as the policy says."""
+    task = task_of([(1000, 8), (1000, 16), (10, 4)], 10**6, 10**6)
+    plan = sharder(Repairing(), split=split).shard(task)
+    ranks = Repairing().place(task, num_samples=0, seed=1)
+    assert ranks is not None
+    assert plan.shards == tuple(map(Shard.whole, task.tables, ranks))
+
+
+def test_a_table_that_fits_no_rank() -> None:
+    task = task_of([(1000, 64), (10, 4)], 150_000, 150_000)
+    of_table = sharder(Repairing()).shard(task).shards_by_table()
+    assert len(of_table["t0"]) == 2
+    assert len(of_table["t1"]) == 1
+    with pytest.raises(
+        InfeasibleTaskError, match=r"'t0' needs 256,000 B, more than the 150,000 B of any rank"
+    ):
+        sharder(Repairing(), split=False).shard(task)
+
+
+def test_rows_of_which_no_rank_holds_four_columns() -> None:
+    task = task_of([(10_001, 4), (10, 4)], 100_000, 100_000)
+    plan = sharder(Careless()).shard(task)
+    assert is_row_wise(plan.shards_by_table()["t0"], task.tables[0])
+    assert len(plan.shards_by_table()["t1"]) == 1
+
+
+def test_rows_of_every_table() -> None:
+    """Then there is nothing left to place."""
+    task = task_of([(10_000, 4), (10_000, 4)], 160_000, 160_000)
+    plan = sharder(Recording()).shard(task)
+    validate(plan, task)
+    assert len(plan.shards) == 4
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_finds_nothing(split: bool) -> None:
+    """Not in ever smaller pieces, and there is no memory for row blocks."""
+    policy = Recording()
+    task = task_of([(1000, 64), (1000, 128), (1000, 4)], 10**6, 1000)
+    with pytest.raises(InfeasibleTaskError) as error:
+        sharder(policy, split=split).shard(task)
+    cut = "tables, cut ever finer" if split else "whole tables"
+    assert f"sharder=test found no room for 3 {cut}, of 784,000 B" in str(error.value)
+    assert "with 1,001,000 B in all; that there is no plan is not proven" in str(error.value)
+    assert ("sharder.split=true" in str(error.value)) is not split
+    num_pieces = [len(asked.tables) for asked, _, _ in policy.asked]
+    assert num_pieces[0] == 3
+    assert len(num_pieces) == 1 or max(num_pieces) > 20
+    assert (len(num_pieces) > 1) is split
+
+
+def test_what_a_policy_is_asked() -> None:
+    """Tables with a profile, the samples and the seed."""
+    policy = Recording()
+    with pytest.raises(InfeasibleTaskError):
+        sharder(policy, split=False).shard(task_of([(1000, 64), (1000, 128)], 10**6, 10**6))
+    [(asked, num_samples, seed)] = policy.asked
+    assert (num_samples, seed) == (4, 1)
+    assert asked.batch_size == 64
+    assert [table.embedding_dim for table in asked.tables] == [64, 128]
+    assert all(table.reuse_histogram is not None for table in asked.tables)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_samples": -1}, "sharder.num_samples is -1, must be an integer >= 0"),
+        ({"num_samples": 1.5}, "sharder.num_samples is 1.5"),
+        ({"seed": -1}, "sharder.seed is -1"),
+        ({"split": "yes"}, "sharder.split is 'yes', must be true or false"),
+    ],
+    ids=["negative_samples", "half_samples", "seed", "split"],
+)
+def test_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PolicySharder(Recording(), name="test", **arguments)
+
+
+@pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
+def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
+        policy_sharder(method, str(tmp_path / "mine.json"), device="cpu")
+    assert f"scripts/train_policy.py policy={method}" in str(error.value)

@@ -1,0 +1,166 @@
+"""Tables in pieces: any placement of them is a plan, and ever smaller ones find room."""
+
+import dataclasses
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.plan import ShardingPlan, is_row_wise, validate
+from dlrm_sharded.sharders.splitting import LARGEST_PIECE, NUM_HALVINGS, ROWS, Cut, cuts, whole
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+HISTOGRAM = (0.75, 0.25, *[0.0] * (NUM_REUSE_BINS - 2))
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    """From little memory to plenty, on one or more hosts; table names look like those of pieces."""
+    shapes = st.tuples(st.integers(1, 3000), st.integers(1, 24).map(lambda steps: 4 * steps))
+    tables = tuple(
+        Table(f"0.{i}: 0", rows, dim, 2.0, HISTOGRAM)
+        for i, (rows, dim) in enumerate(draw(st.lists(shapes, min_size=1, max_size=8)))
+    )
+    hosts, per_host = draw(st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 2), (3, 2)]))
+    state = draw(st.sampled_from([0, 4]))
+    size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
+    memory = st.floats(0.5, 4.0).map(lambda times: int(times * size / (hosts * per_host)) + 1)
+    by_rank = draw(st.lists(memory, min_size=hosts * per_host, max_size=hosts * per_host))
+    topology = Topology(
+        hosts * per_host,
+        by_rank[0],
+        local_world_size=per_host,
+        optimizer_bytes_per_row=state,
+        memory_bytes_by_rank=tuple(by_rank) if draw(st.booleans()) else None,
+    )
+    return ShardingTask(tables, topology, 64)
+
+
+@st.composite
+def any_cuts(draw: st.DrawFn) -> Cut:
+    task = draw(tasks())
+    found = draw(st.integers(0, 2 * NUM_HALVINGS))
+    return list(cuts(task))[: found + 1][-1]
+
+
+def plan_of(cut: Cut, ranks: list[int]) -> ShardingPlan:
+    return ShardingPlan("test", cut.task.topology.world_size, cut.shards(ranks))
+
+
+def ample(task: ShardingTask) -> ShardingTask:
+    topology = dataclasses.replace(task.topology, memory_bytes=2**50, memory_bytes_by_rank=None)
+    return dataclasses.replace(task, topology=topology)
+
+
+@given(any_cuts(), st.data())
+@settings(max_examples=500, deadline=None)
+def test_any_placement_is_a_plan(cut: Cut, data: st.DataObject) -> None:
+    """That TorchRec trains; and one that fits, where the pieces do."""
+    task = cut.task
+    topology = task.topology
+    rank = st.integers(0, topology.world_size - 1)
+    ranks = data.draw(st.lists(rank, min_size=len(cut.pieces), max_size=len(cut.pieces)))
+    plan = plan_of(cut, ranks)
+
+    validate(plan, ample(task))
+
+    free = list(cut.memory_bytes)
+    for piece, on_rank in zip(cut.pieces, ranks, strict=True):
+        free[on_rank] -= topology.table_bytes(piece)
+    if min(free) >= 0:
+        validate(plan, task)
+    left = [
+        memory - used
+        for memory, used in zip(
+            topology.rank_memory_bytes, plan.bytes_by_rank(topology), strict=True
+        )
+    ]
+    # pieces that share a rank share the optimizer's state of their rows
+    assert all(a <= b for a, b in zip(free, left, strict=True))
+    if not topology.optimizer_bytes_per_row:
+        assert free == left
+
+
+@given(any_cuts())
+@settings(max_examples=200, deadline=None)
+def test_pieces_are_tables(cut: Cut) -> None:
+    pieces = iter(cut.pieces)
+    for table, parts in zip(cut.task.tables, cut.parts, strict=True):
+        of_table = [next(pieces) for _ in range(parts)]
+        widths = [piece.embedding_dim for piece in of_table]
+        assert parts == ROWS or sum(widths) == table.embedding_dim
+        assert parts == ROWS or max(widths) - min(widths) in (0, 4)
+        for piece in of_table:
+            as_table = {"name": table.name, "embedding_dim": table.embedding_dim}
+            assert dataclasses.replace(piece, **as_table) == table
+    assert next(pieces, None) is None
+    if cut.pieces:
+        dataclasses.replace(cut.task, tables=cut.pieces)  # refuses names that are not unique
+
+
+@given(tasks())
+@settings(max_examples=200, deadline=None)
+def test_cuts_become_finer(task: ShardingTask) -> None:
+    """Tables that fit a rank are whole at first; rows are cut for want of any other way."""
+    topology = task.topology
+    most = max(topology.rank_memory_bytes)
+    first, *finer = cuts(task)
+    for table, parts in zip(task.tables, first.parts, strict=True):
+        of_four_columns = topology.shard_bytes(table.num_embeddings, 4)
+        if topology.table_bytes(table) <= most:
+            assert parts == 1
+        elif of_four_columns <= most:
+            assert parts > 1 or table.embedding_dim == 4
+    assert len({cut.parts for cut in (first, *finer)}) == 1 + len(finer)
+    by_columns = [
+        cut for cut in (first, *finer) if cut.parts.count(ROWS) == first.parts.count(ROWS)
+    ]
+    for coarse, fine in itertools.pairwise(by_columns):
+        assert all(a <= b for a, b in zip(coarse.parts, fine.parts, strict=True))
+    last = (first, *finer)[-1]
+    limit = LARGEST_PIECE * sum(topology.rank_memory_bytes) / topology.world_size
+    for piece in last.pieces:
+        size = topology.table_bytes(piece)
+        # what is larger has too few rows for a block on each rank
+        assert (
+            size <= limit / 2**NUM_HALVINGS * (1 + 1e-9)
+            or piece.num_embeddings <= topology.world_size**2
+            or topology.world_size == 1
+        )
+
+
+def task_of(shapes: list[tuple[int, int]], memory: int, world_size: int = 2) -> ShardingTask:
+    tables = tuple(Table(f"t{i}", *shape, 1.0) for i, shape in enumerate(shapes))
+    return ShardingTask(tables, Topology(world_size, memory), 64)
+
+
+def test_pieces_on_a_rank_are_one_shard() -> None:
+    cut = Cut(task_of([(10, 20), (10, 4)], 10**6), (4, 1))
+    assert [piece.embedding_dim for piece in cut.pieces] == [8, 4, 4, 4, 4]
+    shards = cut.shards([1, 0, 1, 0, 1])
+    assert [(s.table, s.rank, s.cols) for s in shards] == [
+        ("t0", 0, (0, 8)),
+        ("t0", 1, (8, 20)),
+        ("t1", 1, (0, 4)),
+    ]
+
+
+def test_row_blocks_take_memory_of_every_rank() -> None:
+    cut = Cut(task_of([(101, 4), (10, 8)], 5000), (ROWS, 1))
+    assert [piece.embedding_dim for piece in cut.pieces] == [8]
+    assert cut.memory_bytes == (5000 - 51 * 16, 5000 - 50 * 16)
+    shards = cut.shards([1])
+    assert [(s.table, s.rank, s.rows) for s in shards] == [
+        ("t0", 0, (0, 51)),
+        ("t0", 1, (51, 101)),
+        ("t1", 1, (0, 10)),
+    ]
+    assert all(is_row_wise([s], cut.task.tables[0]) for s in shards[:2])
+    assert min(Cut(task_of([(101, 4)], 800), (ROWS,)).memory_bytes) < 0
+
+
+def test_whole_tables_are_as_they_were() -> None:
+    task = task_of([(10, 20), (10, 4)], 10**6)
+    assert next(cuts(task)) == whole(task)
+    assert [shard.num_cols for shard in whole(task).shards([1, 0])] == [20, 4]

@@ -1,0 +1,56 @@
+"""TorchRec's planner as a sharder: what it says where it finds nothing."""
+
+import dataclasses
+
+import pytest
+
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plan import is_row_wise
+from dlrm_sharded.sharders.torchrec import TorchRecSharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_names_the_users_table(told: bool) -> None:
+    tables = (Table("user.id", 10, 16, 1.0), Table("item.id", 10_000, 16, 1.0))
+    task = ShardingTask(tables, Topology(2, 100_000, compute_device="cpu"), batch_size=64)
+    with pytest.raises(InfeasibleTaskError, match=r"item\.id"):
+        TorchRecSharder(told=told).shard(task)
+
+
+@pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
+@pytest.mark.parametrize("large", [0, 2])
+def test_memory_of_each_rank(large: int, compute_device: str) -> None:
+    """The large table goes where there is room for it, and the others do not fill that rank."""
+    big = Table("big", 1000, 16, 1.0)
+    tables = (big, *(Table(f"t{i}", 100, 16, 30.0) for i in range(4)))
+    by_rank = [13_000] * 3
+    by_rank[large] = 65_000
+    topology = Topology(
+        3, 13_000, compute_device=compute_device, memory_bytes_by_rank=tuple(by_rank)
+    )
+    task = ShardingTask(tables, topology, batch_size=96)
+    shards = TorchRecSharder().shard(task).shards_by_table()
+    assert [shard.rank for shard in shards["big"]] == [large]
+    equal = dataclasses.replace(topology, memory_bytes_by_rank=None)
+    with pytest.raises(InfeasibleTaskError, match=r"on 3 ranks of 0\.00 GiB"):
+        TorchRecSharder().shard(dataclasses.replace(task, topology=equal))
+
+
+def test_blocks_of_rows_stay_even() -> None:
+    """TorchRec would split a table's rows in proportion to the memory, which it does not train."""
+    table = Table("t", 3000, 16, 10.0)
+    topology = Topology(3, 1, memory_bytes_by_rank=(70_000, 130_000, 100_000))
+    shards = TorchRecSharder().shard(ShardingTask((table,), topology, batch_size=96)).shards
+    assert is_row_wise(shards, table)
+    assert {shard.num_rows for shard in shards} == {1000}
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_partition": 6}, {"min_partition": 0}, {"timeout_s": 0}, {"timeout_s": "abc"}]
+)
+def test_bad_options(options: dict[str, int]) -> None:
+    (key,) = options
+    with pytest.raises(ConfigError, match=f"sharder.{key}"):
+        TorchRecSharder(**options)
