@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.json_files import write_json
 
@@ -206,19 +207,14 @@ def load_artifact(
     artifact: str | None,
     kind: Kind,
     features: Mapping[str, Any],
-    *,
-    hardware: str | None,
-    device: str,
-    optimizer: str | None,
+    context: RunContext,
 ) -> Artifact:
-    """A named one, or the one of the hardware; says so where it is of something else.
-
-    Args:
-        hardware, optimizer: of the run; None where any will do.
+    """Read a named artefact, or that of the run's hardware; warn where it is of something else.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
     """
+    hardware, device, optimizer = context.hardware, context.device, context.optimizer
     path = Path(artifact) if artifact else find_artifact(kind, hardware, device)[0]
     found = read_artifact(path, kind=kind, features=features)
     of_artifact, of_run = found.meta["hardware"], hardware

@@ -11,7 +11,6 @@ from typing import Any
 
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
-from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 
@@ -52,23 +51,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """The shards of all tables; they tile every table exactly.
+    """The shards of all tables; they tile every table exactly."""
 
-    Args:
-        sharder: name of what made the plan.
-        solve_s: time it took, in s.
-        lower_bound_ms: no plan of the task is predicted a lower `cost_ms`.
-        gap: (predicted `cost_ms` - lower bound) / lower bound.
-        predicted: what the run's cost model expects.
-    """
-
-    sharder: str
     world_size: int
     shards: tuple[Shard, ...]
-    solve_s: float | None = None
-    lower_bound_ms: float | None = None
-    gap: float | None = None
-    predicted: PlanCost | None = None
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
         """Shards of each table, by their place in it."""
@@ -86,29 +72,22 @@ class ShardingPlan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "sharder": self.sharder,
             "world_size": self.world_size,
             "shards": [
                 {"table": s.table, "rank": s.rank, "rows": list(s.rows), "cols": list(s.cols)}
                 for s in self.shards
             ],
-            "solve_s": self.solve_s,
-            "lower_bound_ms": self.lower_bound_ms,
-            "gap": self.gap,
-            "predicted": None if self.predicted is None else self.predicted.to_json(),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
-        """Read the form of plan.json.
+        """Read the plan in the form of plan.json; what a report says of it there is ignored.
 
         Raises:
             InvalidPlanError: a key is missing or has a value of the wrong kind.
         """
         try:
-            predicted = fields.get("predicted")
             return cls(
-                sharder=str(fields["sharder"]),
                 world_size=_integer(fields["world_size"]),
                 shards=tuple(
                     Shard(
@@ -119,10 +98,6 @@ class ShardingPlan:
                     )
                     for shard in fields["shards"]
                 ),
-                solve_s=_number(fields.get("solve_s")),
-                lower_bound_ms=_number(fields.get("lower_bound_ms")),
-                gap=_number(fields.get("gap")),
-                predicted=None if predicted is None else PlanCost.from_json(predicted),
             )
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
@@ -154,11 +129,6 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             f"the plan is for {plan.world_size} ranks, the job has {topology.world_size}; "
             f"start {plan.world_size} ranks or make a new plan"
         )
-    if plan.predicted is not None and len(plan.predicted.per_rank) != plan.world_size:
-        raise InvalidPlanError(
-            f"the plan predicts the cost of {len(plan.predicted.per_rank)} ranks, it is for "
-            f"{plan.world_size}"
-        )
     shards_by_table = plan.shards_by_table()
     names = {table.name for table in task.tables}
     for unknown in shards_by_table.keys() - names:
@@ -180,10 +150,10 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     _check_memory(plan, task)
 
 
-def whole_tables(task: ShardingTask, ranks: Sequence[int], *, sharder: str = "") -> ShardingPlan:
-    """Every table whole, on the rank that is given for it."""
+def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
+    """Place every table whole, on the rank that is given for it."""
     shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
-    return ShardingPlan(sharder, task.topology.world_size, tuple(shards))
+    return ShardingPlan(task.topology.world_size, tuple(shards))
 
 
 def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
@@ -211,12 +181,6 @@ def _interval(bounds: Any) -> Interval:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
-    return value
-
-
-def _number(value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise TypeError(f"{value!r} is not a number")
     return value
 
 

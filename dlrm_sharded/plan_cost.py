@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-STAGES = ("fwd_compute", "fwd_comm", "bwd_comm", "bwd_compute")
-"""The four embedding stages of a training step, in the order in which they run."""
-
-
-TOTALS = ("cost", "critical_path")
-"""What a search can minimise: `cost_ms`, as the papers do, and `critical_path_ms`, as a synchronous
-step pays it. Where both were measured they predict a step equally well (README)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +22,49 @@ class StageCost:
         return self.fwd_compute_ms + self.fwd_comm_ms + self.bwd_comm_ms + self.bwd_compute_ms
 
     def stage_ms(self, stage: str) -> float:
-        """Time of one of `STAGES`."""
+        """Return the time of one of `STAGES`."""
         return float(getattr(self, f"{stage}_ms"))
 
     def to_json(self) -> dict[str, float]:
         return {f"{stage}_ms": self.stage_ms(stage) for stage in STAGES}
 
 
+STAGES = tuple(field.name.removesuffix("_ms") for field in dataclasses.fields(StageCost))
+"""The embedding stages of a training step, in the order in which they run."""
+
+INPUT_DIST = "input_dist"
+"""The redistribution of the ids, which precedes the stages and is no part of the cost."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """Stage costs of all ranks under one plan, in rank order."""
+    """Stage costs of all ranks under one plan, in rank order.
+
+    Args:
+        input_dist_ms: time of the redistribution of the ids on each rank; None where not known.
+    """
 
     per_rank: tuple[StageCost, ...]
+    input_dist_ms: tuple[float, ...] | None = None
+
+    @classmethod
+    def from_stages(
+        cls, stages_ms: Mapping[str, Sequence[float]], *, input_dist_ms: Sequence[float] | None
+    ) -> PlanCost:
+        """Build a cost from the times of every stage on all ranks.
+
+        Args:
+            stages_ms: [W] for each of `STAGES`, by its name.
+
+        Raises:
+            TypeError: a stage is missing, or one is unknown.
+        """
+        by_rank = zip(*stages_ms.values(), strict=True)
+        keys = [f"{stage}_ms" for stage in stages_ms]
+        return cls(
+            per_rank=tuple(StageCost(**dict(zip(keys, times, strict=True))) for times in by_rank),
+            input_dist_ms=None if input_dist_ms is None else tuple(input_dist_ms),
+        )
 
     @property
     def cost_ms(self) -> float:
@@ -52,16 +76,17 @@ class PlanCost:
         """Sum over stages of the max over ranks: what a synchronous step pays."""
         return sum(self.stage_max_ms(stage) for stage in STAGES)
 
-    def total_ms(self, total: str) -> float:
-        """One of `TOTALS`."""
-        return self.critical_path_ms if total == "critical_path" else self.cost_ms
-
     @property
     def imbalance(self) -> float:
         """Max over mean of the ranks' totals; 1 where all ranks cost the same."""
         totals = [rank.total_ms for rank in self.per_rank]
         mean = sum(totals) / len(totals)
         return max(totals) / mean if mean > 0 else 1.0
+
+    @property
+    def input_dist_max_ms(self) -> float | None:
+        """Redistribution of the ids on the slowest rank; None where not known."""
+        return None if self.input_dist_ms is None else max(self.input_dist_ms)
 
     def stage_max_ms(self, stage: str) -> float:
         return max(rank.stage_ms(stage) for rank in self.per_rank)
@@ -70,6 +95,7 @@ class PlanCost:
         return sum(rank.stage_ms(stage) for rank in self.per_rank) / len(self.per_rank)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the form of `predicted` in plan.json."""
         return {
             "max_ms": self.cost_ms,
             "critical_path_ms": self.critical_path_ms,
@@ -78,4 +104,5 @@ class PlanCost:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> PlanCost:
+        """Read what `to_json` returned."""
         return cls(per_rank=tuple(StageCost(**rank) for rank in fields["per_rank"]))

@@ -1,55 +1,80 @@
-"""From a task to a plan that can be trained, with what it will cost."""
+"""From a task to a plan that can be trained, and a report of what it will cost."""
 
 from __future__ import annotations
 
-import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan, validate
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.plan_report import Diagnosis, PlanReport
+from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
+from dlrm_sharded.sharders.base import Sharder, sharder_name
 from dlrm_sharded.task import ShardingTask
 
+log = logging.getLogger(__name__)
 
-@dataclasses.dataclass(frozen=True, slots=True)
+Diagnose = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], Diagnosis]
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
     """A sharder, and the cost model that judges its plans.
 
     Args:
-        cost_model: predicts the plan's cost; None where nothing is to be predicted.
+        cost_model: predicts the cost of plans; None where nothing is to be predicted.
+        diagnose: explains the prediction; None where nobody asks for an explanation.
     """
 
     sharder: Sharder
     cost_model: CostModel | None
+    diagnose: Diagnose | None = None
 
-    def plan(self, task: ShardingTask) -> ShardingPlan:
-        """The sharder's plan, validated, with its predicted cost and how near that is to the least.
+    def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
+        """Return the sharder's plan, validated, and what there is to say of it.
 
         Raises:
-            ShardingError: there is no plan, or the sharder's cannot be trained.
-            ConfigError: the sharder gave something else.
+            ShardingError: there is no plan, or the sharder's plan cannot be trained.
+            ConfigError: the sharder returns something else than a plan.
         """
+        if self.cost_model is not None:
+            _warn_of_assumed_profiles(task)
+        task = with_profiles(task)
+        started = time.perf_counter()
         plan = self.sharder.shard(task)
+        solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
-            raise ConfigError(f"{name}.shard gave {plan!r}, not a ShardingPlan")
+            raise ConfigError(f"{name}.shard returned {plan!r}, which is no ShardingPlan")
         validate(plan, task)
-        if self.cost_model is None:
-            return plan
-        predicted = plan.predicted or self.cost_model.predict(plan, task)
-        plan = dataclasses.replace(plan, predicted=predicted)
-        if isinstance(self.cost_model, LearnedCostModel):
-            bound_ms = lower_bound_ms(task, self.cost_model)
-            gap = predicted.cost_ms / bound_ms - 1.0 if bound_ms > 0 else None
-            plan = dataclasses.replace(plan, lower_bound_ms=bound_ms, gap=gap)
-        return plan
+        return plan, self._report(plan, task, solve_s)
 
-    def predict_input_dist_ms(
-        self, plan: ShardingPlan, task: ShardingTask
-    ) -> tuple[float, ...] | None:
-        """Redistribution of the ids on every rank; None where nothing is predicted."""
-        if self.cost_model is None:
-            return None
-        return self.cost_model.predict_input_dist_ms(plan, task)
+    def _report(self, plan: ShardingPlan, task: ShardingTask, solve_s: float) -> PlanReport:
+        model = self.cost_model
+        bound_ms = diagnosis = None
+        if isinstance(model, AdditiveCostModel):
+            bound_ms = lower_bound_ms(task, model)
+            diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
+        return PlanReport(
+            sharder=sharder_name(self.sharder),
+            solve_s=solve_s,
+            cost=None if model is None else model.predict(plan, task),
+            lower_bound_ms=bound_ms,
+            diagnosis=diagnosis,
+        )
+
+
+def _warn_of_assumed_profiles(task: ShardingTask) -> None:
+    unknown = sum(table.reuse_histogram is None for table in task.tables)
+    if unknown:
+        log.warning(
+            "%d of %d tables have no reuse_histogram; the cost model assumes that their accesses "
+            "follow a Zipf distribution with exponent %.1f",
+            unknown,
+            len(task.tables),
+            ASSUMED_EXPONENT,
+        )

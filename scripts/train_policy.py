@@ -24,6 +24,7 @@ from tqdm import tqdm
 from dlrm_sharded.artifact import artifact_name, write_artifact
 from dlrm_sharded.calibration.rank_bench import Bench, PlanBench
 from dlrm_sharded.commands.cli import exit_codes, run_hydra
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.distributed import Rank, process_group
@@ -188,7 +189,7 @@ def _cost_model(cfg: DictConfig, hardware: str, device: str) -> CostModel:
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     model: CostModel = instantiate(cfg.cost_model)(
-        hardware=hardware, device=device, optimizer=cfg.optimizer
+        RunContext(device=device, hardware=hardware, optimizer=cfg.optimizer)
     )
     return model
 

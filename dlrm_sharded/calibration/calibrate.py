@@ -16,11 +16,10 @@ from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
-from dlrm_sharded.cost.features import EXTENT, Floats, Workload
+from dlrm_sharded.cost.features import EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
-from dlrm_sharded.plan_cost import PlanCost
 
 LEAST_PLANS = {"computation": 100, "communication": 50}
 MODELS = ("learned", "neuroshard_paper")
@@ -80,7 +79,7 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
         arrays = neuroshard_paper.to_arrays(nets)
         kind, features = neuroshard_paper.KIND, neuroshard_paper.FEATURES
-        predict = paper_predictor(PaperCostModel(nets))
+        predict = PaperCostModel(nets).predict_workload
     comparisons = compare(predict, held_out)
     kept = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
@@ -159,19 +158,10 @@ def hosts_of(sample: Sample) -> Hosts:
 
 
 def predictor(model: LearnedCostModel) -> Predictor:
-    """The model, for `evaluate.compare`."""
-
-    def predict(workload: Workload) -> tuple[PlanCost, tuple[float, ...] | None]:
-        hosts = Hosts(workload.world_size, workload.ranks_per_host)
-        ids = model.exchange_ms("input_dist", workload, hosts)
-        return model.predict_workload(workload, hosts), tuple(ids.tolist())
-
-    return predict
-
-
-def paper_predictor(model: PaperCostModel) -> Predictor:
-    """The published model, for `evaluate.compare`."""
-    return lambda workload: (model.predict_workload(workload), None)
+    """Return the model as a function for `evaluate.compare`."""
+    return lambda workload: model.predict_workload(
+        workload, Hosts(workload.world_size, workload.ranks_per_host)
+    )
 
 
 def exchange_times(sample: Sample) -> Floats:
@@ -181,7 +171,7 @@ def exchange_times(sample: Sample) -> Floats:
         [
             [stages.fwd_comm_ms for stages in ranks],
             [stages.bwd_comm_ms for stages in ranks],
-            sample.input_dist_ms,
+            sample.cost.input_dist_ms,
         ]
     )
 

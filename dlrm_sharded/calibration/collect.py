@@ -299,7 +299,7 @@ class _Bench:
             for table, of in zip(tables, drawn, strict=True)
             for shard in _shards(table, of.rank, world_size)
         )
-        plan = ShardingPlan("random", world_size, shards)
+        plan = ShardingPlan(world_size, shards)
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
         fuse(self._config.optimizer, unsharded.parameters(), learning_rate=0.01)
         with Uninitialized(self._arena):
@@ -396,5 +396,4 @@ def _sample(
         batch_size=batch_size,
         shards=tuple(shards),
         cost=measured.cost,
-        input_dist_ms=measured.input_dist_ms,
     )

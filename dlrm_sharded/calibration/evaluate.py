@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,13 +11,12 @@ from scipy.stats import spearmanr
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.features import Workload
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_cost import STAGES, PlanCost
 
 SIZES = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
 LARGER = "more than 40 shards"
 
-Predictor = Callable[[Workload], tuple[PlanCost, tuple[float, ...] | None]]
-"""Cost, and time of input redistribution by rank, where that is modelled."""
+Predictor = Callable[[Workload], PlanCost]
 
 
 @dataclass(slots=True)
@@ -56,26 +55,22 @@ def averaged(samples: Iterable[Sample]) -> list[Sample]:
     attempts: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
         attempts.setdefault((sample.kind, sample.number), []).append(sample)
-    means = []
-    for of_plan in attempts.values():
-        times = np.median(
-            [
-                [
-                    (ids_ms, *(rank.stage_ms(stage) for stage in STAGES))
-                    for ids_ms, rank in zip(s.input_dist_ms, s.cost.per_rank, strict=True)
-                ]
-                for s in of_plan
-            ],
-            axis=0,
+    return [
+        dataclasses.replace(of_plan[0], cost=_median_cost([sample.cost for sample in of_plan]))
+        for of_plan in attempts.values()
+    ]
+
+
+def _median_cost(costs: Sequence[PlanCost]) -> PlanCost:
+    """Return the median of each time over several measurements of a plan."""
+    stages_ms = {
+        stage: np.median(
+            [[rank.stage_ms(stage) for rank in cost.per_rank] for cost in costs], axis=0
         ).tolist()
-        means.append(
-            dataclasses.replace(
-                of_plan[0],
-                cost=PlanCost(tuple(StageCost(*rank[1:]) for rank in times)),
-                input_dist_ms=tuple(rank[0] for rank in times),
-            )
-        )
-    return means
+        for stage in STAGES
+    }
+    input_dist_ms = np.median([cost.input_dist_ms for cost in costs], axis=0).tolist()
+    return PlanCost.from_stages(stages_ms, input_dist_ms=input_dist_ms)
 
 
 def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, Comparison]:
@@ -86,7 +81,7 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, Comparis
     """
     found: dict[str, Comparison] = {}
     for sample in samples:
-        _compare_plan(found, sample, *predict(workload_of_sample(sample)))
+        _compare_plan(found, sample, predict(workload_of_sample(sample)))
     return dict(sorted(found.items()))
 
 
@@ -98,17 +93,11 @@ def compare_attempts(samples: Iterable[Sample]) -> dict[str, Comparison]:
     found: dict[str, Comparison] = {}
     for of_plan in attempts.values():
         if 1 in of_plan:
-            again = of_plan[1]
-            _compare_plan(found, of_plan[0], again.cost, again.input_dist_ms)
+            _compare_plan(found, of_plan[0], of_plan[1].cost)
     return dict(sorted(found.items()))
 
 
-def _compare_plan(
-    found: dict[str, Comparison],
-    sample: Sample,
-    cost: PlanCost,
-    input_dist_ms: tuple[float, ...] | None,
-) -> None:
+def _compare_plan(found: dict[str, Comparison], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
         if measured > 0:  # else the clock could not tell it from nothing
             found.setdefault(name, Comparison()).add(predicted, measured)
@@ -140,8 +129,9 @@ def _compare_plan(
         for stage, name in (("fwd_comm", "forward"), ("bwd_comm", "backward")):
             predicted, measured = cost.stage_max_ms(stage), sample.cost.stage_max_ms(stage)
             add(f"{name} communication, {ranks}", predicted, measured)
-        if input_dist_ms is not None:
-            add(f"input distribution, {ranks}", max(input_dist_ms), max(sample.input_dist_ms))
+        ids_ms, measured_ids_ms = cost.input_dist_max_ms, sample.cost.input_dist_max_ms
+        if ids_ms is not None and measured_ids_ms is not None:
+            add(f"input distribution, {ranks}", ids_ms, measured_ids_ms)
 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:

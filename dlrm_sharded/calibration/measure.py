@@ -20,11 +20,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.distributed import Stopwatch
 from dlrm_sharded.errors import check_count, check_number
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
 
 log = logging.getLogger(__name__)
 
-PARTS = ("input_dist", *STAGES)
 MIN_ITERATIONS = 3
 
 
@@ -53,13 +52,12 @@ class MeasuredCost:
     """Median times of all ranks, in rank order, and how far to trust them.
 
     Args:
-        input_dist_ms: redistribution of the ids, outside the embedding cost.
-        spread: interquartile range of each part over its median, by part; mean over ranks.
-        iterations: timed iterations, after the warm-up.
+        spread: interquartile range over the median, mean over ranks: by stage, and of the
+            redistribution of the ids.
+        iterations: number of timed iterations, after the warm-up.
     """
 
     cost: PlanCost
-    input_dist_ms: tuple[float, ...]
     spread: dict[str, float]
     iterations: int
 
@@ -83,7 +81,7 @@ def measure(
     """
     device = batches[0].device()
 
-    def time_once(i: int) -> list[float]:
+    def time_once(i: int) -> dict[str, float]:
         return _time_once(embeddings, batches[i % len(batches)], device, group)
 
     with _optimizer_steps_kept(embeddings):
@@ -98,7 +96,7 @@ def measure(
         affordable = int((config.time_budget_s - spent_s) / once_s)
         iterations = max(MIN_ITERATIONS, min(config.iterations, affordable))
         samples = [time_once(i) for i in range(iterations)]
-    return _over_ranks(np.array(samples), group)
+    return _over_ranks(samples, group)
 
 
 def _time_once(
@@ -106,28 +104,28 @@ def _time_once(
     ids: KeyedJaggedTensor,
     device: torch.device,
     group: dist.ProcessGroup | None,
-) -> list[float]:
-    """Times of `PARTS` in ms, on this rank."""
-    times_ms: list[float] = []
+) -> dict[str, float]:
+    """Return the times of the stages and of the ids' redistribution in ms, on this rank."""
+    times_ms: dict[str, float] = {}
 
-    def timed(work: Callable[[], Any]) -> Any:
+    def timed(name: str, work: Callable[[], Any]) -> Any:
         dist.barrier(group)
         watch = Stopwatch(device)
         watch.mark()
         result = work()
         watch.mark()
-        times_ms.extend(watch.intervals_ms())
+        [times_ms[name]] = watch.intervals_ms()
         return result
 
     context = embeddings.create_context()
-    received = timed(lambda: embeddings.input_dist(context, ids).wait().wait())
-    looked_up = timed(lambda: embeddings.compute(context, received))
+    received = timed(INPUT_DIST, lambda: embeddings.input_dist(context, ids).wait().wait())
+    looked_up = timed("fwd_compute", lambda: embeddings.compute(context, received))
     leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
-    output = timed(lambda: embeddings.output_dist(context, leaves).values())
+    output = timed("fwd_comm", lambda: embeddings.output_dist(context, leaves).values())
     output_gradient = torch.zeros_like(output)
-    timed(lambda: output.backward(output_gradient))
+    timed("bwd_comm", lambda: output.backward(output_gradient))
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    timed(lambda: torch.autograd.backward(looked_up, gradients))
+    timed("bwd_compute", lambda: torch.autograd.backward(looked_up, gradients))
     return times_ms
 
 
@@ -155,16 +153,24 @@ def _max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup
     return float(tensor)
 
 
-def _over_ranks(samples: np.ndarray, group: dist.ProcessGroup | None) -> MeasuredCost:
-    """Gather [iterations, parts] of every rank."""
-    quartiles = np.percentile(samples, [25, 50, 75], axis=0)
+def _over_ranks(
+    samples: Sequence[dict[str, float]], group: dist.ProcessGroup | None
+) -> MeasuredCost:
+    """Gather every rank's quartiles over its iterations."""
+    quartiles = {
+        name: np.percentile([sample[name] for sample in samples], [25, 50, 75]).tolist()
+        for name in samples[0]
+    }
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, quartiles.tolist(), group=group)
-    low, median, high = np.moveaxis(np.array(gathered), 1, 0)
-    spread = ((high - low) / np.maximum(median, 1e-9)).mean(axis=0)
+    dist.all_gather_object(gathered, quartiles, group=group)
+    medians_ms, spread = {}, {}
+    for name in quartiles:
+        low, median, high = np.array([of_rank[name] for of_rank in gathered]).T
+        medians_ms[name] = median.tolist()
+        spread[name] = float(((high - low) / np.maximum(median, 1e-9)).mean())
+    input_dist_ms = medians_ms.pop(INPUT_DIST)
     return MeasuredCost(
-        cost=PlanCost(tuple(StageCost(*rank[1:]) for rank in median.tolist())),
-        input_dist_ms=tuple(median[:, 0].tolist()),
-        spread=dict(zip(PARTS, spread.tolist(), strict=True)),
+        cost=PlanCost.from_stages(medians_ms, input_dist_ms=input_dist_ms),
+        spread=spread,
         iterations=len(samples),
     )

@@ -124,7 +124,7 @@ class Bench:
         fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
         topology = Topology(1, memory_bytes=GIB, compute_device=self._device.type)
         # told the rows of the whole tables, so that it sees which shards are blocks of rows
-        plan = to_torchrec(ShardingPlan("alone", 1, tuple(of_rank)), tables, topology)
+        plan = to_torchrec(ShardingPlan(1, tuple(of_rank)), tables, topology)
         with Uninitialized(self._arena):
             embeddings = EmbeddingBagCollectionSharder().shard(
                 unsharded, plan, self._env, self._device

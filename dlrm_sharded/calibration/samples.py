@@ -22,11 +22,11 @@ from dlrm_sharded.artifact import CALIBRATE
 from dlrm_sharded.cost.features import COLUMNS, ROWS, Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
 FORMAT = 1
-PARTS = ("input_dist", *STAGES)
+PARTS = (INPUT_DIST, *STAGES)
 
 _SHARD = pl.Struct(
     {
@@ -88,10 +88,10 @@ class Sample:
     batch_size: int
     shards: tuple[MeasuredShard, ...]
     cost: PlanCost
-    input_dist_ms: tuple[float, ...]
 
     def to_row(self) -> dict[str, Any]:
-        """One row of the file."""
+        """Return one row of the file."""
+        assert self.cost.input_dist_ms is not None, "a measured plan has times of all parts"
         return {
             "kind": self.kind,
             "number": self.number,
@@ -103,23 +103,24 @@ class Sample:
             "per_rank": [
                 {"input_dist_ms": input_dist_ms, **stages.to_json()}
                 for input_dist_ms, stages in zip(
-                    self.input_dist_ms, self.cost.per_rank, strict=True
+                    self.cost.input_dist_ms, self.cost.per_rank, strict=True
                 )
             ],
         }
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Sample:
-        times = [dict(rank) for rank in row["per_rank"]]
-        input_dist_ms = tuple(float(rank.pop("input_dist_ms")) for rank in times)
+        ranks = row["per_rank"]
+        stages_ms = {stage: [rank[f"{stage}_ms"] for rank in ranks] for stage in STAGES}
         return cls(
             **{key: row[key] for key in list(SCHEMA)[:6]},
             shards=tuple(
                 MeasuredShard(**{**shard, "reuse_histogram": tuple(shard["reuse_histogram"])})
                 for shard in row["shards"]
             ),
-            cost=PlanCost(tuple(StageCost(**rank) for rank in times)),
-            input_dist_ms=input_dist_ms,
+            cost=PlanCost.from_stages(
+                stages_ms, input_dist_ms=[float(rank["input_dist_ms"]) for rank in ranks]
+            ),
         )
 
 
@@ -222,9 +223,10 @@ def _check(sample: Sample, path: Path) -> None:
             f"{where} has no shards, or shards that no table has; the file is damaged, collect "
             f"again with {CALIBRATE}"
         )
+    assert sample.cost.input_dist_ms is not None
     for rank, stages in enumerate(sample.cost.per_rank):
-        times = {"input_dist": sample.input_dist_ms[rank]}
-        times |= {stage: stages.stage_ms(stage) for stage in STAGES}
+        times = {stage: stages.stage_ms(stage) for stage in STAGES}
+        times[INPUT_DIST] = sample.cost.input_dist_ms[rank]
         for part, time_ms in times.items():
             if not (math.isfinite(time_ms) and time_ms >= 0):
                 raise DataError(
@@ -270,7 +272,8 @@ def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
 
 
 def _part_maxima(sample: Sample) -> list[float]:
-    return [max(sample.input_dist_ms), *(sample.cost.stage_max_ms(stage) for stage in STAGES)]
+    cost = sample.cost
+    return [cost.input_dist_max_ms or 0.0, *(cost.stage_max_ms(stage) for stage in STAGES)]
 
 
 def workload_of_sample(sample: Sample) -> Workload:

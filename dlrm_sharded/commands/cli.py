@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import logging
 import os
 import sys
@@ -25,8 +24,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError, is_from_other_rank
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.planning import Diagnose, Planner
+from dlrm_sharded.sharders.base import SharderContext
 
 log = logging.getLogger(__name__)
 
@@ -90,50 +91,35 @@ def run_hydra(hydra_main: Callable[[], object]) -> None:
 
 
 def build_planner(
-    cfg: DictConfig, *, hardware: str | None, device: str, optimizer: str | None
+    cfg: DictConfig, context: RunContext, *, diagnose: Diagnose | None = None
 ) -> Planner:
-    """The sharder and the cost model of a config; see `learned_cost_model` for the arguments.
+    """Build the sharder and the cost model of a config.
 
-    The cost model first: a sharder whose yaml says `_partial_: true` is given `cost_model` and the
-    arguments, those of them that its signature names and its yaml does not.
+    Nodes with `_partial_: true` are called with their context: the cost model with the run's, a
+    sharder with a `SharderContext`, which has the cost model too.
     """
     cost_model = None
     if cfg.get("cost_model") is not None:
-        cost_model = instantiate(cfg.cost_model)(
-            hardware=hardware, device=device, optimizer=optimizer
-        )
-        for method in ("predict", "predict_input_dist_ms"):
-            if not hasattr(cost_model, method):
-                raise ConfigError(
-                    f"cost_model._target_ makes {cost_model!r}, which has no method `{method}`"
-                )
-    sharder = instantiate(own_keys(cfg.sharder))
-    if isinstance(sharder, functools.partial):
-        given = _accepted(
-            sharder,
-            cost_model=cost_model,
-            hardware=hardware,
-            device=device,
-            optimizer=optimizer,
-        )
-        try:
-            sharder = sharder(**given)
-        except TypeError as error:  # a wrong key
-            raise ConfigError(f"sharder: {error}") from error
+        cost_model = _with_context("cost_model", instantiate(cfg.cost_model), context)
+        if not hasattr(cost_model, "predict"):
+            raise ConfigError(
+                f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
+            )
+    sharder_context = SharderContext(context, cost_model)
+    sharder = _with_context("sharder", instantiate(own_keys(cfg.sharder)), sharder_context)
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Planner(sharder, cost_model)
+    return Planner(sharder, cost_model, diagnose)
 
 
-def _accepted(call: functools.partial[Any], **known: Any) -> dict[str, Any]:
-    """Those of the keywords that a call takes, and does not have yet."""
-    parameters = inspect.signature(call.func).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {
-        name: value
-        for name, value in known.items()
-        if (takes_all or name in parameters) and name not in call.keywords
-    }
+def _with_context(group: str, made: Any, context: RunContext | SharderContext) -> Any:
+    """Call what a node with `_partial_: true` made; leave anything else as it is."""
+    if not isinstance(made, functools.partial):
+        return made
+    try:
+        return made(context)
+    except TypeError as error:  # a key that the function does not have
+        raise ConfigError(f"{group}: {error}") from error
 
 
 def own_keys(sharder: DictConfig) -> DictConfig:

@@ -6,6 +6,7 @@ With `train.py` and `cli.py`, the only module of the package that knows Hydra.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import warnings
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.commands.cli import build_planner
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
     Rank,
@@ -31,12 +32,12 @@ from dlrm_sharded.distributed import (
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.explain.diagnosis import Insight
-from dlrm_sharded.explain.diagnosis import insight as insight_of
+from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.runs.tags import HPARAMS
@@ -81,11 +82,13 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         job = _build(cfg, rank)
         planner = None
         if rank.is_zero:
-            planner = build_planner(
-                cfg,
-                hardware=device_name(rank.device),
+            context = RunContext(
                 device=rank.device.type,
+                hardware=device_name(rank.device),
                 optimizer=cfg.optimizer.embedding,
+            )
+            planner = build_planner(
+                cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
             )
     # Files that are converted at first use are converted here, for hours if need be.
     on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
@@ -106,17 +109,13 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
-    plan = on_rank_zero(lambda: _plan(planner, task, run_dir))
-    predicted_input_dist_ms = on_rank_zero(
-        lambda: planner.predict_input_dist_ms(plan, task) if planner else None
-    )
-    insight = on_rank_zero(lambda: _insight(planner, plan, task))
+    plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.of(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
-        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, plan))
-        measured = _measure(job, plan, task, sharded, rank)
-        writer.plan(plan, task, measured, predicted_input_dist_ms, insight)
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
+        measured = _measure(job, report, task, sharded, rank)
+        writer.plan(plan, report, task, measured.cost)
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
@@ -130,9 +129,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         )
         result = trainer.run()
         writer.conclude(result)
-    return on_rank_zero(
-        lambda: _conclude(job, plan, predicted_input_dist_ms, measured, result, rank, run_dir)
-    )
+    return on_rank_zero(lambda: _conclude(job, plan, report, measured, result, rank, run_dir))
 
 
 def _build(cfg: DictConfig, rank: Rank) -> Job:
@@ -168,7 +165,9 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     )
 
 
-def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> ShardingPlan:
+def _plan(
+    planner: Planner | None, task: ShardingTask, run_dir: Path
+) -> tuple[ShardingPlan, PlanReport]:
     assert planner is not None
     topology = task.topology
     log.info(
@@ -179,25 +178,18 @@ def _plan(planner: Planner | None, task: ShardingTask, run_dir: Path) -> Shardin
         topology.rank_memory_text,
         task.batch_size,
     )
-    plan = planner.plan(task)
+    plan, report = planner.plan(task)
     if (run_dir / "plan.json").exists() and not is_restart():
         raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
-    write_json(run_dir / "plan.json", plan.to_json())
+    write_json(run_dir / "plan.json", plan_json(plan, report))
     write_json(run_dir / "task.json", task.to_json())
-    summary_of_plan = f"{plan.sharder}: {len(plan.shards)} shards in {plan.solve_s or 0.0:.3f} s"
-    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(plan)])))
-    return plan
-
-
-def _insight(planner: Planner | None, plan: ShardingPlan, task: ShardingTask) -> Insight | None:
-    """None where nothing is predicted by a learned cost model."""
-    assert planner is not None
-    model = planner.cost_model
-    return insight_of(plan, task, model) if isinstance(model, LearnedCostModel) else None
+    summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
+    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    return plan, report
 
 
 def _measure(
-    job: Job, plan: ShardingPlan, task: ShardingTask, model: torch.nn.Module, rank: Rank
+    job: Job, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
 ) -> MeasuredCost:
     """The embedding cost on the first batches of the training split."""
     num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
@@ -220,15 +212,15 @@ def _measure(
             measured.iterations,
             100 * measured.spread["fwd_compute"],
         )
-        if plan.predicted is not None:
-            log.info("%s", prediction(plan.predicted, measured.cost))
+        if report.cost is not None:
+            log.info("%s", prediction(report.cost, measured.cost))
     return measured
 
 
 def _conclude(
     job: Job,
     plan: ShardingPlan,
-    predicted_input_dist_ms: tuple[float, ...] | None,
+    report: PlanReport,
     measured: MeasuredCost,
     result: TrainingResult,
     rank: Rank,
@@ -237,19 +229,19 @@ def _conclude(
     """Write what the run came to; returns the objective, nan where the run does not know it."""
     fields = result_json(
         plan,
+        report,
         measured,
         result,
-        predicted_input_dist_ms=predicted_input_dist_ms,
         device=rank.device,
         batch_size=job.batch_size,
         seed=job.seed,
     )
     write_json(run_dir / "result.json", fields)
-    log.info("%s", summary(plan, measured, result, run_dir))
+    log.info("%s", summary(report, measured, result, run_dir))
     value = fields[job.objective]
     return math.nan if value is None else value
 
 
-def _hparams(cfg: DictConfig, plan: ShardingPlan) -> dict[str, str]:
-    values = (plan.sharder, str(cfg.batch_size), str(cfg.seed))
+def _hparams(cfg: DictConfig, report: PlanReport) -> dict[str, str]:
+    values = (report.sharder, str(cfg.batch_size), str(cfg.seed))
     return dict(zip(HPARAMS, values, strict=True))

@@ -1,21 +1,50 @@
-"""What a cost model is to those who plan and report with it."""
+"""What cost models can do, for those who plan, search and report with them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.task import ShardingTask, Topology
+
+if TYPE_CHECKING:
+    from dlrm_sharded.cost.communication import CommunicationModel, Hosts
+    from dlrm_sharded.cost.compute import ComputeModel
+    from dlrm_sharded.cost.features import Workload
 
 
 class CostModel(Protocol):
-    """Predicts what `cost.measure` would measure. Built with all that it needs to know."""
+    """Predicts what `calibration.measure` would measure."""
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """The four stages of every rank under a valid plan."""
+        """Predict the stages of every rank under a valid plan, and the redistribution of ids.
 
-    def predict_input_dist_ms(
-        self, plan: ShardingPlan, task: ShardingTask
-    ) -> tuple[float, ...] | None:
-        """Redistribution of the ids on every rank, no part of the cost; None if not modelled."""
+        `input_dist_ms` of the result is None where the model does not know it.
+        """
+
+
+@runtime_checkable
+class AdditiveCostModel(CostModel, Protocol):
+    """A cost model under which every shard adds a vector to its rank, whatever else lies there.
+
+    The search, the lower bound and the diagnosis of plans need this: they price each possible shard
+    once, and a plan by sums.
+    """
+
+    @property
+    def compute(self) -> ComputeModel:
+        """Prices of lookups: the vector of each shard, and the times of sums of vectors."""
+
+    @property
+    def communication(self) -> CommunicationModel:
+        """Prices of exchanges between ranks."""
+
+    def __hash__(self) -> int:
+        """Models are compared by identity, so that results under them can be cached."""
+
+    def hosts(self, topology: Topology) -> Hosts:
+        """Return the topology as `communication` sees it."""
+
+    def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
+        """Predict the cost of the shards of a workload, without warnings."""

@@ -16,12 +16,14 @@ Letters: T tables, N column shapes, W ranks.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -30,7 +32,6 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Pieces, RowBlocks, Shapes
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
@@ -38,8 +39,12 @@ from dlrm_sharded.task import ShardingTask
 NUM_HALVINGS = 20
 
 
-def lower_bound_ms(task: ShardingTask, model: LearnedCostModel) -> float:
-    """No plan that `validate` accepts is predicted a lower cost; inf where surely none fits."""
+@functools.lru_cache(maxsize=8)
+def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
+    """Return a cost that no plan which `validate` accepts undercuts; inf where surely none fits.
+
+    Cached, as the search and the report of one run both ask for it.
+    """
     return _Relaxation(with_profiles(task), model).bound_ms()
 
 
@@ -63,7 +68,7 @@ class _Kind:
 class _Relaxation:
     """Plans whose pieces go anywhere, in any parts."""
 
-    def __init__(self, task: ShardingTask, model: LearnedCostModel) -> None:
+    def __init__(self, task: ShardingTask, model: AdditiveCostModel) -> None:
         self._world_size = task.topology.world_size
         memory = task.topology.rank_memory_bytes
         self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)

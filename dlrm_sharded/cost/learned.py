@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     LINKS,
@@ -28,8 +29,8 @@ from dlrm_sharded.cost.features import (
     workload_of_plan,
 )
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
+from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask, Topology
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ RANGE_SLACK = 1.1
 """How far beyond the fitted range is not worth a warning."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LearnedCostModel:
     """Predicts what `cost.measure` measures, from random plans measured on the same hardware.
 
@@ -68,15 +69,6 @@ class LearnedCostModel:
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Warns of what it has to assume, and of what is beyond the fitted range."""
         workload = workload_of_plan(plan, with_profiles(task))
-        unknown = sum(table.reuse_histogram is None for table in task.tables)
-        if unknown:
-            log.warning(
-                "%d of %d tables have no reuse_histogram; accesses of a Zipf exponent of %.1f are "
-                "assumed for them",
-                unknown,
-                len(task.tables),
-                ASSUMED_EXPONENT,
-            )
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
         if (workload.lookup == HOST_ROWS).any():
@@ -115,11 +107,6 @@ class LearnedCostModel:
             if used[link] and link not in self.measured_links and stated[link] is None
         ]
 
-    def predict_input_dist_ms(self, plan: ShardingPlan, task: ShardingTask) -> tuple[float, ...]:
-        workload = workload_of_plan(plan, with_profiles(task))
-        times = self.exchange_ms("input_dist", workload, self.hosts(task.topology))
-        return tuple(times.tolist())
-
     def beyond_range(self, workload: Workload) -> list[str]:
         """What of a workload the model was not fitted on, in words."""
         found = []
@@ -136,13 +123,15 @@ class LearnedCostModel:
         """What the shards of a workload cost, on any hosts."""
         sums = workload.by_rank(self.compute.vectors(workload))
         forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
-        stages = (
-            forward,
-            self.exchange_ms("fwd_comm", workload, hosts),
-            self.exchange_ms("bwd_comm", workload, hosts),
-            backward,
+        return PlanCost.from_stages(
+            {
+                "fwd_compute": forward.tolist(),
+                "fwd_comm": self.exchange_ms("fwd_comm", workload, hosts).tolist(),
+                "bwd_comm": self.exchange_ms("bwd_comm", workload, hosts).tolist(),
+                "bwd_compute": backward.tolist(),
+            },
+            input_dist_ms=self.exchange_ms("input_dist", workload, hosts).tolist(),
         )
-        return PlanCost(tuple(StageCost(*rank) for rank in np.column_stack(stages).tolist()))
 
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """[W], of one of `communication.EXCHANGES`."""
@@ -162,31 +151,19 @@ class LearnedCostModel:
         return times
 
 
-def learned_cost_model(
-    artifact: str | None = None,
-    *,
-    hardware: str | None = None,
-    device: str,
-    optimizer: str | None = None,
-) -> LearnedCostModel:
-    """The model of some hardware, or with a warning one of other hardware.
+def learned_cost_model(context: RunContext, artifact: str | None = None) -> LearnedCostModel:
+    """Load the model of a run's hardware, or with a warning one of other hardware.
 
     Args:
-        artifact: json of a fitted model; None for the one of the hardware.
-        hardware: as `device_name` says it; None for any.
-        device: "cpu" or "cuda".
-        optimizer: fused one of the run, a warning where the model is of another; None for any.
+        artifact: file of a fitted model; None to look for the one of the hardware.
 
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    kind = cost_model_kind(KIND)
-    found = load_artifact(
-        artifact, kind, FEATURES, hardware=hardware, device=device, optimizer=optimizer
-    )
+    found = load_artifact(artifact, cost_model_kind(KIND), FEATURES, context)
     compute, communication = from_arrays(found.arrays)
     measured_links = tuple(found.meta["measured_links"])
-    if found.meta["device"] != device:
+    if found.meta["device"] != context.device:
         # the exchanges of a CPU say nothing of a GPU's
         communication, measured_links = with_stated(UNMEASURED, measured=()), ()
     ranges = {key: (low, high) for key, (low, high) in found.meta["ranges"].items()}

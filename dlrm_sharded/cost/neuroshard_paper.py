@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
@@ -91,12 +92,6 @@ class PaperCostModel:
         """Raises ConfigError for a world size without a net."""
         return self.predict_workload(workload_of_plan(plan, with_profiles(task)))
 
-    def predict_input_dist_ms(
-        self, plan: ShardingPlan, task: ShardingTask
-    ) -> tuple[float, ...] | None:
-        """Not modelled."""
-        return None
-
     def predict_workload(self, workload: Workload) -> PlanCost:
         size = workload.world_size
         if str(size) not in self.nets.communication and size > 1:
@@ -115,22 +110,20 @@ class PaperCostModel:
             if size > 1:
                 columns = torch.tensor(columns_by_rank(workload), dtype=torch.float32)
                 comm = self.nets.communicate(columns[None])[0]
-        stages = torch.column_stack([compute[:, 0], comm, compute[:, 1]])
-        return PlanCost(tuple(StageCost(*rank) for rank in stages.tolist()))
+        return PlanCost.from_stages(
+            {
+                "fwd_compute": compute[:, 0].tolist(),
+                "fwd_comm": comm[:, 0].tolist(),
+                "bwd_comm": comm[:, 1].tolist(),
+                "bwd_compute": compute[:, 1].tolist(),
+            },
+            input_dist_ms=None,
+        )
 
 
-def paper_cost_model(
-    artifact: str | None = None,
-    *,
-    hardware: str | None = None,
-    device: str,
-    optimizer: str | None = None,
-) -> PaperCostModel:
-    """The nets of some hardware, as `learned_cost_model` finds them."""
-    kind = cost_model_kind(KIND)
-    found = load_artifact(
-        artifact, kind, FEATURES, hardware=hardware, device=device, optimizer=optimizer
-    )
+def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
+    """Load the nets of some hardware, as `learned_cost_model` finds them."""
+    found = load_artifact(artifact, cost_model_kind(KIND), FEATURES, context)
     return PaperCostModel(from_arrays(found.arrays))
 
 

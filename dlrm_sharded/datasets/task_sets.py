@@ -301,7 +301,7 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
             tables[i], of_table = split(tables[i], topology, rng)
             shards += of_table
     in_parts = {shard.table for shard in shards}
-    used = ShardingPlan("", world_size, tuple(shards)).bytes_by_rank(topology)
+    used = ShardingPlan(world_size, tuple(shards)).bytes_by_rank(topology)
     whole = [i for i, table in enumerate(tables) if table.name not in in_parts]
     rank_of = dict(zip(whole, rng.permutation(len(whole)) % world_size, strict=True))
     for rank in range(world_size):
@@ -316,7 +316,7 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
         beyond = rng.uniform(1.01, 1.5) * world_size * topology.memory_bytes / _bytes(tables)
         more = tuple(_with_rows(t, 1 + beyond * t.num_embeddings) for t in tables)
         return TaskOfSet(kind, dataclasses.replace(task, tables=more))
-    return TaskOfSet(kind, task, ShardingPlan("witness", world_size, tuple(shards)))
+    return TaskOfSet(kind, task, ShardingPlan(world_size, tuple(shards)))
 
 
 def _split_by_columns(

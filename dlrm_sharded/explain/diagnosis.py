@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES, ExchangePrices, Hosts
 from dlrm_sharded.cost.features import (
@@ -27,16 +27,15 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.improve import Clock
 from dlrm_sharded.search.layout import shards_of
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.search import Effort, search
-from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
 NEARLY_MOST = 0.99
@@ -54,82 +53,15 @@ GOOD_GAP = 0.002
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardCost:
-    """What a shard adds to its rank, in ms: its lookups, and its own part in the exchanges."""
-
-    shard: Shard
-    table: Table
-    compute_ms: float
-    comm_ms: float
-
-    @property
-    def cost_ms(self) -> float:
-        return self.compute_ms + self.comm_ms
-
-
-@dataclass(frozen=True, slots=True)
-class RankCost:
-    """A rank and its shards, the costliest first."""
-
-    rank: int
-    cost_ms: float
-    shards: tuple[ShardCost, ...]
-
-    @property
-    def other_ms(self) -> float:
-        """What is no shard's: launches, and the exchanges of other ranks' shards."""
-        return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A table in several shards.
+def diagnose(
+    plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel, *, alternatives: bool
+) -> Diagnosis:
+    """Explain the predicted cost of a valid plan, in seconds at most whatever its size.
 
     Args:
-        gain_ms: what the plan would cost more with the table whole, on the rank where it then costs
-            least; None where it fits no rank beside the others.
+        alternatives: whether to search for what another plan, one more rank or more memory would
+            gain; that may take 2.5 s.
     """
-
-    table: str
-    num_shards: int
-    by_rows: bool
-    gain_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """What a short search, which knows no constraints, finds under a change.
-
-    Args:
-        cost_ms: None where it found nothing better than the plan is.
-    """
-
-    change: str
-    cost_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Insight:
-    """A plan under a cost model.
-
-    Args:
-        ranks: that bound the cost, the costliest first, at most `MAX_RANKS` of `num_bounding`.
-        splits: of the `MAX_SPLITS` costliest of `num_split` tables, or fewer where there was no
-            time; those that bought most first.
-    """
-
-    world_size: int
-    cost_ms: float
-    ranks: tuple[RankCost, ...]
-    num_bounding: int
-    splits: tuple[Split, ...]
-    num_split: int
-    alternatives: tuple[Alternative, ...]
-
-
-def insight(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> Insight:
-    """Explain a valid plan, in seconds at most whatever its size."""
     started = time.perf_counter()
     task = with_profiles(task)
     priced = _PricedPlan(plan, task, model)
@@ -137,24 +69,32 @@ def insight(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> 
     bounding = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
     bounding.sort(key=lambda rank: -totals[rank])
     split = [name for name, shards in plan.shards_by_table().items() if len(shards) > 1]
-    return Insight(
+    return Diagnosis(
         world_size=plan.world_size,
         cost_ms=priced.cost.cost_ms,
-        ranks=tuple(priced.rank(rank) for rank in bounding[:MAX_RANKS]),
+        bounding=tuple(priced.rank(rank) for rank in bounding[:MAX_RANKS]),
         num_bounding=len(bounding),
         splits=tuple(priced.splits(split, Clock(started + SEARCH_S))),
         num_split=len(split),
-        alternatives=tuple(
-            Alternative(change, _found_ms(other, model, priced.cost.cost_ms, started + ALL_S))
-            for change, other in _changes(task)
-        ),
+        alternatives=_alternatives(task, model, priced.cost.cost_ms, started + ALL_S)
+        if alternatives
+        else None,
+    )
+
+
+def _alternatives(
+    task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
+) -> tuple[Alternative, ...]:
+    return tuple(
+        Alternative(change, _found_ms(other, model, cost_ms, deadline))
+        for change, other in _changes(task)
     )
 
 
 class _PricedPlan:
     """The shards of a plan, each with what it adds to its rank."""
 
-    def __init__(self, plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> None:
+    def __init__(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> None:
         self._plan = plan
         self._task = task
         self._used = np.array(plan.bytes_by_rank(task.topology))
@@ -190,7 +130,7 @@ class _PricedPlan:
             shards=tuple(sorted(shards, key=lambda shard: -shard.cost_ms)),
         )
 
-    def splits(self, names: Sequence[str], clock: Clock) -> list[Split]:
+    def splits(self, names: Sequence[str], clock: Clock) -> list[SplitGain]:
         """The costliest of the named tables, in order of what their splits bought."""
         places: dict[str, list[int]] = {name: [] for name in names}
         for i, shard in enumerate(self._plan.shards):
@@ -201,9 +141,7 @@ class _PricedPlan:
         if not names:
             return []
         whole = [Shard.whole(self._tables[name], 0) for name in names]
-        alone = workload_of_plan(
-            ShardingPlan(self._plan.sharder, self._plan.world_size, tuple(whole)), self._task
-        )
+        alone = workload_of_plan(ShardingPlan(self._plan.world_size, tuple(whole)), self._task)
         vectors = self._model.compute.vectors(alone)
         found = []
         for i, name in enumerate(names):
@@ -212,7 +150,7 @@ class _PricedPlan:
             shards = [self._plan.shards[place] for place in places[name]]
             cost_ms = self._whole_ms(places[name], whole[i], vectors[i])
             found.append(
-                Split(
+                SplitGain(
                     table=name,
                     num_shards=len(shards),
                     by_rows=is_row_wise(shards, self._tables[name]),
@@ -346,7 +284,7 @@ def _roomier(topology: Topology) -> Topology:
 
 
 def _found_ms(
-    task: ShardingTask, model: LearnedCostModel, cost_ms: float, deadline: float
+    task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
 ) -> float | None:
     """Predicted cost of what a search finds, where that is less."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
@@ -359,7 +297,7 @@ def _found_ms(
     state = search(problem, bound_ms, 0, Effort(patience=0, good_gap=GOOD_GAP, clock=clock))
     if state is None:
         return None
-    plan = ShardingPlan("search", task.topology.world_size, shards_of(state))
+    plan = ShardingPlan(task.topology.world_size, shards_of(state))
     hosts: Hosts = model.hosts(task.topology)
     found = model.predict_workload(workload_of_plan(plan, task), hosts)
     return found.cost_ms if found.cost_ms < cost_ms * (1 - WORTH) else None

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlrm_sharded.explain.diagnosis import Alternative, Insight, RankCost, ShardCost, Split
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plan_report import (
+    Alternative,
+    Diagnosis,
+    PlanReport,
+    RankCost,
+    ShardCost,
+    SplitGain,
+)
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
@@ -23,36 +30,34 @@ class Section:
     lines: tuple[str, ...]
 
 
-def forecast(plan: ShardingPlan) -> str | None:
-    """What a plan is predicted to cost, and how near that is to the least; None if not known."""
-    if plan.predicted is None:
+def forecast(report: PlanReport) -> str | None:
+    """Say what a plan should cost and how near that is to the optimum; None if not known."""
+    if report.cost is None:
         return None
-    text = f"predicted {plan.predicted.cost_ms:.2f} ms"
-    if plan.gap is None:
+    text = f"predicted {report.cost.cost_ms:.2f} ms"
+    if report.gap is None:
         return text
-    return f"{text}, at most {100 * plan.gap:z.1f} % above the best possible"
+    return f"{text}, at most {100 * report.gap:z.1f} % above the best possible"
 
 
-def sections(insight: Insight) -> list[Section]:
-    """An insight in words."""
-    return [
-        Section("What bounds it", (_bounding(insight), *map(_rank, insight.ranks))),
-        Section("What splits bought", tuple(_splits(insight))),
-        Section(
-            "What more would buy",
-            (
-                f"A short search, which knows no constraints, against {insight.cost_ms:.2f} ms:",
-                *(_alternative(other, insight.cost_ms) for other in insight.alternatives),
-            ),
-        ),
+def sections(diagnosis: Diagnosis) -> list[Section]:
+    """Put a diagnosis into words."""
+    found = [
+        Section("What bounds it", (_bounding(diagnosis), *map(_rank, diagnosis.bounding))),
+        Section("What splits bought", tuple(_splits(diagnosis))),
     ]
+    if diagnosis.alternatives is not None:
+        against = f"A short search, which knows no constraints, against {diagnosis.cost_ms:.2f} ms:"
+        lines = (_alternative(other, diagnosis.cost_ms) for other in diagnosis.alternatives)
+        found.append(Section("What more would buy", (against, *lines)))
+    return found
 
 
-def _bounding(insight: Insight) -> str:
-    shown, found = len(insight.ranks), insight.num_bounding
+def _bounding(diagnosis: Diagnosis) -> str:
+    shown, found = len(diagnosis.bounding), diagnosis.num_bounding
     return (
-        f"Predicted within 1 % of the slowest rank's {insight.cost_ms:.2f} ms: {found} of "
-        f"{insight.world_size} ranks{f'; the {shown} slowest' if shown < found else ''}"
+        f"Predicted within 1 % of the slowest rank's {diagnosis.cost_ms:.2f} ms: {found} of "
+        f"{diagnosis.world_size} ranks{f'; the {shown} slowest' if shown < found else ''}"
     )
 
 
@@ -61,7 +66,7 @@ def _rank(rank: RankCost) -> str:
     parts = [f"{_named(shard)} {shard.cost_ms:.2f} ms" for shard in shown]
     if others:
         parts.append(f"{len(others)} more {sum(shard.cost_ms for shard in others):.2f} ms")
-    parts.append(f"launches and exchanges of all ranks {rank.other_ms:z.2f} ms")
+    parts.append(f"launches and exchanges of all ranks {rank.overhead_ms:z.2f} ms")
     return f"rank {rank.rank}, {rank.cost_ms:.2f} ms: {', '.join(parts)}"
 
 
@@ -74,30 +79,30 @@ def _named(cost: ShardCost) -> str:
     return shard.table
 
 
-def _splits(insight: Insight) -> list[str]:
-    if not insight.num_split:
+def _splits(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.num_split:
         return ["No table is split."]
     lines = []
-    if known := [split for split in insight.splits if split.gain_ms is not None]:
+    if known := [split for split in diagnosis.splits if split.gain_ms is not None]:
         lines.append("What the plan would cost more with a table whole, where it then costs least:")
         lines += [f"{_pieces(split)}: {_gain(split)}" for split in known[:MAX_SHOWN]]
     if others := known[MAX_SHOWN:]:
         lines.append(f"{len(others)} more: {_gain(others[0])} to {_gain(others[-1])}")
-    if too_large := [split for split in insight.splits if split.gain_ms is None]:
+    if too_large := [split for split in diagnosis.splits if split.gain_ms is None]:
         more = f" and {len(too_large) - MAX_SHOWN} more" if len(too_large) > MAX_SHOWN else ""
         names = ", ".join(map(_pieces, too_large[:MAX_SHOWN]))
         lines.append(f"{names}{more}: fits no rank whole")
-    if left := insight.num_split - len(insight.splits):
+    if left := diagnosis.num_split - len(diagnosis.splits):
         lines.append(f"split tables not looked at: {left}")
     return lines
 
 
-def _pieces(split: Split) -> str:
+def _pieces(split: SplitGain) -> str:
     kind = "row blocks" if split.by_rows else "column shards"
     return f"{split.table} in {split.num_shards} {kind}"
 
 
-def _gain(split: Split) -> str:
+def _gain(split: SplitGain) -> str:
     """Below 0 where the plan would cost less with the table whole."""
     assert split.gain_ms is not None
     return f"{split.gain_ms:z.2f} ms"
@@ -160,21 +165,18 @@ def shares_of_rank(
 
 
 def explain(
-    plan: ShardingPlan,
-    task: ShardingTask,
-    cost: PlanCost | None,
-    insight: Insight | None = None,
+    plan: ShardingPlan, report: PlanReport, task: ShardingTask, cost: PlanCost | None
 ) -> str:
-    """The plan as Markdown: ranks, then the shards of every rank, the slowest rank first.
+    """Write a plan as Markdown: ranks, then the shards of every rank, the slowest rank first.
 
     Args:
-        insight: what the cost model has to say of the plan, before the ranks.
+        cost: measured; None where nothing was measured.
     """
     ranks = range(plan.world_size)
     slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
     lines = [
-        f"**{plan.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
+        f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
         f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
     ]
     if cost is not None:
@@ -186,10 +188,10 @@ def explain(
                 f"Rank {slowest} is the slowest with {_rank_cost_ms(cost, slowest):.2f} ms "
                 f"({cost.imbalance:.2f} x the mean); its largest parts: {blame}."
             )
-        if plan.predicted is not None:
-            lines += ["", *_prediction_table(plan.predicted, cost)]
-    if insight is not None:
-        lines += _insight_lines(plan, insight)
+        if report.cost is not None:
+            lines += ["", *_prediction_table(report.cost, cost)]
+    if report.diagnosis is not None:
+        lines += _diagnosis_lines(report, report.diagnosis)
     lines += [
         "",
         "| rank | shards | GiB | columns | columns read per sample | cost ms |",
@@ -220,11 +222,11 @@ def explain(
     return "\n".join(lines)
 
 
-def _insight_lines(plan: ShardingPlan, insight: Insight) -> list[str]:
+def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
     lines = []
-    if (expected := forecast(plan)) is not None:
+    if (expected := forecast(report)) is not None:
         lines += ["", f"It is {expected}."]
-    for section in sections(insight):
+    for section in sections(diagnosis):
         lines += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
     return lines
 

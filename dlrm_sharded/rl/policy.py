@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.artifact import Arrays, load_artifact, policy_kind
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard
@@ -69,22 +70,12 @@ class LearnedPolicy:
         return placed.ranks[costs.masked_fill(placed.overflown, torch.inf).argmin()]
 
 
-def load_policy(
-    method: str,
-    artifact: str | None,
-    *,
-    hardware: str | None,
-    device: str,
-    optimizer: str | None,
-) -> LearnedPolicy:
-    """The policy of some hardware, or with a warning one of other hardware.
+def load_policy(method: str, artifact: str | None, context: RunContext) -> LearnedPolicy:
+    """Load the policy of a run's hardware, or with a warning one of other hardware.
 
     Args:
         method: one of `METHODS`.
-        artifact: json of a trained policy; None for the one of the hardware.
-        hardware: as `device_name` says it; None for any.
-        device: "cpu" or "cuda".
-        optimizer: fused one of the run, a warning where the policy is of another; None for any.
+        artifact: file of a trained policy; None to look for the one of the hardware.
 
     Raises:
         ConfigError: there is no such method.
@@ -92,14 +83,7 @@ def load_policy(
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    found = load_artifact(
-        artifact,
-        policy_kind(method),
-        FEATURES,
-        hardware=hardware,
-        device=device,
-        optimizer=optimizer,
-    )
+    found = load_artifact(artifact, policy_kind(method), FEATURES, context)
     with torch.random.fork_rng(devices=[]):
         net = METHODS[method]()
     net.load_state_dict({key: torch.from_numpy(array) for key, array in found.arrays.items()})

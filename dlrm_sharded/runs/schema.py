@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.json_files import read_json_object
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_cost import STAGES, PlanCost
 
 METRICS = (
     "embedding_cost_ms",
@@ -141,12 +141,12 @@ def _metrics(fields: Mapping[str, Any], cost: PlanCost | None) -> dict[str, floa
 def _cost(ranks: object) -> PlanCost | None:
     if not isinstance(ranks, list) or not ranks:
         return None
-    per_rank = []
+    stages_ms: dict[str, list[float]] = {stage: [] for stage in STAGES}
     for rank in ranks:
         fields = rank if isinstance(rank, dict) else {}
-        times = [known_number(fields.get(f"{stage}_ms")) for stage in STAGES]
-        known = [time for time in times if time is not None]
-        if len(known) < len(STAGES):
-            return None
-        per_rank.append(StageCost(*known))
-    return PlanCost(tuple(per_rank))
+        for stage, times_ms in stages_ms.items():
+            time_ms = known_number(fields.get(f"{stage}_ms"))
+            if time_ms is None:
+                return None
+            times_ms.append(time_ms)
+    return PlanCost.from_stages(stages_ms, input_dist_ms=None)

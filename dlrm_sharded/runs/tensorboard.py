@@ -10,12 +10,11 @@ from pathlib import Path
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.explain.diagnosis import Insight
 from dlrm_sharded.explain.figures import plot_cost_by_rank, plot_memory_by_rank
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.trainer import TrainingResult
@@ -77,40 +76,39 @@ class RunWriter:
         file_writer.add_summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
     def plan(
-        self,
-        plan: ShardingPlan,
-        task: ShardingTask,
-        measured: MeasuredCost,
-        predicted_input_dist_ms: tuple[float, ...] | None = None,
-        insight: Insight | None = None,
+        self, plan: ShardingPlan, report: PlanReport, task: ShardingTask, cost: PlanCost
     ) -> None:
-        """The plan, what it costs, and why; beside it what was predicted."""
+        """Write the plan, what it costs, and why; beside it what was predicted.
+
+        Args:
+            cost: measured.
+        """
         if self._writer is None:
             return
-        cost = measured.cost
-        self.scalar_of_run("embedding/cost_ms", cost.cost_ms)
-        self.scalar_of_run("embedding/critical_path_ms", cost.critical_path_ms)
-        self.scalar_of_run("embedding/input_dist_ms", max(measured.input_dist_ms))
-        self.scalar_of_run("embedding/imbalance", cost.imbalance)
-        for stage in STAGES:
-            self.scalar_of_run(f"embedding/{stage}_ms/max", cost.stage_max_ms(stage))
-            self.scalar_of_run(f"embedding/{stage}_ms/mean", cost.stage_mean_ms(stage))
-        if plan.solve_s is not None:
-            self.scalar_of_run("plan/solve_s", plan.solve_s)
-        if plan.lower_bound_ms is not None:
-            self.scalar_of_run("plan/lower_bound_ms", plan.lower_bound_ms)
-        if plan.gap is not None:
-            self.scalar_of_run("plan/gap", plan.gap)
-        if plan.predicted is not None:
-            self.scalar_of_run("plan/predicted_ms", plan.predicted.cost_ms)
-            self.scalar_of_run("predicted/critical_path_ms", plan.predicted.critical_path_ms)
-            for stage in STAGES:
-                stage_ms = plan.predicted.stage_max_ms(stage)
-                self.scalar_of_run(f"predicted/{stage}_ms/max", stage_ms)
-        if predicted_input_dist_ms is not None:
-            self.scalar_of_run("predicted/input_dist_ms", max(predicted_input_dist_ms))
-        self._writer.add_figure(
-            "plan/cost_by_rank", plot_cost_by_rank(cost, predicted=plan.predicted)
-        )
+        figures = {
+            "embedding/cost_ms": cost.cost_ms,
+            "embedding/imbalance": cost.imbalance,
+            **_stage_figures("embedding", cost),
+            **{f"embedding/{stage}_ms/mean": cost.stage_mean_ms(stage) for stage in STAGES},
+            "plan/solve_s": report.solve_s,
+            "plan/lower_bound_ms": report.lower_bound_ms,
+            "plan/gap": report.gap,
+        }
+        if report.cost is not None:
+            figures["plan/predicted_ms"] = report.cost.cost_ms
+            figures |= _stage_figures("predicted", report.cost)
+        for tag, value in figures.items():
+            if value is not None:
+                self.scalar_of_run(tag, value)
+        self._writer.add_figure("plan/cost_by_rank", plot_cost_by_rank(cost, predicted=report.cost))
         self._writer.add_figure("plan/memory_by_rank", plot_memory_by_rank(plan, task))
-        self._writer.add_text("plan/explained", explain(plan, task, cost, insight))
+        self._writer.add_text("plan/explained", explain(plan, report, task, cost))
+
+
+def _stage_figures(group: str, cost: PlanCost) -> dict[str, float | None]:
+    """Return the figures that measured and predicted costs have in common, by tag."""
+    return {
+        f"{group}/critical_path_ms": cost.critical_path_ms,
+        f"{group}/input_dist_ms": cost.input_dist_max_ms,
+        **{f"{group}/{stage}_ms/max": cost.stage_max_ms(stage) for stage in STAGES},
+    }

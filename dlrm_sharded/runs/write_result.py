@@ -13,6 +13,7 @@ from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.explain.text import difference
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.training.trainer import TrainingResult
 
@@ -33,25 +34,25 @@ OBJECTIVES = (
 
 def result_json(
     plan: ShardingPlan,
+    report: PlanReport,
     measured: MeasuredCost,
     result: TrainingResult,
     *,
-    predicted_input_dist_ms: tuple[float, ...] | None,
     device: torch.device,
     batch_size: int,
     seed: int,
 ) -> dict[str, Any]:
     """The form of result.json; what is not known is None."""
-    predicted = plan.predicted
+    predicted = report.cost
     return {
-        "sharder": plan.sharder,
+        "sharder": report.sharder,
         "world_size": plan.world_size,
         "batch_size": batch_size,
         "device": device_name(device),
         "embedding_cost_ms": measured.cost.cost_ms,
         "critical_path_ms": measured.cost.critical_path_ms,
         "stages_ms": _stages_ms(measured.cost),
-        "input_dist_ms": max(measured.input_dist_ms),
+        "input_dist_ms": measured.cost.input_dist_max_ms,
         "per_rank": [dataclasses.asdict(rank) for rank in measured.cost.per_rank],
         "imbalance": measured.cost.imbalance,
         "spread": measured.spread,
@@ -59,12 +60,10 @@ def result_json(
         "predicted_ms": None if predicted is None else predicted.cost_ms,
         "predicted_critical_path_ms": None if predicted is None else predicted.critical_path_ms,
         "predicted_stages_ms": None if predicted is None else _stages_ms(predicted),
-        "predicted_input_dist_ms": (
-            None if predicted_input_dist_ms is None else max(predicted_input_dist_ms)
-        ),
-        "lower_bound_ms": plan.lower_bound_ms,
-        "gap": plan.gap,
-        "plan_solve_s": plan.solve_s,
+        "predicted_input_dist_ms": None if predicted is None else predicted.input_dist_max_ms,
+        "lower_bound_ms": report.lower_bound_ms,
+        "gap": report.gap,
+        "plan_solve_s": report.solve_s,
         "samples_per_s": _known(result.samples_per_s),
         "samples_per_s_p10": _known(result.samples_per_s_p10),
         "step_ms": _known(result.step_ms),
@@ -96,12 +95,12 @@ def prediction(predicted: PlanCost, measured: PlanCost) -> str:
 
 
 def summary(
-    plan: ShardingPlan, measured: MeasuredCost, result: TrainingResult, run_dir: Path
+    report: PlanReport, measured: MeasuredCost, result: TrainingResult, run_dir: Path
 ) -> str:
     """A few lines for the terminal."""
     cost = measured.cost
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
-    predicted = "" if plan.predicted is None else f"predicted {plan.predicted.cost_ms:.2f}; "
+    predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "
     evaluation = result.evaluation
     quality = "no validation"
     if evaluation.auroc is not None and evaluation.normalized_entropy is not None:
@@ -111,10 +110,10 @@ def summary(
         )
     return "\n".join(
         [
-            f"done: sharder {plan.sharder}, {plan.world_size} ranks, {result.num_steps} steps",
+            f"done: sharder {report.sharder}, {len(cost.per_rank)} ranks, {result.num_steps} steps",
             f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
             f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
-            f"  ids redistributed in {max(measured.input_dist_ms):.2f} ms",
+            f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(result)}",
             f"  loss {result.loss:.4f}, {quality}",
             f"  results in       {run_dir}",

@@ -17,9 +17,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.communication import ExchangePrices, Hosts
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Indices, Pieces, RowBlocks, Shapes
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.task import ShardingTask
@@ -107,7 +107,7 @@ class Problem:
     """
 
     task: ShardingTask
-    model: LearnedCostModel
+    model: AdditiveCostModel
     hosts: Hosts
     prices: ExchangePrices
     weights: Weights
@@ -175,7 +175,7 @@ class Problem:
     def of(
         cls,
         task: ShardingTask,
-        model: LearnedCostModel,
+        model: AdditiveCostModel,
         constraints: Constraints,
         *,
         critical_path_share: float,
@@ -298,7 +298,7 @@ def _kept_shapes(shapes: Shapes, tables: Sequence[tuple[int, ...]], unsplit: set
 
 @dataclass(frozen=True, slots=True)
 class _Pricing:
-    model: LearnedCostModel
+    model: AdditiveCostModel
     prices: ExchangePrices
     weights: Weights
     split_error: float

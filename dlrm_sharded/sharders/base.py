@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.task import ShardingTask
 
@@ -11,8 +14,9 @@ from dlrm_sharded.task import ShardingTask
 class Sharder(Protocol):
     """Decides where tables go. Hyperparameters go to `__init__`, data to `shard`.
 
-    `shard` is pure: the same task and seed give the same plan; no device, no process group, no
-    global random state, no mutation of the task.
+    `shard` is pure: the same task and seed give the same plan; it uses no device, no process group
+    and no global random state, and it does not change the task. A sharder may have a `name`, which
+    reports show; without it they show the name of its class.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -22,3 +26,23 @@ class Sharder(Protocol):
             InfeasibleTaskError: no plan within the ranks' memory was found.
             InvalidPlanError: a plan that was made before does not suit the task.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SharderContext:
+    """What a run knows and a sharder may need.
+
+    A yaml with `_partial_: true` names a class or function whose first argument is this context;
+    the keys of the yaml are its other arguments.
+
+    Args:
+        cost_model: the run's; None with `cost_model=none`.
+    """
+
+    run: RunContext = field(default_factory=RunContext)
+    cost_model: CostModel | None = None
+
+
+def sharder_name(sharder: Sharder) -> str:
+    """Return the name that reports show."""
+    return str(getattr(sharder, "name", type(sharder).__name__))

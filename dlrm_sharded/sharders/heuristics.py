@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -41,19 +40,21 @@ class GreedySharder:
         if weight not in WEIGHTS:
             raise ConfigError(f"sharder.weight is {weight!r}; known: {', '.join(WEIGHTS)}")
         check_count("sharder.seed", seed, least=0)
-        self._weight = weight
+        self.name = weight
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        weigh = WEIGHTS[self._weight]
+        weigh = WEIGHTS[self.name]
         tables = list(task.tables)
         random.Random(self._seed).shuffle(tables)
         tables.sort(key=weigh, reverse=True)
-        return _place(task, tables, [weigh(t) for t in tables], least_weight, name=self._weight)
+        return _place(task, tables, [weigh(t) for t in tables], least_weight)
 
 
 class RandomSharder:
     """Places every table on a random rank among those with memory for it."""
+
+    name = "random"
 
     def __init__(self, *, seed: int = 0) -> None:
         check_count("sharder.seed", seed, least=0)
@@ -66,7 +67,7 @@ class RandomSharder:
         def any_rank(weights: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:
             return rng.random(len(weights))
 
-        return _place(task, tables, [1.0] * len(tables), any_rank, name="random")
+        return _place(task, tables, [1.0] * len(tables), any_rank)
 
 
 def place_greedily(
@@ -124,16 +125,11 @@ def _place(
     tables: list[Table],
     weights: list[float],
     ranking: Ranking,
-    *,
-    name: str,
 ) -> ShardingPlan:
-    started = time.perf_counter()
     tables, ranks = _place_with_repair(task, tables, weights, ranking)
     return ShardingPlan(
-        sharder=name,
-        world_size=task.topology.world_size,
-        shards=tuple(Shard.whole(table, rank) for table, rank in zip(tables, ranks, strict=True)),
-        solve_s=time.perf_counter() - started,
+        task.topology.world_size,
+        tuple(Shard.whole(table, rank) for table, rank in zip(tables, ranks, strict=True)),
     )
 
 

@@ -10,14 +10,12 @@ error on it.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -34,6 +32,7 @@ from dlrm_sharded.search.layout import shards_of, state_of
 from dlrm_sharded.search.problem import MAX_WIDTHS, Problem
 from dlrm_sharded.search.search import Effort, Moves, search, search_near
 from dlrm_sharded.search.state import State
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask
 
@@ -44,7 +43,7 @@ class NeuroShardSharder:
     """Searches for the plan of the least predicted cost.
 
     Args:
-        cost_model: a learned one.
+        context: has an additive cost model.
         critical_path_share: of the critical path in what is minimised; the rest is the cost.
         time_budget_s: when the best plan so far is taken; small tasks end long before.
         patience: rebuilds of parts of a plan in a row without a better one, after which each part
@@ -57,10 +56,12 @@ class NeuroShardSharder:
         max_moved_tables, max_moved_gib: how far from it; None for no limit.
     """
 
+    name = "neuroshard"
+
     def __init__(
         self,
+        context: SharderContext,
         *,
-        cost_model: CostModel | None,
         critical_path_share: float = 0.05,
         seed: int = 0,
         time_budget_s: float = 10.0,
@@ -75,9 +76,9 @@ class NeuroShardSharder:
         max_moved_tables: int | None = None,
         max_moved_gib: float | None = None,
     ) -> None:
-        if not isinstance(cost_model, LearnedCostModel):
+        if not isinstance(context.cost_model, AdditiveCostModel):
             raise ConfigError(
-                "sharder=neuroshard searches on a learned cost model: cost_model=learned"
+                "sharder=neuroshard needs an additive cost model; choose cost_model=learned"
             )
         check_number("sharder.critical_path_share", critical_path_share, most=1.0)
         check_count("sharder.seed", seed, least=0)
@@ -93,7 +94,7 @@ class NeuroShardSharder:
                 "sharder.max_moved_tables and sharder.max_moved_gib limit what moves from a plan; "
                 "name it in sharder.warm_start"
             )
-        self._cost_model = cost_model
+        self._cost_model = context.cost_model
         self._critical_path_share = critical_path_share
         self._seed = seed
         self._time_budget_s = time_budget_s
@@ -105,12 +106,13 @@ class NeuroShardSharder:
         self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        started = time.perf_counter()
-        effort = Effort(self._patience, GOOD_GAP, Clock(started + self._time_budget_s))
+        clock = Clock(time.perf_counter() + self._time_budget_s)
+        effort = Effort(self._patience, GOOD_GAP, clock)
+        task = with_profiles(task)
         self._constraints.check(task)
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = Problem.of(
-            with_profiles(task),
+            task,
             self._cost_model,
             self._constraints,
             critical_path_share=self._critical_path_share,
@@ -128,12 +130,7 @@ class NeuroShardSharder:
                 raise InfeasibleTaskError(reason or _not_found(problem))
             state = found
         by_table = None if earlier is None else earlier.shards_by_table()
-        return ShardingPlan(
-            sharder="neuroshard",
-            world_size=task.topology.world_size,
-            shards=shards_of(state, by_table),
-            solve_s=time.perf_counter() - started,
-        )
+        return ShardingPlan(task.topology.world_size, shards_of(state, by_table))
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
@@ -151,7 +148,7 @@ class NeuroShardSharder:
 def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
     plan = read_plan(path)
     validate(plan, task)
-    return dataclasses.replace(plan, predicted=None, lower_bound_ms=None, gap=None)
+    return plan
 
 
 def _not_found(problem: Problem) -> str:

@@ -21,19 +21,18 @@ Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, workload_of_plan
-from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import GIB, ShardingTask
 
@@ -55,31 +54,33 @@ class NeuroShardPaperSharder:
         num_limits: on a rank's columns, evenly from 1.0 to 1.5 x the mean.
     """
 
+    name = NAME
+
     def __init__(
         self,
-        cost_model: CostModel | None,
+        context: SharderContext,
         *,
         beam_width: int = 3,
         num_candidates: int = 10,
         num_limits: int = 11,
         max_splits: int = 10,
     ) -> None:
-        if not isinstance(cost_model, LearnedCostModel):
+        if not isinstance(context.cost_model, AdditiveCostModel):
             raise ConfigError(
-                f"sharder={NAME} searches over the learned cost model; choose cost_model=learned"
+                f"sharder={NAME} needs an additive cost model; choose cost_model=learned"
             )
         check_count("sharder.beam_width", beam_width, least=1)
         check_count("sharder.num_candidates", num_candidates, least=1)
         check_count("sharder.num_limits", num_limits, least=1, most=1000)
         check_count("sharder.max_splits", max_splits, least=0)
-        self._model = cost_model
+        self._model = context.cost_model
         self._beam_width = beam_width
         self._num_candidates = num_candidates
         self._limits = np.linspace(LEAST_LIMIT, MOST_LIMIT, num_limits)
         self._max_splits = max_splits
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        started = time.perf_counter()
+        task = with_profiles(task)
         shapes = _Shapes.of(task, self._model)
         inner = _GreedyGrid(task, self._model, shapes, self._limits)
         beam = [shapes.whole]
@@ -96,12 +97,7 @@ class NeuroShardPaperSharder:
             beam = [nodes[i] for i in cheapest[: self._beam_width]]
         if best.cost_ms == math.inf:
             raise _none_found(task, num_nodes, self._max_splits)
-        return ShardingPlan(
-            sharder=NAME,
-            world_size=task.topology.world_size,
-            shards=_merged(task, shapes, best),
-            solve_s=time.perf_counter() - started,
-        )
+        return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
 
     def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
         """One for each shard that may be split, in the order of the shards."""
@@ -142,7 +138,7 @@ class _Shapes:
     vectors: Floats
 
     @classmethod
-    def of(cls, task: ShardingTask, model: LearnedCostModel) -> _Shapes:
+    def of(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
         shapes = [
             (i, width)
             for i, table in enumerate(task.tables)
@@ -152,8 +148,8 @@ class _Shapes:
             Shard(task.tables[i].name, 0, (0, task.tables[i].num_embeddings), (0, width))
             for i, width in shapes
         ]
-        listed = ShardingPlan("shapes", task.topology.world_size, tuple(shards))
-        vectors = model.compute.vectors(workload_of_plan(listed, with_profiles(task)))
+        listed = ShardingPlan(task.topology.world_size, tuple(shards))
+        vectors = model.compute.vectors(workload_of_plan(listed, task))
         alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
         order = np.argsort(-alone_ms, kind="stable")
         place = {shapes[k]: i for i, k in enumerate(order.tolist())}
@@ -185,7 +181,7 @@ class _GreedyGrid:
     """The inner search, for many nodes and all limits at once: they do not see each other."""
 
     def __init__(
-        self, task: ShardingTask, model: LearnedCostModel, shapes: _Shapes, limits: Floats
+        self, task: ShardingTask, model: AdditiveCostModel, shapes: _Shapes, limits: Floats
     ) -> None:
         self._model = model
         self._hosts = model.hosts(task.topology)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.rl.policy import load_policy
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import least_weight, place_greedily
 from dlrm_sharded.sharders.splitting import Cut, cuts, whole
 from dlrm_sharded.task import GIB, ShardingTask
@@ -38,24 +38,18 @@ class PolicySharder:
             raise ConfigError(f"sharder.split is {split!r}, must be true or false")
         check_count("sharder.seed", seed, least=0)
         self._policy = policy
-        self._name = name
+        self.name = name
         self._num_samples = num_samples
         self._split = split
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        started = time.perf_counter()
         _check_memory(task, split=self._split)
         task = with_profiles(task)
         for cut in cuts(task) if self._split else [whole(task)]:
             ranks = self._place(cut)
             if ranks is not None:
-                return ShardingPlan(
-                    sharder=self._name,
-                    world_size=task.topology.world_size,
-                    shards=cut.shards(ranks),
-                    solve_s=time.perf_counter() - started,
-                )
+                return ShardingPlan(task.topology.world_size, cut.shards(ranks))
         raise InfeasibleTaskError(self._not_found(task))
 
     def _place(self, cut: Cut) -> tuple[int, ...] | None:
@@ -78,7 +72,7 @@ class PolicySharder:
         topology, used = task.topology, task.table_bytes
         otherwise = "use sharder=neuroshard" if self._split else "set sharder.split=true"
         return (
-            f"sharder={self._name} found no room for {len(task.tables)} "
+            f"sharder={self.name} found no room for {len(task.tables)} "
             f"{'tables, cut ever finer' if self._split else 'whole tables'}, of {used:,} B "
             f"({used / GIB:.2f} GiB) on {topology.world_size} ranks with "
             f"{sum(topology.rank_memory_bytes):,} B in all; that there is no plan is not proven. "
@@ -87,18 +81,16 @@ class PolicySharder:
 
 
 def policy_sharder(
+    context: SharderContext,
+    *,
     method: str,
     artifact: str | None = None,
     num_samples: int = 16,
     split: bool = True,
     seed: int = 0,
-    *,
-    hardware: str | None = None,
-    device: str,
-    optimizer: str | None = None,
 ) -> PolicySharder:
-    """With the policy that a method trained for some hardware; see `load_policy`."""
-    policy = load_policy(method, artifact, hardware=hardware, device=device, optimizer=optimizer)
+    """Build a sharder with the policy that a method trained for some hardware."""
+    policy = load_policy(method, artifact, context.run)
     return PolicySharder(policy, name=method, num_samples=num_samples, split=split, seed=seed)
 
 

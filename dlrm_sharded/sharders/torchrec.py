@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from typing import Any
 
@@ -62,6 +61,7 @@ class TorchRecSharder:
                 f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
+        self.name = "torchrec" if told else "torchrec_blind"
         self._told = told
         self._min_partition = min_partition
         self._timeout_s = timeout_s
@@ -90,7 +90,6 @@ class TorchRecSharder:
         return plan
 
     def _shard(self, task: ShardingTask) -> ShardingPlan:
-        started = time.perf_counter()
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
@@ -99,12 +98,7 @@ class TorchRecSharder:
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
             torchrec_plan = make_planner(task).plan(collection, [EmbeddingBagCollectionSharder()])
         module_plan: Any = torchrec_plan.plan[""]
-        return ShardingPlan(
-            sharder="torchrec" if self._told else "torchrec_blind",
-            world_size=task.topology.world_size,
-            shards=from_torchrec(module_plan),
-            solve_s=time.perf_counter() - started,
-        )
+        return ShardingPlan(task.topology.world_size, from_torchrec(module_plan))
 
     def _informed_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
         topology = _torchrec_topology(task.topology)

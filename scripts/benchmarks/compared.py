@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
 from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
@@ -69,7 +70,7 @@ def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None
     name, *overrides = sharder.split(",")
     with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
         cfg = compose("plan", [f"sharder={name}", "cost_model=learned", "task=unused", *overrides])
-        return build_planner(cfg, hardware=hardware, device=device, optimizer=None)
+        return build_planner(cfg, RunContext(device=device, hardware=hardware))
 
 
 def planners_of(

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
-from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, paper_predictor, predictor
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, predictor
 from dlrm_sharded.calibration.evaluate import (
     LARGER,
     SIZES,
@@ -25,6 +25,7 @@ from dlrm_sharded.calibration.evaluate import (
     errors_table,
 )
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import UserError
@@ -54,12 +55,13 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="costs-") as folder:
         costs = read_costs(options.costs or _measure(Path(folder) / "held_out.parquet"))
     hardware, device = costs.manifest["hardware"], costs.manifest["device"]
-    model = learned_cost_model(options.artifact, hardware=hardware, device=device)
+    context = RunContext(device=device, hardware=hardware)
+    model = learned_cost_model(context, options.artifact)
     print(f"{hardware}; load average {costs.manifest['load_average']}")
     learned = _report("learned", predictor(model), costs)
     try:
-        paper = paper_cost_model(hardware=hardware, device=device)
-        _report("neuroshard_paper", paper_predictor(paper), costs)
+        paper = paper_cost_model(context)
+        _report("neuroshard_paper", paper.predict_workload, costs)
     except UserError as error:
         print(f"\nno comparison with neuroshard_paper: {error}")
     _print("measured again (one measurement against another)", compare_attempts(costs.samples))

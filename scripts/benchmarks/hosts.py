@@ -53,9 +53,9 @@ def run(options: argparse.Namespace) -> None:
         costs, layouts = [], Counter[str]()
         for tables in draws:
             hosts, *others = _tasks(tables, gb_per_s, options)
-            knows = planner.plan(hosts)
+            knows, _ = planner.plan(hosts)
             layouts.update(_layouts(knows, hosts))
-            plans = [knows, *(planner.plan(other) for other in others)]
+            plans = [knows, *(planner.plan(other)[0] for other in others)]
             costs.append([_cost_ms(planner, plan, hosts) for plan in plans])
         lines.append([f"{gb_per_s:g}", *_cells(np.array(costs)), *_means(layouts, len(draws))])
     header = [

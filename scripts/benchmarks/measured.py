@@ -26,7 +26,6 @@ from benchmarks.compared import (
     add_row_arguments,
     add_sharder_arguments,
     compare,
-    cost_of,
     costs_of,
     interval_text,
     markdown,
@@ -85,10 +84,10 @@ class Planned:
 
 def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> Planned:
     try:
-        plan = planner.plan(task)
+        plan, report = planner.plan(task)
     except ShardingError:
         return Planned(number, sharder, None, None)
-    return Planned(number, sharder, plan, cost_of(planner, plan, task))
+    return Planned(number, sharder, plan, report.cost)
 
 
 def _measured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.plan import validate
@@ -29,8 +30,8 @@ def run(options: argparse.Namespace) -> None:
     for name, sharder in sharders.items():
         solve_s = []
         for _ in range(options.repeats):
+            started = time.perf_counter()
             plan = sharder.shard(task)
-            assert plan.solve_s is not None
-            solve_s.append(plan.solve_s)
+            solve_s.append(time.perf_counter() - started)
         validate(plan, task)
         print(f"{name:12} {1e3 * statistics.median(solve_s):8.1f} ms")

@@ -20,7 +20,6 @@ from benchmarks.compared import (
     add_row_arguments,
     add_sharder_arguments,
     compare,
-    cost_of,
     costs_of,
     markdown,
     on_device,
@@ -110,7 +109,7 @@ def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> O
     """A plan, and its cost under the planner's cost model, whatever the sharder predicts."""
     started = time.perf_counter()
     try:
-        plan = planner.plan(of_set.task)
+        plan, report = planner.plan(of_set.task)
     except ShardingError as error:
         return Outcome.of(
             number,
@@ -120,18 +119,18 @@ def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> O
             error=f"{type(error).__name__}: {error}",
             refused=isinstance(error, InfeasibleTaskError),
         )
-    solve_s = time.perf_counter() - started if plan.solve_s is None else plan.solve_s
-    cost = cost_of(planner, plan, of_set.task)
+    cost = report.cost
+    assert cost is not None, "planners of comparisons have a cost model"
     return Outcome.of(
         number,
         of_set,
         sharder,
-        solve_s=solve_s,
+        solve_s=report.solve_s,
         num_shards=len(plan.shards),
         cost_ms=cost.cost_ms,
         critical_path_ms=cost.critical_path_ms,
-        lower_bound_ms=plan.lower_bound_ms,
-        gap=plan.gap,
+        lower_bound_ms=report.lower_bound_ms,
+        gap=report.gap,
     )
 
 

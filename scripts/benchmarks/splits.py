@@ -22,6 +22,7 @@ from benchmarks.alone import (
 )
 from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
 from dlrm_sharded.calibration.rank_bench import Bench
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     table_bytes = MOST_TABLE_BYTES + MOST_OTHER_BYTES
     with open_bench(options.iterations, table_bytes=table_bytes) as (bench, device):
-        model = learned_cost_model(hardware=device_name(device), device=device.type)
+        model = learned_cost_model(RunContext(device=device.type, hardware=device_name(device)))
         for number in tqdm(range(options.tables), unit="table"):
             rng = np.random.default_rng([options.seed, number])
             yield _measured(bench, model, random_table(rng), rng, rounds=options.rounds)
@@ -126,7 +127,7 @@ def _measured(
     }
     predicted = {}
     for name, shards in groups.items():
-        workload = workload_of_plan(ShardingPlan("", 1, tuple(shards)), task)
+        workload = workload_of_plan(ShardingPlan(1, tuple(shards)), task)
         cost = model.predict_workload(workload, model.hosts(task.topology)).per_rank[0]
         predicted[name] = compute_ms(cost)
     return {"table": table.to_json(), "measured_ms": measured, "predicted_ms": predicted}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
@@ -80,7 +81,7 @@ def random_plan(world_size: int, seed: int) -> ShardingPlan:
         home = 0 if is_hot else world_size - 1
         stays = rng.random() < share_at_home
         shards.append(Shard.whole(table, home if stays else int(rng.integers(world_size))))
-    return ShardingPlan("random", world_size, tuple(shards))
+    return ShardingPlan(world_size, tuple(shards))
 
 
 def measured_and_trained(
@@ -123,7 +124,7 @@ def measured_and_trained(
     ).run()
     predicted = on_rank_zero(
         lambda: learned_cost_model(
-            hardware=device_name(rank.device), device=rank.device.type
+            RunContext(device=rank.device.type, hardware=device_name(rank.device))
         ).predict(plan, task)
     )
     return (
