@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 if TYPE_CHECKING:
     from dlrm_sharded.torchrec_adapter import ShardedPlanner

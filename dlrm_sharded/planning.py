@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import Diagnosis, PlanReport
 from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.validation import validate
 
 log = logging.getLogger(__name__)
 

@@ -72,6 +72,15 @@ class Topology:
         return self.local_world_size or self.world_size
 
     @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups of ranks over which row blocks can lie: all ranks, those of a host.
+
+        Groups of size g are the ranks 0 to g - 1, g to 2 g - 1, ...
+        """
+        sizes = dict.fromkeys((self.world_size, self.ranks_per_host))
+        return tuple(size for size in sizes if size > 1)
+
+    @property
     def rank_memory_bytes(self) -> tuple[int, ...]:
         """What each rank may spend on tables."""
         return self.memory_bytes_by_rank or (self.memory_bytes,) * self.world_size

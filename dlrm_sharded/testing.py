@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 
 def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPlan | None:

@@ -1,8 +1,4 @@
-"""Between a plan and TorchRec: the only module that knows both.
-
-Every table without row splits is declared column-wise, a whole table as one column shard: TorchRec
-fuses lookups per sharding type, so all lookups of a rank run in one FBGEMM module.
-"""
+"""Between a plan and TorchRec: the only module that knows both."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ModuleSharder,
     ParameterSharding,
-    ShardingType,
 )
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
@@ -32,10 +27,12 @@ from dlrm_sharded.distributed import (
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, validate
+from dlrm_sharded.layouts import Layout, layout_of
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 DEFAULT_LOCAL_BATCH_SIZE = 512
 """Samples per rank that TorchRec's planner assumes where nobody says."""
@@ -61,7 +58,9 @@ def to_torchrec(
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
-            table.name: _to_parameter_sharding(shards[table.name], table, topology)
+            table.name: parameter_sharding(
+                shards[table.name], layout_of(shards[table.name], table, topology), topology
+            )
             for table in tables
         }
     )
@@ -148,7 +147,11 @@ class ShardedPlanner(TorchRecPlanner):
             {
                 path: EmbeddingModuleShardingPlan(
                     {
-                        parameter: _to_parameter_sharding(shards[table.name], table, topology)
+                        parameter: parameter_sharding(
+                            shards[table.name],
+                            layout_of(shards[table.name], table, topology),
+                            topology,
+                        )
                         for parameter, table in tables.items()
                     }
                 )
@@ -206,15 +209,12 @@ def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str
     }
 
 
-def _to_parameter_sharding(
-    shards: Sequence[Shard], table: Table, topology: Topology
+def parameter_sharding(
+    shards: Sequence[Shard], layout: Layout, topology: Topology
 ) -> ParameterSharding:
-    sharding_type = ShardingType.COLUMN_WISE
-    if is_row_wise(shards, table):
-        over_all_ranks = len(shards) == topology.world_size
-        sharding_type = ShardingType.ROW_WISE if over_all_ranks else ShardingType.TABLE_ROW_WISE
+    """Declare the shards of one table, which have a layout, to TorchRec."""
     return ParameterSharding(
-        sharding_type=sharding_type.value,
+        sharding_type=layout.torchrec_type(topology),
         compute_kernel=EmbeddingComputeKernel.FUSED.value,
         ranks=[shard.rank for shard in shards],
         sharding_spec=EnumerableShardingSpec(

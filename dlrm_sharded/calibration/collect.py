@@ -42,7 +42,8 @@ from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
 from dlrm_sharded.distributed import Rank, all_or_none, every_rank_has, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.layouts import RowBlocks, row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, Topology
@@ -339,10 +340,7 @@ class Uninitialized(TorchFunctionMode):
 def _shards(table: Table, rank: int | None, world_size: int) -> list[Shard]:
     if rank is not None:
         return [Shard.whole(table, rank)]
-    return [
-        Shard(table.name, block_rank, block, (0, table.embedding_dim))
-        for block_rank, block in enumerate(row_blocks(table.num_embeddings, world_size))
-    ]
+    return RowBlocks(range(world_size)).shards(table)
 
 
 def ids_of_drawn(

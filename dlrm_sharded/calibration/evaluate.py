@@ -118,7 +118,7 @@ def _compare_plan(found: dict[str, Comparison], sample: Sample, cost: PlanCost) 
             add(f"computation, {next(sizes, LARGER)}", *both)
             if count > 1:
                 add("computation, groups", *both)
-            if workload.lookup[on_rank].any():
+            if (workload.group_size[on_rank] > 1).any():
                 add("computation, with row-wise shards", *both)
             add("forward computation", expected.fwd_compute_ms, stages.fwd_compute_ms)
             add("backward computation", expected.bwd_compute_ms, stages.bwd_compute_ms)

@@ -81,7 +81,7 @@ class LookupData:
                     continue
                 for key, values in of_sample.items():
                     shards[key].append(values[on_rank])
-                lookup.append(NUM_LOOKUPS * len(times) + workload.lookup[on_rank])
+                lookup.append(NUM_LOOKUPS * len(times) + workload.module[on_rank])
                 times.append(of_rank)
         return cls(
             **{key: np.concatenate(values) for key, values in shards.items()},
@@ -227,10 +227,11 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
     there = num_shards.sum() > 0
     columns = [np.broadcast_to(term * there, volume.shape)[0] for term in terms]
-    reduced = reduce_terms(
-        np.array([exchange.reduce_volume]), np.array([exchange.reduce_shards]), hosts
-    )
-    return np.column_stack([*columns, np.repeat(reduced, hosts.world_size, axis=0)])
+    none = np.zeros(hosts.world_size)
+    reduced = reduce_terms(none, none, hosts)
+    for reduce in exchange.reduces:  # a collection has row blocks over all ranks only
+        reduced = reduce_terms(reduce.volume, reduce.num_shards, hosts)
+    return np.column_stack([*columns, reduced])
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:

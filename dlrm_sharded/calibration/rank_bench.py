@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -25,12 +25,13 @@ from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.fused_optimizers import fuse
+from dlrm_sharded.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
+from dlrm_sharded.torchrec_adapter import bag_configs, parameter_sharding
 
 OPTIMIZER_SLACK = 1.25
 """Row-wise Adagrad keeps one number per row: a quarter of the narrowest table."""
@@ -61,8 +62,11 @@ class TableIds:
     def of_shard(self, shard: Shard, batch: int) -> Ids:
         """Those of one batch that reach the shard."""
         ids = self.batches[batch][shard.table]
-        is_block = shard.num_rows < self.tables[shard.table].num_embeddings
-        return ids.in_rows(*shard.rows) if is_block else ids
+        return ids.in_rows(*shard.rows) if self.is_row_block(shard) else ids
+
+    def is_row_block(self, shard: Shard) -> bool:
+        """Whether the shard has some rows of its table only."""
+        return shard.num_rows < self.tables[shard.table].num_embeddings
 
 
 def draw_ids(tables: Sequence[Table], *, batch_size: int, num_batches: int, seed: int) -> TableIds:
@@ -109,22 +113,28 @@ class Bench:
         Each shard is a table of its own with the ids that reach it. A block of rows gets the
         row-wise lookup that it has among other ranks.
         """
-        tables, of_rank = [], []
-        for i, shard in enumerate(shards):
-            whole = dataclasses.replace(ids.tables[shard.table], name=f"t{i}")
-            tables.append(dataclasses.replace(whole, embedding_dim=shard.num_cols))
-            of_rank.append(
-                Shard(f"t{i}", rank=0, rows=(0, shard.num_rows), cols=(0, shard.num_cols))
+        pieces = [
+            dataclasses.replace(
+                ids.tables[shard.table],
+                name=f"t{i}",
+                num_embeddings=shard.num_rows,
+                embedding_dim=shard.num_cols,
             )
-        blocks = [
-            dataclasses.replace(table, num_embeddings=shard.num_rows)
-            for table, shard in zip(tables, shards, strict=True)
+            for i, shard in enumerate(shards)
         ]
-        unsharded = EmbeddingBagCollection(tables=bag_configs(blocks), device=torch.device("meta"))
+        unsharded = EmbeddingBagCollection(tables=bag_configs(pieces), device=torch.device("meta"))
         fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
         topology = Topology(1, memory_bytes=GIB, compute_device=self._device.type)
-        # told the rows of the whole tables, so that it sees which shards are blocks of rows
-        plan = to_torchrec(ShardingPlan(1, tuple(of_rank)), tables, topology)
+        plan = EmbeddingModuleShardingPlan(
+            {
+                piece.name: parameter_sharding(
+                    [Shard.whole(piece, rank=0)],
+                    RowBlocks(range(1)) if ids.is_row_block(shard) else ColumnShards(),
+                    topology,
+                )
+                for piece, shard in zip(pieces, shards, strict=True)
+            }
+        )
         with Uninitialized(self._arena):
             embeddings = EmbeddingBagCollectionSharder().shard(
                 unsharded, plan, self._env, self._device

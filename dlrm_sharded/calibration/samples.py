@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from dlrm_sharded.artifact import CALIBRATE
-from dlrm_sharded.cost.features import COLUMNS, ROWS, Workload, workload_of_rows
+from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
@@ -281,7 +281,7 @@ def workload_of_sample(sample: Sample) -> Workload:
     rows = [
         (
             shard.rank,
-            ROWS if shard.row_wise else COLUMNS,
+            sample.world_size if shard.row_wise else 1,
             shard.num_rows,
             shard.num_cols,
             sample.batch_size * shard.pooling_factor,

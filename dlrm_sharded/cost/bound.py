@@ -30,9 +30,10 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     ExchangePrices,
     Hosts,
+    ReducePrices,
 )
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import Pieces, RowBlocks, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
@@ -54,13 +55,13 @@ class _Kind:
 
     Args:
         columns: whether there are column shards.
-        num_blocks: how many kinds of row blocks: those on all ranks, those on one host's.
-        fixed_ms: what exchanges take whatever they exchange, in the mean over ranks.
-        any_fixed_ms: likewise, on any rank.
+        blocks: kinds of row blocks that there are.
+        fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
+        any_fixed_ms: likewise, what every rank pays at least.
     """
 
     columns: bool
-    num_blocks: int
+    blocks: tuple[BlockShapes, ...]
     fixed_ms: float
     any_fixed_ms: float
 
@@ -82,8 +83,6 @@ class _Relaxation:
         self._share = volume / volume[shapes.whole][shapes.table]
         self._column_work = self._work_ms(shapes.columns)
         self._column_comm = shapes.columns.volume * (prices.even / self._world_size) + prices.shard
-        kinds = [blocks for blocks in (shapes.rows, shapes.host_rows) if blocks is not None]
-        self._blocks = [(blocks, self._comm_of_blocks(blocks)) for blocks in kinds]
 
     def bound_ms(self) -> float:
         """The least of plans without row blocks, of row blocks on all ranks only, and of others.
@@ -92,16 +91,18 @@ class _Relaxation:
         """
         if self._too_large:
             return math.inf
-        fixed_ms, reduce_ms = self._prices.fixed, self._prices.reduce_fixed
-        least_ms = any_ms = reduce_ms
-        if len(self._blocks) > 1:  # the ranks of one host may be all that reduce
-            least_ms = min(reduce_ms, self._prices.host_reduce_fixed / self._prices.num_hosts)
-            any_ms = 0.0
-        kinds = (
-            _Kind(True, 0, fixed_ms, fixed_ms),
-            _Kind(False, 1, reduce_ms, reduce_ms),
-            _Kind(True, len(self._blocks), fixed_ms + least_ms, fixed_ms + any_ms),
-        )
+        fixed_ms, blocks = self._prices.fixed, self._shapes.row_blocks
+        kinds = [_Kind(True, (), fixed_ms, fixed_ms)]
+        if blocks:
+            everywhere, *_ = blocks
+            reduce_ms = self._reduce(everywhere).fixed_ms
+            least_ms = min(self._reduce(kind).fixed_ms / kind.num_groups for kind in blocks)
+            # only the ranks of one group may reduce at all
+            any_ms = reduce_ms if len(blocks) == 1 else 0.0
+            kinds += [
+                _Kind(False, (everywhere,), reduce_ms, reduce_ms),
+                _Kind(True, blocks, fixed_ms + least_ms, fixed_ms + any_ms),
+            ]
         return min(self._bound_ms(kind) for kind in kinds)
 
     def _bound_ms(self, kind: _Kind) -> float:
@@ -147,10 +148,11 @@ class _Relaxation:
             ):
                 whole_ms = np.where(allowed, ms / self._share, np.inf)
                 np.minimum(least_of, np.minimum.reduceat(whole_ms, of_table), out=least_of)
-        for blocks, comm_ms in self._blocks[: kind.num_blocks]:
+        for blocks in kind.blocks:
             block_ms = self._work_ms(blocks.block)
             allowed = blocks.possible & fits(blocks.block, block_ms)
-            work_ms = (blocks.num_blocks - 1) * block_ms + self._work_ms(blocks.last)
+            work_ms = (blocks.group_size - 1) * block_ms + self._work_ms(blocks.last)
+            comm_ms = self._comm_of_blocks(blocks)
             ms = np.where(allowed, work_ms / self._world_size + comm_ms, np.inf)
             np.minimum(least, ms, out=least)
             np.minimum(least_work, np.where(allowed, work_ms, np.inf), out=least_work)
@@ -167,25 +169,24 @@ class _Relaxation:
         work: Floats = self._compute.work_ms(pieces.vectors, pieces.vectors[:, -1]).sum(axis=1)
         return work
 
-    def _comm_of_blocks(self, blocks: RowBlocks) -> Floats:
+    def _reduce(self, blocks: BlockShapes) -> ReducePrices:
+        return self._prices.reduces[blocks.group_size]
+
+    def _comm_of_blocks(self, blocks: BlockShapes) -> Floats:
         """[T], what the exchanges of a table in row blocks take, in the mean over ranks."""
-        prices, share = self._prices, blocks.num_blocks / self._world_size
-        if blocks.num_blocks == self._world_size:
-            reduce_ms = prices.reduce * blocks.reduce_volume + prices.reduce_shard
-        else:
-            reduce_ms = prices.host_reduce * blocks.reduce_volume + prices.host_reduce_shard
-            reduce_ms = reduce_ms + blocks.block.volume * prices.even
-        return reduce_ms * share
+        prices = self._reduce(blocks)
+        reduce_ms = prices.byte_ms * blocks.reduce_volume + prices.shard_ms
+        return (reduce_ms + blocks.block.volume * self._prices.even) / blocks.num_groups
 
     def _least_comm_ms(self, kind: _Kind) -> float:
         """What every rank pays at least for the volumes of all tables."""
         least = np.full(len(self._shapes.step), np.inf)
         if kind.columns:
             least = self._floor * self._shapes.columns.volume[self._shapes.whole]
-        for blocks, comm_ms in self._blocks[: kind.num_blocks]:
-            of_table = comm_ms
-            if blocks.num_blocks < self._world_size:  # only the ranks of one host reduce
-                of_table = self._floor * blocks.block.volume * blocks.num_blocks
+        for blocks in kind.blocks:
+            of_table = self._comm_of_blocks(blocks)
+            if not blocks.is_global:  # ranks outside the group do not reduce
+                of_table = self._floor * blocks.block.volume * blocks.group_size
             least = np.minimum(least, np.where(blocks.possible, of_table, np.inf))
         return float(least[np.isfinite(least)].sum())
 

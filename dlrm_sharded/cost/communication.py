@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.features import Exchange, Floats
 from dlrm_sharded.task import Topology
 
 STEP_EXCHANGES = ("fwd_comm", "bwd_comm")
@@ -82,9 +82,11 @@ class Hosts:
         )
         return cls(topology.world_size, topology.ranks_per_host, intra, inter)
 
-    def alone(self) -> Hosts:
-        """One of the hosts by itself."""
-        return dataclasses.replace(self, world_size=self.ranks_per_host)
+    def group(self, size: int) -> Hosts:
+        """Return a group of `size` ranks by itself: all ranks, or those of one host."""
+        return dataclasses.replace(
+            self, world_size=size, ranks_per_host=min(size, self.ranks_per_host)
+        )
 
 
 def exchange_terms(
@@ -180,20 +182,16 @@ class CommunicationModel:
     exchange: Floats
     reduce: Floats
 
-    def times_ms(
-        self,
-        kind: str,
-        volume: Floats,
-        num_shards: Floats,
-        reduce_volume: Floats,
-        reduce_shards: Floats,
-        hosts: Hosts,
-    ) -> Floats:
-        """[N, W], of one of `EXCHANGES`; zeros for one rank alone.
+    def exchange_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
+        """[W], time of one of `EXCHANGES`: its all-to-all, then its reductions."""
+        times = self.all_to_all_ms(kind, exchange.volume[None], exchange.num_shards[None], hosts)[0]
+        return times + self.reduces_ms(kind, exchange, hosts)
+
+    def all_to_all_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
+        """[N, W], time of all-to-alls; zeros for one rank, and where nobody has a shard.
 
         Args:
-            volume, num_shards: [N, W], of column shards, see `exchange_terms`.
-            reduce_volume, reduce_shards: [N], of row blocks, see `reduce_terms`.
+            volume, num_shards: [N, W], see `exchange_terms`.
         """
         i = EXCHANGES.index(kind)
         times = np.zeros(volume.shape[::-1]).T
@@ -204,15 +202,45 @@ class CommunicationModel:
             if weight:
                 times += weight * term
         times *= num_shards.sum(axis=1, keepdims=True) > 0
-        if reduce_shards.any():
-            times += self.reduce_ms(kind, reduce_volume, reduce_shards, hosts)[:, None]
         return times
 
-    def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
-        """[N], of reduce-scatters, or of what they are in another of `EXCHANGES`."""
-        weights = self.reduce[EXCHANGES.index(kind)]
-        times: Floats = reduce_terms(volume, num_shards, hosts) @ weights
+    def reduces_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
+        """[W], time of all reductions of an exchange."""
+        times: Floats = np.zeros(hosts.world_size)
+        for reduce in exchange.reduces:
+            group = hosts.group(reduce.group_size)
+            times += self.reduce_ms(kind, reduce.volume, reduce.num_shards, group)
         return times
+
+    def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, group: Hosts) -> Floats:
+        """[N], time of reduce-scatters within a group, or of what they are in another exchange."""
+        weights = self.reduce[EXCHANGES.index(kind)]
+        times: Floats = reduce_terms(volume, num_shards, group) @ weights
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePrices:
+    """What the reductions within one size of groups take in a step, on a rank of a group.
+
+    Args:
+        fixed_ms: if there are any.
+        byte_ms: for a byte that each rank of the group sends to every other one.
+        shard_ms: for each table.
+    """
+
+    fixed_ms: float
+    byte_ms: float
+    shard_ms: float
+
+    @classmethod
+    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReducePrices:
+        some_bytes, hardly_any = 1e6, 1e-12  # no shards at all would take no time
+        volumes = np.array([0.0, some_bytes, 0.0])
+        num_shards = np.array([hardly_any, hardly_any, 1.0])
+        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in STEP_EXCHANGES]
+        fixed_ms, with_bytes_ms, with_table_ms = np.sum(by_kind, axis=0).tolist()
+        return cls(fixed_ms, (with_bytes_ms - fixed_ms) / some_bytes, with_table_ms - fixed_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +255,7 @@ class ExchangePrices:
     Args:
         even: per byte of every rank; no volumes of the same sum have a smaller mean over ranks, as
             all terms are convex and none depends on a rank's number (Jensen's inequality).
-        reduce_fixed, reduce, reduce_shard: of row blocks on all ranks: if there are any, per byte
-            that each rank sends to every other one, per table.
-        host_reduce_fixed, host_reduce, host_reduce_shard: of row blocks on the ranks of one host.
+        reduces: prices of row blocks, by the size of their groups.
     """
 
     fixed: float
@@ -238,12 +264,7 @@ class ExchangePrices:
     own: float
     fullest: float
     fullest_host: float
-    reduce_fixed: float
-    reduce: float
-    reduce_shard: float
-    host_reduce_fixed: float
-    host_reduce: float
-    host_reduce_shard: float
+    reduces: Mapping[int, ReducePrices]
     num_ranks: int
     num_hosts: int
 
@@ -260,22 +281,12 @@ class ExchangePrices:
 
         def times(volume: Floats, shards: float = 0.0) -> Floats:
             counts = np.full_like(volume, shards + 1e-12)  # not nothing, which takes no time
-            none = np.zeros(1)
             by_kind = [
-                model.times_ms(kind, volume[None], counts[None], none, none, hosts)[0]
+                model.all_to_all_ms(kind, volume[None], counts[None], hosts)[0]
                 for kind in STEP_EXCHANGES
             ]
             both: Floats = np.sum(by_kind, axis=0)
             return both
-
-        def reduces(group: Hosts) -> list[float]:
-            at = [(0.0, 1e-12), (some, 1e-12), (0.0, 1.0)]
-            volumes, counts = np.array(at).T
-            if group.world_size == 1:
-                return [0.0, 0.0, 0.0]
-            by_kind = [model.reduce_ms(kind, volumes, counts, group) for kind in STEP_EXCHANGES]
-            fixed, with_bytes, with_table = np.sum(by_kind, axis=0).tolist()
-            return [fixed, (with_bytes - fixed) / some, with_table - fixed]
 
         def changed(first: slice, by: float) -> Floats:
             """Per byte by which the volumes of some ranks were changed."""
@@ -304,14 +315,10 @@ class ExchangePrices:
             own=max(float(more[0]) - total - fullest - fullest_host, 0.0),
             fullest=fullest,
             fullest_host=fullest_host,
-            **dict(zip(("reduce_fixed", "reduce", "reduce_shard"), reduces(hosts), strict=True)),
-            **dict(
-                zip(
-                    ("host_reduce_fixed", "host_reduce", "host_reduce_shard"),
-                    reduces(hosts.alone()),
-                    strict=True,
-                )
-            ),
+            reduces={
+                group_size: ReducePrices.in_group(model, hosts.group(group_size))
+                for group_size in {size, per_host} - {1}
+            },
         )
 
 

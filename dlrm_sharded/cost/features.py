@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.layouts import layout_of
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.tables import NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
 
 Floats = NDArray[np.float64]
-
-COLUMNS, ROWS, HOST_ROWS = range(3)
-"""Lookups of a rank: an FBGEMM module each for column shards and both kinds of row blocks."""
 
 CACHE_MB = (0.25, 2.0, 16.0, 128.0)
 """Between the sizes of caches; what spills over one of them is read from the next."""
@@ -73,24 +71,32 @@ _USES_OF_BIN[1] = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """One exchange of a step.
+class Reduce:
+    """A reduce-scatter (or all-gather) among the ranks of every group of one size.
 
     Args:
-        volume: [W], bytes that a rank exchanges with each other one for its column shards.
-        num_shards: [W], column shards.
-        reduce_volume: bytes that each rank exchanges with each other one for row-wise tables.
-        reduce_shards: row-wise tables.
-        host_reduce_volume, host_reduce_shards: [W], likewise among the ranks of a host, for tables
-            whose row blocks are on one host.
+        volume: [W], bytes that a rank exchanges with each other one of its group.
+        num_shards: [W], shards of a rank that take part.
+    """
+
+    group_size: int
+    volume: Floats
+    num_shards: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange of a step: an all-to-all among all ranks, and reductions within groups.
+
+    Args:
+        volume: [W], bytes that a rank exchanges with each other one in the all-to-all.
+        num_shards: [W], shards of a rank that take part in it.
+        reduces: of row blocks, the largest groups first; none where there are no row blocks.
     """
 
     volume: Floats
     num_shards: Floats
-    reduce_volume: float
-    reduce_shards: float
-    host_reduce_volume: Floats
-    host_reduce_shards: Floats
+    reduces: tuple[Reduce, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +104,9 @@ class Workload:
     """The shards of one plan, as arrays [S].
 
     Args:
-        lookup: `COLUMNS`, `ROWS` or `HOST_ROWS`.
-        num_ids: that reach the shard in one step.
+        group_size: number of ranks that hold the row blocks of the shard's table; 1 for a column
+            shard. TorchRec has one fused lookup module for each size, see `layouts.Layout`.
+        num_ids: ids that reach the shard in one step.
         reuse_histogram: [S, 17].
     """
 
@@ -107,7 +114,7 @@ class Workload:
     ranks_per_host: int
     batch_size: int
     rank: NDArray[np.int64]
-    lookup: NDArray[np.int64]
+    group_size: NDArray[np.int64]
     num_rows: Floats
     num_cols: Floats
     num_ids: Floats
@@ -172,32 +179,50 @@ class Workload:
         np.add.at(sums, self.rank, values)
         return sums
 
+    @property
+    def module(self) -> NDArray[np.int64]:
+        """[S], number of the fused lookup module that serves the shard."""
+        modules: NDArray[np.int64] = np.unique(self.group_size, return_inverse=True)[1]
+        return modules
+
     def num_lookups(self) -> Floats:
-        """[W], fused modules that have a shard on the rank."""
-        present = np.zeros((self.world_size, HOST_ROWS + 1))
-        present[self.rank, self.lookup] = 1.0
+        """[W], fused lookup modules that have a shard on the rank."""
+        module = self.module
+        present = np.zeros((self.world_size, module.max() + 1))
+        present[self.rank, module] = 1.0
         return present.sum(axis=1)
 
     def exchange(self, *, of_ids: bool) -> Exchange:
-        """What the ranks send each other: ids and lengths of bags, or pooled vectors."""
+        """Return what the ranks send each other: ids and lengths of bags, or pooled vectors."""
         if of_ids:
             num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
         else:
             num_bytes = self.num_cols * (FLOAT_BYTES * self.batch_size / self.world_size)
-        # Row blocks on one host: its ranks reduce the vectors of all samples among themselves, then
-        # each exchanges its part of them with other hosts, as if it were a shard of the columns.
-        on_host = self.lookup == HOST_ROWS
-        parts = np.where(on_host & (not of_ids), self.ranks_per_host, 1)
-        in_reduce = (self.lookup == ROWS) / self.world_size
-        num_hosts = self.world_size / self.ranks_per_host
-        host_reduce = self.by_rank(num_bytes * num_hosts * on_host) * (not of_ids)
+        # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
+        # are not all ranks, each then exchanges its part of them with the other groups, as if the
+        # part were a column shard. Ids reach the groups by the all-to-all, but for a group of all
+        # ranks, which has its own exchange of them.
+        in_all_to_all = self.group_size < self.world_size
+        if self.world_size == 1:
+            in_all_to_all = self.group_size == 1
+        parts = 1 if of_ids else self.group_size
         return Exchange(
-            volume=self.by_rank(num_bytes * (self.lookup != ROWS) / parts),
-            num_shards=self.by_rank((self.lookup != ROWS).astype(np.float64)),
-            reduce_volume=float((num_bytes * in_reduce).sum()),
-            reduce_shards=float(in_reduce.sum()),
-            host_reduce_volume=host_reduce,
-            host_reduce_shards=self.by_rank(on_host.astype(np.float64)) * (not of_ids),
+            volume=self.by_rank(num_bytes * in_all_to_all / parts),
+            num_shards=self.by_rank(in_all_to_all.astype(np.float64)),
+            reduces=tuple(
+                self._reduce(int(size), num_bytes)
+                for size in np.unique(self.group_size)[::-1]
+                if size == self.world_size > 1 or (size > 1 and not of_ids)
+            ),
+        )
+
+    def _reduce(self, group_size: int, num_bytes: Floats) -> Reduce:
+        in_group = (self.group_size == group_size).astype(np.float64)
+        num_groups = self.world_size // group_size
+        return Reduce(
+            group_size=group_size,
+            volume=self.by_rank(num_bytes * num_groups * in_group),
+            num_shards=self.by_rank(in_group),
         )
 
     def profile(self) -> Floats:
@@ -223,15 +248,14 @@ def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
 def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
     """The shards of a valid plan, in its order. Tables without a reuse histogram have zeros."""
     tables = {table.name: table for table in task.tables}
-    by_table = plan.shards_by_table()
-    lookup_of = {
-        name: _lookup_of_table(shards, tables[name], plan.world_size)
-        for name, shards in by_table.items()
+    group_size = {
+        name: layout_of(shards, tables[name], task.topology).group_size
+        for name, shards in plan.shards_by_table().items()
     }
     rows = [
         (
             shard.rank,
-            lookup_of[shard.table],
+            group_size[shard.table],
             shard.num_rows,
             shard.num_cols,
             task.batch_size
@@ -255,21 +279,15 @@ def workload_of_rows(
     rows: Sequence[tuple[float, ...]],
     histograms: Sequence[tuple[float, ...]],
 ) -> Workload:
-    rank, lookup, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
+    rank, group_size, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
     return Workload(
         world_size=world_size,
         ranks_per_host=ranks_per_host,
         batch_size=batch_size,
         rank=rank.astype(np.int64),
-        lookup=lookup.astype(np.int64),
+        group_size=group_size.astype(np.int64),
         num_rows=num_rows,
         num_cols=num_cols,
         num_ids=num_ids,
         reuse_histogram=np.array(histograms, dtype=np.float64),
     )
-
-
-def _lookup_of_table(shards: Sequence[Shard], table: Table, world_size: int) -> int:
-    if not is_row_wise(shards, table):
-        return COLUMNS
-    return ROWS if len(shards) == world_size else HOST_ROWS

@@ -21,7 +21,6 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
 from dlrm_sharded.cost.features import (
     EXTENT,
-    HOST_ROWS,
     PROFILE,
     WORK_TERMS,
     Floats,
@@ -71,7 +70,8 @@ class LearnedCostModel:
         workload = workload_of_plan(plan, with_profiles(task))
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
-        if (workload.lookup == HOST_ROWS).any():
+        within_groups = (workload.group_size > 1) & (workload.group_size < workload.world_size)
+        if within_groups.any():
             log.warning(
                 "row blocks on the ranks of one host were not measured for the cost model of %s; "
                 "they are priced as row blocks over all ranks and an exchange between hosts",
@@ -136,19 +136,7 @@ class LearnedCostModel:
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """[W], of one of `communication.EXCHANGES`."""
         exchange = workload.exchange(of_ids=kind == "input_dist")
-        times: Floats = self.communication.times_ms(
-            kind,
-            exchange.volume[None],
-            exchange.num_shards[None],
-            np.array([exchange.reduce_volume]),
-            np.array([exchange.reduce_shards]),
-            hosts,
-        )[0]
-        if exchange.host_reduce_shards.any():
-            times += self.communication.reduce_ms(
-                kind, exchange.host_reduce_volume, exchange.host_reduce_shards, hosts.alone()
-            )
-        return times
+        return self.communication.exchange_ms(kind, exchange, hosts)
 
 
 def learned_cost_model(context: RunContext, artifact: str | None = None) -> LearnedCostModel:

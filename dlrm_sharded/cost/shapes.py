@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import COLUMNS, FLOAT_BYTES, HOST_ROWS, ROWS, Floats, Workload
+from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, Workload
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
 
@@ -37,22 +37,29 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class RowBlocks:
+class BlockShapes:
     """Every table cut into even blocks of rows, one on each rank of a group.
 
     Args:
-        num_blocks: ranks of the group.
+        group_size: ranks of the group.
+        num_groups: groups of that size.
         possible: [T], whether every rank gets a row.
         block: [T], any of the blocks but the last, which has no more rows than they.
         last: [T].
         reduce_volume: [T], bytes that each rank of the group sends to every other one of it.
     """
 
-    num_blocks: int
+    group_size: int
+    num_groups: int
     possible: NDArray[np.bool_]
     block: Pieces
     last: Pieces
     reduce_volume: Floats
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the group is all ranks: all of them reduce, and nothing is left to exchange."""
+        return self.num_groups == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +70,13 @@ class Shapes:
         step: [T], columns in which widths are counted: 4, more where tables are very wide.
         first: [T + 1], where each table's column shapes begin, of 1, 2, ... steps.
         columns: [N], column shards.
-        rows: blocks of rows on all ranks.
-        host_rows: blocks on the ranks of one host; None where that is all ranks, or one.
+        row_blocks: one for each of `Topology.group_sizes`.
     """
 
     step: Indices
     first: Indices
     columns: Pieces
-    rows: RowBlocks
-    host_rows: RowBlocks | None
+    row_blocks: tuple[BlockShapes, ...]
 
     @classmethod
     def of(
@@ -89,18 +94,12 @@ class Shapes:
         table = np.repeat(np.arange(len(dims)), num_widths)
         steps = np.arange(first[-1]) - first[table] + 1
         topology = task.topology
-        whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
-        priced = _Priced(task, compute, dims, whole)
+        pricer = PiecePricer(task, compute)
         return cls(
             step=step,
             first=first,
-            columns=priced.pieces(
-                table, whole[table], np.minimum(steps * step[table], dims[table])
-            ),
-            rows=priced.row_blocks(ROWS, topology.world_size),
-            host_rows=priced.row_blocks(HOST_ROWS, topology.ranks_per_host)
-            if 1 < topology.ranks_per_host < topology.world_size
-            else None,
+            columns=pricer.columns(table, np.minimum(steps * step[table], dims[table])),
+            row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
         )
 
     @property
@@ -114,22 +113,49 @@ class Shapes:
         return np.repeat(np.arange(len(self.step)), np.diff(self.first))
 
 
-class _Priced:
-    """Prices pieces of a task's tables."""
+class PiecePricer:
+    """Prices pieces of the tables of a task whose tables all have a reuse histogram."""
 
-    def __init__(
-        self, task: ShardingTask, compute: ComputeModel, dims: Indices, whole: Indices
-    ) -> None:
+    def __init__(self, task: ShardingTask, compute: ComputeModel) -> None:
         self._task = task
         self._compute = compute
-        self._dims = dims
-        self._whole = whole
+        self._dims = np.array([t.embedding_dim for t in task.tables], dtype=np.int64)
+        self._whole = np.array([t.num_embeddings for t in task.tables], dtype=np.int64)
         self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
         none = (0.0,) * NUM_REUSE_BINS
         self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
 
-    def pieces(
-        self, table: Indices, num_rows: Indices, num_cols: Indices, lookup: int = COLUMNS
+    def columns(self, table: Indices, num_cols: Indices) -> Pieces:
+        """Price column shards.
+
+        Args:
+            table: [n], places of the tables in the task.
+            num_cols: [n].
+        """
+        return self._pieces(table, self._whole[table], num_cols)
+
+    def row_blocks(self, group_size: int) -> BlockShapes:
+        """Price the row blocks of every table on groups of a size."""
+        height = -(-self._whole // group_size)  # as `layouts.row_blocks` cuts
+        count = -(-self._whole // height)
+        table = np.arange(len(self._whole))
+        topology = self._task.topology
+        vector_bytes: Floats = self._dims.astype(np.float64) * (
+            FLOAT_BYTES * self._task.batch_size / topology.world_size
+        )
+        num_groups = topology.world_size // group_size
+        last_rows = self._whole - height * (count - 1)
+        return BlockShapes(
+            group_size=group_size,
+            num_groups=num_groups,
+            possible=count == group_size,
+            block=self._pieces(table, height, self._dims, group_size),
+            last=self._pieces(table, last_rows, self._dims, group_size),
+            reduce_volume=vector_bytes * num_groups,
+        )
+
+    def _pieces(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
         topology, batch_size = self._task.topology, self._task.batch_size
         workload = Workload(
@@ -137,7 +163,7 @@ class _Priced:
             ranks_per_host=topology.ranks_per_host,
             batch_size=batch_size,
             rank=np.zeros_like(table),
-            lookup=np.full_like(table, lookup),
+            group_size=np.full_like(table, group_size),
             num_rows=num_rows.astype(np.float64),
             num_cols=num_cols.astype(np.float64),
             num_ids=self._num_ids[table] * num_rows / self._whole[table],
@@ -146,27 +172,11 @@ class _Priced:
         volume: Floats = num_cols.astype(np.float64) * (
             FLOAT_BYTES * batch_size / topology.world_size
         )
-        share = {COLUMNS: 1.0, ROWS: 0.0, HOST_ROWS: 1.0 / topology.ranks_per_host}[lookup]
+        # a group of all ranks has nothing left to exchange after its reduction
+        share = 0.0 if group_size == topology.world_size > 1 else 1.0 / group_size
         return Pieces(
             vectors=self._compute.vectors(workload),
             size_bytes=num_rows
             * (num_cols * topology.bytes_per_element + topology.optimizer_bytes_per_row),
             volume=volume * share,
-        )
-
-    def row_blocks(self, lookup: int, num_blocks: int) -> RowBlocks:
-        height = -(-self._whole // num_blocks)  # as `plan.row_blocks` cuts
-        count = -(-self._whole // height)
-        table = np.arange(len(self._whole))
-        topology = self._task.topology
-        bytes_of_vectors: Floats = self._dims.astype(np.float64) * (
-            FLOAT_BYTES * self._task.batch_size / topology.world_size
-        )
-        num_groups = topology.world_size // num_blocks
-        return RowBlocks(
-            num_blocks=num_blocks,
-            possible=count == num_blocks,
-            block=self.pieces(table, height, self._dims, lookup),
-            last=self.pieces(table, self._whole - height * (count - 1), self._dims, lookup),
-            reduce_volume=bytes_of_vectors * num_groups,
         )

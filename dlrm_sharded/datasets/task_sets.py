@@ -29,7 +29,8 @@ from dlrm_sharded.datasets.presets import (
     rm3,
     t510,
 )
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 
@@ -344,5 +345,4 @@ def _split_by_rows(
     dim = int(rng.choice([dim for dim in (4, 8, 16, 32) if dim <= most_cols]))
     num_rows = int(rng.uniform(*LARGE_ROWS) * topology.memory_bytes / (4 * COLUMN_MULTIPLE))
     table = dataclasses.replace(table, num_embeddings=num_rows, embedding_dim=dim)
-    blocks = row_blocks(num_rows, topology.world_size)
-    return table, [Shard(table.name, rank, block, (0, dim)) for rank, block in enumerate(blocks)]
+    return table, RowBlocks(range(topology.world_size)).shards(table)

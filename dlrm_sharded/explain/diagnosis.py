@@ -19,15 +19,13 @@ from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES, ExchangePrices, Hosts
 from dlrm_sharded.cost.features import (
-    COLUMNS,
     FLOAT_BYTES,
-    HOST_ROWS,
-    ROWS,
     Floats,
     Workload,
     workload_of_plan,
 )
-from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise
+from dlrm_sharded.layouts import is_row_wise
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.profiles import with_profiles
@@ -168,7 +166,7 @@ class _PricedPlan:
         workload = _part(self._workload, others)
         free = np.array(topology.rank_memory_bytes) - self._used_without(places)
         lookups = workload.num_lookups()
-        columns = workload.rank[workload.lookup == COLUMNS]
+        columns = workload.rank[workload.group_size == 1]
         new_lookup = np.bincount(columns, minlength=workload.world_size) == 0
         sums = workload.by_rank(self._vectors[others])
         without_ms = model.compute.times_ms(sums, lookups).sum(axis=1)
@@ -190,17 +188,10 @@ class _PricedPlan:
         volume[each, candidates] += whole.num_cols * _bytes_per_column(workload)
         num_shards = np.repeat(exchange.num_shards[None], len(each), axis=0)
         num_shards[each, candidates] += 1
-        reduce_volume = np.full(len(each), exchange.reduce_volume)
-        reduce_shards = np.full(len(each), exchange.reduce_shards)
-        model, on_host = self._model.communication, exchange.host_reduce_shards
-        times = np.zeros_like(volume)
+        model, times = self._model.communication, np.zeros_like(volume)
         for kind in STEP_EXCHANGES:
-            times += model.times_ms(
-                kind, volume, num_shards, reduce_volume, reduce_shards, self._hosts
-            )
-            if on_host.any():
-                of_host = exchange.host_reduce_volume
-                times += model.reduce_ms(kind, of_host, on_host, self._hosts.alone())
+            times += model.all_to_all_ms(kind, volume, num_shards, self._hosts)
+            times += model.reduces_ms(kind, exchange, self._hosts)
         return times
 
     def _used_without(self, places: Sequence[int]) -> Indices:
@@ -216,7 +207,7 @@ def _part(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
     return dataclasses.replace(
         workload,
         rank=workload.rank[kept],
-        lookup=workload.lookup[kept],
+        group_size=workload.group_size[kept],
         num_rows=workload.num_rows[kept],
         num_cols=workload.num_cols[kept],
         num_ids=workload.num_ids[kept],
@@ -238,12 +229,14 @@ def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     fullest_host = np.repeat(of_host >= of_host.max(), workload.ranks_per_host)
     per_byte[fullest_host] += prices.fullest_host
     num_bytes = workload.num_cols * _bytes_per_column(workload)
-    own = per_byte[workload.rank] * num_bytes + prices.shard
-    by_rows = prices.reduce * num_bytes + prices.reduce_shard
-    on_host = per_byte[workload.rank] * num_bytes / workload.ranks_per_host + prices.shard
-    on_host += prices.host_reduce * num_bytes * prices.num_hosts + prices.host_reduce_shard
-    conditions = [workload.lookup == ROWS, workload.lookup == HOST_ROWS]
-    times: Floats = np.select(conditions, [by_rows, on_host], own)
+    size = workload.group_size
+    times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard
+    for group_size, reduce in prices.reduces.items():
+        num_groups = workload.world_size // group_size
+        reduce_ms = reduce.byte_ms * num_bytes * num_groups + reduce.shard_ms
+        # after a reduction over all ranks nothing is left to exchange
+        left_ms = times if num_groups > 1 else 0.0
+        times = np.where(size == group_size, left_ms + reduce_ms, times)
     return times
 
 

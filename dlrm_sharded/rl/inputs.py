@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.features import COLUMNS, LINE_COLUMNS, PROFILE, Workload
+from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, Workload
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask
 
@@ -120,7 +120,7 @@ def describe(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Tensor]:
         ranks_per_host=1,
         batch_size=batch_size,
         rank=np.zeros_like(table),
-        lookup=np.full_like(table, COLUMNS),
+        group_size=np.ones_like(table),
         num_rows=np.array([t.num_embeddings for t in tables], dtype=np.float64),
         num_cols=num_cols,
         num_ids=batch_size * pooling_factor,

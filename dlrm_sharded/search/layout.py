@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrm_sharded.plan import Shard, is_row_wise, row_blocks
+from dlrm_sharded.layouts import is_row_wise, row_blocks
+from dlrm_sharded.plan import Shard
 from dlrm_sharded.search.state import COLUMNS, ROWS, State
 from dlrm_sharded.task import ShardingTask
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.communication import ExchangePrices, Hosts
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import Indices, Pieces, RowBlocks, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.task import ShardingTask
 
@@ -191,6 +191,7 @@ class Problem:
             max_widths: of a table, see `Shapes.of`.
         """
         shapes = Shapes.of(task, model.compute, max_widths=max_widths)
+        block_shapes = shapes.row_blocks
         hosts = model.hosts(task.topology)
         prices = ExchangePrices.of(model.communication, hosts)
         named = {table.name: i for i, table in enumerate(task.tables)}
@@ -239,11 +240,26 @@ class Problem:
             capacity=constraints.capacity(task.topology),
             allowed=allowed,
             apart=apart,
-            rows=pricing.blocks(shapes.rows, single, by_rows & anywhere, hosts.world_size),
+            rows=pricing.blocks(block_shapes[0], single, by_rows & anywhere)
+            if block_shapes
+            else _no_blocks(columns_load, columns.vectors.shape[1] + 2, len(tables)),
             host_rows=None
-            if shapes.host_rows is None
-            else pricing.blocks(shapes.host_rows, single, by_rows & on_a_host, hosts.world_size),
+            if len(block_shapes) < 2
+            else pricing.blocks(block_shapes[1], single, by_rows & on_a_host),
         )
+
+
+def _no_blocks(load: Floats, num_vector: int, num_units: int) -> Blocks:
+    none = np.zeros((num_units, load.shape[1]))
+    return Blocks(
+        possible=np.zeros(num_units, dtype=bool),
+        asks=np.zeros((num_units, num_vector + load.shape[1])),
+        load=none,
+        margin=none,
+        size_bytes=np.zeros((num_units, 1), dtype=np.int64),
+        shared_ms=np.zeros(num_units),
+        fixed_ms=0.0,
+    )
 
 
 P = TypeVar("P", Problem, Blocks)
@@ -311,7 +327,7 @@ class _Pricing:
         margin = self.weights.loads(work * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(work, pieces.volume) + margin, margin
 
-    def blocks(self, blocks: RowBlocks, table: Indices, may: Mask, world_size: int) -> Blocks:
+    def blocks(self, blocks: BlockShapes, table: Indices, may: Mask) -> Blocks:
         pieces = Pieces(
             blocks.block.vectors[table],
             blocks.block.size_bytes[table],
@@ -321,18 +337,18 @@ class _Pricing:
         extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
         shared_ms = self.prices.shared * pieces.volume + self.prices.shard
-        shared_ms = shared_ms * blocks.num_blocks
-        sizes = np.repeat(pieces.size_bytes[:, None], blocks.num_blocks, axis=1)
+        shared_ms = shared_ms * blocks.group_size
+        sizes = np.repeat(pieces.size_bytes[:, None], blocks.group_size, axis=1)
         sizes[:, -1] = blocks.last.size_bytes[table]
-        fixed_ms = self.prices.reduce_fixed
-        if blocks.num_blocks == world_size:
-            shared_ms = self.prices.reduce * reduce_volume + self.prices.reduce_shard
+        reduce = self.prices.reduces[blocks.group_size]
+        if blocks.is_global:
+            shared_ms = reduce.byte_ms * reduce_volume + reduce.shard_ms
             has_shard = 0.0
         else:
-            reduce_ms = self.prices.host_reduce * reduce_volume + self.prices.host_reduce_shard
+            reduce_ms = reduce.byte_ms * reduce_volume + reduce.shard_ms
             for of_rank in (load, extra):
                 of_rank += reduce_ms[:, None] * self.weights.own
-            fixed_ms, has_shard = self.prices.host_reduce_fixed, 1.0
+            has_shard = 1.0
         return Blocks(
             possible=blocks.possible[table] & may,
             asks=np.column_stack(
@@ -342,5 +358,5 @@ class _Pricing:
             margin=margin,
             size_bytes=sizes,
             shared_ms=shared_ms + np.zeros(len(table)),
-            fixed_ms=fixed_ms,
+            fixed_ms=reduce.fixed_ms,
         )

@@ -20,7 +20,7 @@ class Sharder(Protocol):
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Make a plan that `dlrm_sharded.plan.validate` accepts.
+        """Make a plan that `dlrm_sharded.validation.validate` accepts.
 
         Raises:
             InfeasibleTaskError: no plan within the ranks' memory was found.

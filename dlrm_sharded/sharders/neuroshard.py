@@ -23,7 +23,7 @@ from dlrm_sharded.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.plan import ShardingPlan, read_plan, validate
+from dlrm_sharded.plan import ShardingPlan, read_plan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.construct import why_infeasible
@@ -35,6 +35,7 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask
+from dlrm_sharded.validation import validate
 
 GOOD_GAP = 0.003
 

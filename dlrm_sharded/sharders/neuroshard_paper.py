@@ -28,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, workload_of_plan
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
+from dlrm_sharded.cost.features import FLOAT_BYTES, Floats
+from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
@@ -144,16 +146,12 @@ class _Shapes:
             for i, table in enumerate(task.tables)
             for width in _widths(table.embedding_dim)
         ]
-        shards = [
-            Shard(task.tables[i].name, 0, (0, task.tables[i].num_embeddings), (0, width))
-            for i, width in shapes
-        ]
-        listed = ShardingPlan(task.topology.world_size, tuple(shards))
-        vectors = model.compute.vectors(workload_of_plan(listed, task))
+        table, num_cols = np.array(shapes).T
+        pieces = PiecePricer(task, model.compute).columns(table, num_cols)
+        vectors = pieces.vectors
         alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
         order = np.argsort(-alone_ms, kind="stable")
         place = {shapes[k]: i for i, k in enumerate(order.tolist())}
-        table, num_cols = np.array(shapes)[order].T
         return cls(
             whole=tuple(place[i, table.embedding_dim] for i, table in enumerate(task.tables)),
             half={
@@ -161,9 +159,9 @@ class _Shapes:
                 for (i, width), shape in place.items()
                 if (i, width // 2) in place
             },
-            table=table,
-            num_cols=num_cols,
-            size_bytes=np.array([shards[k].bytes_on(task.topology) for k in order.tolist()]),
+            table=table[order],
+            num_cols=num_cols[order],
+            size_bytes=pieces.size_bytes[order],
             vectors=vectors[order],
         )
 
@@ -247,10 +245,9 @@ class _GreedyGrid:
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
         num_shards = count.reshape(-1, num_ranks)
-        none = np.zeros(len(volume))
-        for kind in ("fwd_comm", "bwd_comm"):
-            totals += self._model.communication.times_ms(
-                kind, volume, num_shards, none, none, self._hosts
+        for kind in STEP_EXCHANGES:
+            totals += self._model.communication.all_to_all_ms(
+                kind, volume, num_shards, self._hosts
             ).reshape(totals.shape)
         costs: Floats = totals.max(axis=-1)
         return costs

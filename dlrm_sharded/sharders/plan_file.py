@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlrm_sharded.plan import ShardingPlan, read_plan, validate
+from dlrm_sharded.plan import ShardingPlan, read_plan
 from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.validation import validate
 
 
 class PlanFileSharder:

@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.plan import Shard, row_blocks
+from dlrm_sharded.layouts import RowBlocks, column_widths
+from dlrm_sharded.plan import Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
 
-ROWS = 0
+BY_ROWS = 0
+"""Number of column pieces of a table that is cut into row blocks on all ranks instead."""
 
 LARGEST_PIECE = 0.4
 """Of a rank's memory: there is room for two."""
@@ -33,7 +35,7 @@ class Cut:
     """How the tables of a task are cut.
 
     Args:
-        parts: of each table, into how many nearly even pieces its columns are cut, or `ROWS`.
+        parts: of each table, into how many nearly even pieces its columns are cut, or `BY_ROWS`.
     """
 
     task: ShardingTask
@@ -45,7 +47,7 @@ class Cut:
         return tuple(
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
             for i, (table, parts) in enumerate(zip(self.task.tables, self.parts, strict=True))
-            for j, width in enumerate(_widths(table, parts))
+            for j, width in enumerate(column_widths(table, parts) if parts != BY_ROWS else ())
         )
 
     @property
@@ -54,7 +56,7 @@ class Cut:
         topology = self.task.topology
         left = list(topology.rank_memory_bytes)
         for table, parts in zip(self.task.tables, self.parts, strict=True):
-            for shard in _row_shards(table, topology) if parts == ROWS else ():
+            for shard in _row_blocks(topology).shards(table) if parts == BY_ROWS else ():
                 left[shard.rank] -= shard.bytes_on(topology)
         return tuple(left)
 
@@ -67,11 +69,11 @@ class Cut:
         shards: list[Shard] = []
         rank_of_piece = iter(ranks)
         for table, parts in zip(self.task.tables, self.parts, strict=True):
-            if parts == ROWS:
-                shards += _row_shards(table, self.task.topology)
+            if parts == BY_ROWS:
+                shards += _row_blocks(self.task.topology).shards(table)
                 continue
             num_cols: Counter[int] = Counter()
-            for width in _widths(table, parts):
+            for width in column_widths(table, parts):
                 num_cols[next(rank_of_piece)] += width
             start = 0
             for rank, width in sorted(num_cols.items()):
@@ -120,26 +122,17 @@ def _parts(table: Table, topology: Topology, limit: float, most_of_columns: floa
     Args:
         most_of_columns: bytes of 4 columns, beyond which rows are cut.
     """
-    num_rows, num_ranks = table.num_embeddings, topology.world_size
+    num_rows = table.num_embeddings
     if (
         topology.shard_bytes(num_rows, COLUMN_MULTIPLE) > most_of_columns
-        and len(row_blocks(num_rows, num_ranks)) == num_ranks > 1
+        and topology.world_size > 1
+        and _row_blocks(topology).is_possible(table)
     ):
-        return ROWS
+        return BY_ROWS
     row_bytes = limit / num_rows - topology.optimizer_bytes_per_row
     steps = max(1, int(row_bytes / (COLUMN_MULTIPLE * topology.bytes_per_element)))
     return -(-table.embedding_dim // (COLUMN_MULTIPLE * steps))
 
 
-def _widths(table: Table, parts: int) -> list[int]:
-    """Columns of each piece."""
-    if parts == ROWS:
-        return []
-    steps, more = divmod(table.embedding_dim // COLUMN_MULTIPLE, parts)
-    return [COLUMN_MULTIPLE * (steps + (piece < more)) for piece in range(parts)]
-
-
-def _row_shards(table: Table, topology: Topology) -> list[Shard]:
-    cols = (0, table.embedding_dim)
-    blocks = row_blocks(table.num_embeddings, topology.world_size)
-    return [Shard(table.name, rank, rows, cols) for rank, rows in enumerate(blocks)]
+def _row_blocks(topology: Topology) -> RowBlocks:
+    return RowBlocks(range(topology.world_size))

@@ -27,10 +27,12 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
-from dlrm_sharded.plan import ShardingPlan, row_blocks, validate
+from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
+from dlrm_sharded.validation import validate
 
 COLUMN_TYPES = [
     ShardingType.TABLE_WISE.value,
@@ -173,7 +175,7 @@ class _TableStorage(ShardEstimator):
 
 def _sharding_types(table: Table, topology: Topology) -> list[str]:
     """What FBGEMM can train: row-wise only where every rank gets a row."""
-    splits_rows = len(row_blocks(table.num_embeddings, topology.world_size)) == topology.world_size
+    splits_rows = RowBlocks(range(topology.world_size)).is_possible(table)
     return COLUMN_TYPES + ROW_TYPES if splits_rows else COLUMN_TYPES
 
 

@@ -27,7 +27,8 @@ from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.datasets.task_sets import MEASURED_BATCH_SIZE
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table

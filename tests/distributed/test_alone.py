@@ -11,7 +11,8 @@ from dlrm_sharded.calibration import rank_bench as alone
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import Bench, draw_ids
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan import Shard, row_blocks
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard
 from dlrm_sharded.tables import Table
 from tests.distributed.ranks import run_ranks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlrm_sharded.calibration.collect import CollectConfig, schedule
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
-from dlrm_sharded.plan import row_blocks
+from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan_cost import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.distributed import Rank
+from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.model import Dlrm, dlrm, fill_table, shard_model, sharded_embeddings
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs
 from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.validation import validate
 from tests.distributed.ranks import gathered, run_ranks
 
 TABLES = (Table("a", 40, 16, 3.0), Table("b", 30, 8, 2.0), Table("c", 5, 8, 1.0))

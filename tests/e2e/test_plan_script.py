@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import read_plan, validate
+from dlrm_sharded.plan import read_plan
 from dlrm_sharded.task import read_task
 from dlrm_sharded.testing import small_tasks
+from dlrm_sharded.validation import validate
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "plan.py"
 

@@ -9,10 +9,11 @@ import torch
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.plan import read_plan, validate
+from dlrm_sharded.plan import read_plan
 from dlrm_sharded.plan_cost import STAGES
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import read_task
+from dlrm_sharded.validation import validate
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import events_of, result_of, train, train_alone
 

@@ -14,9 +14,10 @@ from scipy.stats import ttest_1samp
 
 from dlrm_sharded.datasets.task_sets import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 COSTS = {

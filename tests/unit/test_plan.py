@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import Shard, ShardingPlan, read_plan, row_blocks, validate
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, read_task
+from dlrm_sharded.validation import validate
 
 TABLE = Table("t", 100, 16, 2.0)
 

@@ -7,9 +7,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 
 @st.composite

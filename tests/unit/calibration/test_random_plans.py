@@ -17,7 +17,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_communication,
     draw_computation,
 )
-from dlrm_sharded.plan import row_blocks
+from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 
 WORLD_SIZES = (1, 2, 4, 8)

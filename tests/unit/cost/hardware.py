@@ -17,7 +17,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.plan import row_blocks
+from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 

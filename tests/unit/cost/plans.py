@@ -5,7 +5,8 @@ import math
 
 from hypothesis import strategies as st
 
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology

@@ -17,11 +17,13 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.profiles import with_expected_profile
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 from dlrm_sharded.zipf import cached_zipf
 
 BATCH_SIZE = 64

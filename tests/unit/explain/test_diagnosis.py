@@ -26,11 +26,12 @@ from dlrm_sharded.explain.diagnosis import (
     insight,
 )
 from dlrm_sharded.explain.text import forecast, sections
-from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.made_up import MODELS, model_of
 

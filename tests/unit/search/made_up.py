@@ -24,13 +24,15 @@ from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks, validate
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}

@@ -8,11 +8,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import MODELS, model_of
 
 Keys = dict[str, Any]

@@ -9,12 +9,14 @@ import pytest
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.plan import Shard, ShardingPlan, is_row_wise, row_blocks, validate
+from dlrm_sharded.layouts import is_row_wise, row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 SEEDS = (0, 1, 2)
 PER_HOST = 4

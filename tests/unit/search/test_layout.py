@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.plan import Shard, ShardingPlan, validate
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.layout import moved_bytes, shards_of, state_of
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import model_of, problem_of, random_plan, roomy_task, with_memory
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]

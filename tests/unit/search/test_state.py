@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.plan import Shard, ShardingPlan, row_blocks
+from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.layout import state_of
 from dlrm_sharded.search.problem import Problem

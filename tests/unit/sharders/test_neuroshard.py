@@ -17,12 +17,13 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan, validate
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
+from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,

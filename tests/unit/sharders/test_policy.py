@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.datasets.task_sets import TaskOfSet, feasibility_tasks
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
-from dlrm_sharded.plan import Shard, is_row_wise, validate
+from dlrm_sharded.layouts import is_row_wise
+from dlrm_sharded.plan import Shard
 from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
+from dlrm_sharded.validation import validate
 
 
 class Repairing:

@@ -6,10 +6,12 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.plan import ShardingPlan, is_row_wise, validate
+from dlrm_sharded.layouts import is_row_wise
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.splitting import LARGEST_PIECE, NUM_HALVINGS, ROWS, Cut, cuts, whole
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 HISTOGRAM = (0.75, 0.25, *[0.0] * (NUM_REUSE_BINS - 2))
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import is_row_wise
+from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
