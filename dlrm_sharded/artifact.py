@@ -1,4 +1,4 @@
-"""What was fitted or trained, on disk: arrays in `<name>.safetensors`, all else in `<name>.json`.
+"""What was fitted or trained, on disk: one safetensors file, whose header says where it is from.
 
 Cost models and policies are looked for in the working directory's `calibration/`, where the
 commands that make them put them, then among those of the package.
@@ -6,30 +6,32 @@ commands that make them put them, then among those of the package.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.json_files import replace_file
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+HEADER = "dlrm_sharded"
+"""Key of the file's header under which a JSON object says what the arrays are."""
+
+SUFFIX = ".safetensors"
 CALIBRATE = "`make calibrate` (scripts/collect_costs.py, then scripts/fit_cost_model.py)"
 REQUIRED = ("hardware", "device", "cores", "optimizer")
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
@@ -40,59 +42,58 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an artefact is, and what the messages about it say.
+    """A kind of artefact, and what the messages about it say.
 
     Args:
-        name: with which the names of its files begin.
-        noun: what such artefacts are called.
-        made_with: how one is made.
-        of_other_device, of_other_hardware: what that means for a run, and what to do.
-        of_other_optimizer: likewise; {optimizer} is the run's.
-        required: keys of the json, beside `REQUIRED`.
+        name: beginning of the names of its files.
+        noun: what users call such an artefact.
+        made_with: command that makes one.
+        other_device, other_hardware: what it means for a run that the artefact belongs to another
+            device or other hardware, and what to do.
+        other_optimizer: likewise; {optimizer} stands for the run's.
+        required: keys of the header, beside `REQUIRED`.
     """
 
     name: str
     noun: str
     made_with: str
-    of_other_device: str
-    of_other_hardware: str
-    of_other_optimizer: str
+    other_device: str
+    other_hardware: str
+    other_optimizer: str
     required: tuple[str, ...] = ()
 
 
 def cost_model_kind(name: str) -> Kind:
-    right_one = "`make calibrate` makes a right one in 10 minutes"
+    calibrate = "run `make calibrate` (10 minutes) for a model of this hardware"
     return Kind(
         name,
         noun="cost model",
         made_with=CALIBRATE,
-        of_other_device="its computation says nothing of a run's, and its communication is of "
-        f"stated bandwidths; {right_one}",
-        of_other_hardware="its times may be wrong by a factor, its order of plans less so; "
-        f"{right_one}",
-        of_other_optimizer="backward computation may be wrong; `make calibrate "
-        "ARGS=collect.optimizer={optimizer}` makes a right one",
-        required=("ranges",),
+        other_device="its computation says nothing about this device, and its exchanges follow "
+        f"from stated bandwidths; {calibrate}",
+        other_hardware="its times may be wrong by a factor, and its order of plans is less "
+        f"reliable; {calibrate}",
+        other_optimizer="backward computation may be wrong; run `make calibrate "
+        "ARGS=collect.optimizer={optimizer}`",
+        required=("ranges", "measured_links"),
     )
 
 
 def policy_kind(name: str) -> Kind:
-    """Of a policy that is trained by the method of that name."""
+    """Return the kind of policies that the method of this name trains."""
     command = f"python scripts/train_policy.py policy={name}"
-    train = f"`{command}`"
     elsewhere = (
-        "it balances costs as they are there; its plans can be trained, but may be less balanced "
-        f"here; {train} makes one of this hardware"
+        "it balances the costs of that hardware; its plans can be trained, but may be less "
+        f"balanced here; `{command}` trains one for this hardware"
     )
     return Kind(
         name,
         noun="policy",
-        made_with=train,
-        of_other_device=elsewhere,
-        of_other_hardware=elsewhere,
-        of_other_optimizer="it balances backward computation as it is there; its plans can be "
-        f"trained, but may be less balanced here; `{command} optimizer={{optimizer}}` makes a "
-        "right one",
+        made_with=f"`{command}`",
+        other_device=elsewhere,
+        other_hardware=elsewhere,
+        other_optimizer="it balances the backward computation of that optimizer; its plans can be "
+        f"trained, but may be less balanced here; run `{command} optimizer={{optimizer}}`",
     )
 
 
@@ -101,8 +102,7 @@ class Artifact:
     """What `read_artifact` reads.
 
     Args:
-        meta: kind, hardware, feature names, how good it is on what it has not seen, and where all
-            that is from.
+        meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
     """
 
     path: Path
@@ -111,21 +111,18 @@ class Artifact:
 
 
 def artifact_name(kind: str, hardware: str) -> str:
-    """File name without suffix: the name of the kind, and that of the hardware."""
+    """Return the file name without suffix: the name of the kind, and that of the hardware."""
     return f"{kind}-{re.sub('[^a-z0-9]+', '_', hardware.lower()).strip('_')}"
 
 
 def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, Any]) -> Path:
-    """Write both files, each whole or not at all; gives the path of the json."""
+    """Write the file, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
-    checksum = hashlib.sha256(data).hexdigest()
-    path = folder / f"{name}.json"
-    with _locked(folder, fcntl.LOCK_EX):
-        partial = folder / f".{name}.{os.getpid()}.tmp"
-        partial.write_bytes(data)
-        partial.replace(path.with_suffix(".safetensors"))
-        write_json(path, {"format": FORMAT, **meta, "sha256": checksum})
+    contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    fields = {"format": FORMAT, **meta}
+    header = json.dumps({**fields, "sha256": _checksum(contiguous, fields)})
+    path = folder / f"{name}{SUFFIX}"
+    replace_file(path, save(contiguous, metadata={HEADER: header}))
     return path
 
 
@@ -133,51 +130,45 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
     """Read an artefact, checked against its checksum and against what this version computes.
 
     Args:
-        path: of the json.
-        kind: that is wanted.
+        kind: the kind that is wanted.
         features: names that the arrays' axes must have.
 
     Raises:
-        DataError: a file is missing, damaged, or of another kind or other features.
+        DataError: the file is missing, damaged, or of another kind or other features.
     """
-    weights = path.with_suffix(".safetensors")
-    noun, anew = kind.noun, f"make the {kind.noun} anew with {kind.made_with}"
+    make_one = f"make the {kind.noun} with {kind.made_with}"
     try:
-        with _locked(path.parent, fcntl.LOCK_SH):
-            text, data = path.read_text(), weights.read_bytes()
-        meta = json.loads(text)
+        with safe_open(path, framework="numpy") as file:
+            meta = _header(file)
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise DataError(
-            f"cannot read the {noun} {path} with {weights.name}: {error.strerror}; make one with "
-            f"{kind.made_with}"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON; make a {noun} with {kind.made_with}") from error
-    if not isinstance(meta, dict) or (meta.get("format"), meta.get("kind")) != (FORMAT, kind.name):
-        raise DataError(
-            f"{path} is not a {noun} of the kind {kind.name!r} and format {FORMAT}; make one with "
-            f"{kind.made_with}"
-        )
-    if hashlib.sha256(data).hexdigest() != meta.get("sha256"):
-        raise DataError(
-            f"{weights} ({len(data):,} B) has not the checksum that {path.name} gives: truncated, "
-            f"or changed since; {anew}"
-        )
-    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
-        raise DataError(f"{path} does not say {', '.join(missing)}; {anew}")
-    if meta.get("features") != json.loads(json.dumps(features)):
-        raise DataError(f"{path} is fitted to other features than this version computes; {anew}")
-    try:
-        return Artifact(path, load(data), meta)
+        reason = error.strerror or "No such file or directory"
+        raise DataError(f"cannot read the {kind.noun} {path}: {reason}; {make_one}") from error
     except SafetensorError as error:
-        raise DataError(f"{weights} is no safetensors file ({error}); {anew}") from error
+        raise DataError(
+            f"{path} is damaged, or no safetensors file ({error}); {make_one}"
+        ) from error
+    if (meta.get("format"), meta.get("kind")) != (FORMAT, kind.name):
+        raise DataError(
+            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {FORMAT}; {make_one}"
+        )
+    checksum = meta.pop("sha256", None)
+    if _checksum(arrays, meta) != checksum:
+        raise DataError(f"{path} was changed since it was written; {make_one}")
+    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
+        raise DataError(f"{path} does not say {', '.join(missing)}; {make_one}")
+    if meta.get("features") != json.loads(json.dumps(features)):
+        raise DataError(
+            f"{path} was fitted to other features than this version computes; {make_one}"
+        )
+    return Artifact(path, arrays, meta)
 
 
-def find_artifact(kind: Kind, hardware: str | None, device: str) -> tuple[Path, bool]:
-    """That of a hardware, or one of the same device type; and whether it is of the hardware.
+def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
+    """Return the artefact of a hardware, or one of the same device type, or any.
 
     Args:
-        hardware: as `device_name` says it; None for any of the device type.
+        hardware: name from `device_name`; None for any of the device type.
         device: "cpu" or "cuda".
 
     Raises:
@@ -185,77 +176,81 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> tuple[Path, 
     """
     found: list[tuple[bool, bool, Path]] = []
     for folder in (CALIBRATED, SHIPPED):
-        for path in sorted(folder.glob(f"{kind.name}-*.json")):
-            meta = _meta_or_nothing(path)
-            # one that cannot be read goes by its name, so that who needs it is told
+        for path in sorted(folder.glob(f"{kind.name}-*{SUFFIX}")):
+            meta = _readable_header(path)
+            # A damaged file goes by its name, so that the run that needs it is told.
             is_of_hardware = hardware is not None and (
-                meta["hardware"] == hardware
-                if "hardware" in meta
-                else path.stem == artifact_name(kind.name, hardware)
+                path.stem == artifact_name(kind.name, hardware)
+                if meta is None
+                else meta.get("hardware") == hardware
             )
-            found.append((is_of_hardware, meta.get("device") == device, path))
+            is_of_device = is_of_hardware if meta is None else meta.get("device") == device
+            found.append((is_of_hardware, is_of_device, path))
     if not found:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
             f"package; make one with {kind.made_with}"
         )
-    is_of_hardware, _, path = max(found, key=lambda entry: entry[:2])
-    return path, is_of_hardware
+    return max(found, key=lambda entry: entry[:2])[2]
 
 
 def load_artifact(
-    artifact: str | None,
-    kind: Kind,
-    features: Mapping[str, Any],
-    context: RunContext,
+    artifact: str | None, kind: Kind, features: Mapping[str, Any], context: RunContext
 ) -> Artifact:
     """Read a named artefact, or that of the run's hardware; warn where it is of something else.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
     """
-    hardware, device, optimizer = context.hardware, context.device, context.optimizer
-    path = Path(artifact) if artifact else find_artifact(kind, hardware, device)[0]
+    path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     found = read_artifact(path, kind=kind, features=features)
-    of_artifact, of_run = found.meta["hardware"], hardware
-    if device == "cpu":
-        of_artifact = f"{of_artifact}, {found.meta['cores']} cores"
-        of_run = f"{of_run}, {len(os.sched_getaffinity(0))} cores"
-    is_of_device = found.meta["device"] == device
-    if hardware is not None and not (is_of_device and of_artifact == of_run):
+    artifact_hardware, run_hardware = found.meta["hardware"], context.hardware
+    if context.device == "cpu":
+        artifact_hardware = f"{artifact_hardware}, {found.meta['cores']} cores"
+        run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
+    is_of_device = found.meta["device"] == context.device
+    if context.hardware is not None and not (is_of_device and artifact_hardware == run_hardware):
         log.warning(
-            "the %s is of %s, the run is on %s: %s",
+            "the %s belongs to %s, the run is on %s: %s",
             kind.noun,
-            of_artifact,
-            of_run,
-            kind.of_other_hardware if is_of_device else kind.of_other_device,
+            artifact_hardware,
+            run_hardware,
+            kind.other_hardware if is_of_device else kind.other_device,
         )
-    if optimizer not in (None, found.meta["optimizer"]):
+    if context.optimizer not in (None, found.meta["optimizer"]):
         log.warning(
-            "the %s is of the fused optimizer %s, the run has %s: %s",
+            "the %s belongs to the fused optimizer %s, the run has %s: %s",
             kind.noun,
             found.meta["optimizer"],
-            optimizer,
-            kind.of_other_optimizer.format(optimizer=optimizer),
+            context.optimizer,
+            kind.other_optimizer.format(optimizer=context.optimizer),
         )
     return found
 
 
-def _meta_or_nothing(path: Path) -> dict[str, Any]:
+def _header(file: Any) -> dict[str, Any]:
+    """Return what the header says; nothing where it is not one of ours."""
     try:
-        meta = json.loads(path.read_text())
-    except (OSError, ValueError):
+        meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+    except ValueError:
         return {}
     return meta if isinstance(meta, dict) else {}
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    """One writer or many readers at a time, as two files are one. A disk may know no locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _readable_header(path: Path) -> dict[str, Any] | None:
+    """Return the header of an artefact's file; None where the file is damaged or none of ours."""
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)
+        with safe_open(path, framework="numpy") as file:
+            return _header(file) or None
+    except (OSError, SafetensorError):
+        return None
+
+
+def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
+    """Hash the arrays together with what the header says of them."""
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

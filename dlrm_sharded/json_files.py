@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,23 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
     """Write a JSON file that is either whole or not there."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        partial.write_text(json.dumps(fields, indent=1) + "\n")
-        partial.replace(target)
+        replace_file(path, (json.dumps(fields, indent=1) + "\n").encode())
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def replace_file(path: str | Path, data: bytes) -> None:
+    """Write a file that readers see as it was or as it is, and never in part.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        partial.write_bytes(data)
+        partial.replace(target)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

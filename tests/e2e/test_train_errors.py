@@ -68,13 +68,12 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
 def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> None:
     """One message and exit code 2 before anything is planned."""
     copy = tmp_path / artifact.name
-    weights = artifact.with_suffix(".safetensors").read_bytes()
-    copy.write_text(artifact.read_text())
     if damage == "truncated":
-        copy.with_suffix(".safetensors").write_bytes(weights[: len(weights) // 2])
+        data = artifact.read_bytes()
+        copy.write_bytes(data[: len(data) // 2])
     done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}")
     message = refusal(done)
-    assert str(copy.with_suffix("")) in message
+    assert str(copy) in message
     assert "make calibrate" in message
     assert kinds_of_files(tmp_path / "run") <= LEFT
 

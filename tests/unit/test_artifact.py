@@ -1,6 +1,5 @@
 """An artefact on disk: whole, of the right kind, and found where it is looked for."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -11,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from dlrm_sharded import artifact
 from dlrm_sharded.artifact import (
+    HEADER,
+    SUFFIX,
     Kind,
     artifact_name,
     cost_model_kind,
@@ -24,6 +26,7 @@ from dlrm_sharded.artifact import (
     read_artifact,
     write_artifact,
 )
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
 
 KIND = cost_model_kind("learned")
@@ -46,6 +49,7 @@ def meta(**changes: Any) -> dict[str, Any]:
         "optimizer": "sgd",
         "features": FEATURES,
         "ranges": {"ranks": [1, 4]},
+        "measured_links": ["intra"],
         **changes,
     }
 
@@ -64,17 +68,13 @@ def test_reads_what_was_written(path: Path) -> None:
     for key, array in ARRAYS.items():
         assert found.arrays[key].dtype == array.dtype
         np.testing.assert_array_equal(found.arrays[key], array)
-    assert sorted(file.name for file in path.parent.iterdir()) == [
-        "learned-cpu_test.json",
-        "learned-cpu_test.safetensors",
-    ]
+    assert [file.name for file in path.parent.iterdir()] == ["learned-cpu_test.safetensors"]
 
 
 def test_anyone_can_read_it_without_running_our_code(path: Path) -> None:
-    """No pickle: the arrays need safetensors alone, the rest is JSON."""
-    arrays = load_file(path.with_suffix(".safetensors"))
-    np.testing.assert_array_equal(arrays["transposed"], ARRAYS["transposed"])
-    assert json.loads(path.read_text())["features"] == json.loads(json.dumps(FEATURES))
+    """No pickle: the arrays need safetensors alone, and its header has the rest as JSON."""
+    np.testing.assert_array_equal(load_file(path)["transposed"], ARRAYS["transposed"])
+    assert header(path)["features"] == json.loads(json.dumps(FEATURES))
 
 
 def test_a_second_model_takes_the_place_of_the_first(path: Path) -> None:
@@ -84,8 +84,10 @@ def test_a_second_model_takes_the_place_of_the_first(path: Path) -> None:
     assert found.meta["seed"] == 1
 
 
-def weights(path: Path) -> Path:
-    return path.with_suffix(".safetensors")
+def header(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="numpy") as file:
+        fields: dict[str, Any] = json.loads(file.metadata()[HEADER])
+    return fields
 
 
 def truncate(path: Path) -> None:
@@ -98,34 +100,45 @@ def change_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
-    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes)) and None
+def change_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"cpu: test", b"cpu: tent"))
 
 
-def replace_weights(path: Path) -> None:
-    weights(path).write_bytes(b"no arrays")
-    edit(sha256=hashlib.sha256(b"no arrays").hexdigest())(path)
+def with_header(text: str) -> Callable[[Path], None]:
+    return lambda path: save_file(load_file(path), path, metadata={HEADER: text})
+
+
+def written_with(**changes: Any) -> Callable[[Path], None]:
+    """The artefact as its writer would have written it with other fields; None leaves one out."""
+
+    def change(path: Path) -> None:
+        fields = {key: value for key, value in (meta() | changes).items() if value is not None}
+        write_artifact(path.parent, path.stem, load_file(path), fields)
+
+    return change
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no_json": (lambda path: path.unlink(), "cannot read the NOUN .*No such file"),
-    "no_weights": (lambda path: weights(path).unlink(), "cannot read the NOUN .*No such"),
+    "no_file": (lambda path: path.unlink(), "cannot read the NOUN .*No such file"),
     "no_folder": (lambda path: path.parent.rename(path.parents[1] / "moved"), "No such file"),
-    "truncated_weights": (lambda path: truncate(weights(path)), "truncated, or changed since"),
-    "changed_byte": (lambda path: change_a_byte(weights(path)), "truncated, or changed since"),
-    "wrong_checksum": (edit(sha256="0" * 64), "has not the checksum"),
-    "no_checksum": (edit(sha256=None), "has not the checksum"),
-    "no_safetensors": (replace_weights, "no safetensors"),
-    "truncated_json": (truncate, "is not JSON"),
-    "json_list": (lambda path: path.write_text("[]"), "is not a NOUN of the kind"),
-    "binary_json": (lambda path: path.write_bytes(b"\xff\xfe\x00"), "is not JSON"),
-    "other_kind": (edit(kind="other"), "is not a NOUN of the kind 'NAME'"),
-    "other_format": (edit(format=99), "format 1"),
-    "fewer_features": (edit(features={"work": ["ids"]}), "fitted to other features"),
-    "features_in_another_order": (
-        edit(features={"work": ["bags", "ids"], "profile": ["log_rows"]}),
-        "fitted to other features",
+    "truncated": (truncate, "is damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged"),
+    "no_safetensors": (lambda path: path.write_bytes(b"no arrays"), "is damaged"),
+    "changed_byte": (change_a_byte, "was changed since"),
+    "changed_header": (change_the_header, "was changed since"),
+    "no_checksum": (
+        with_header(json.dumps({"format": 2, "kind": "NAME"})),
+        "was changed since|is not a NOUN",
     ),
+    "header_is_no_json": (with_header("{"), "is not a NOUN of the kind"),
+    "header_is_a_list": (with_header("[]"), "is not a NOUN of the kind"),
+    "header_of_others": (lambda path: save_file(load_file(path), path), "is not a NOUN"),
+    "other_kind": (written_with(kind="other"), "is not a NOUN of the kind 'NAME'"),
+    "other_format": (written_with(format=99), "format 2"),
+}
+FEATURE_CHANGES = {
+    "fewer": {"work": ["ids"]},
+    "in_another_order": {"work": ["bags", "ids"], "profile": ["log_rows"]},
 }
 
 
@@ -134,27 +147,35 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_says_what_is_wrong_and_what_to_do(
     path: Path, damage: Callable[[Path], Any], what: str, kind: Kind
 ) -> None:
-    edit(kind=kind.name)(path)
+    written_with(kind=kind.name)(path)
     damage(path)
     what = what.replace("NOUN", kind.noun).replace("NAME", kind.name)
     with pytest.raises(DataError, match=what) as error:
         read_artifact(path, kind=kind, features=FEATURES)
-    assert str(path) in str(error.value) or str(weights(path)) in str(error.value)
+    assert str(path) in str(error.value)
     assert f"with {kind.made_with}" in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["hardware", "device", "cores", "optimizer", "ranges"])
-def test_what_must_be_said(path: Path, key: str) -> None:
-    """Policies have no fitted ranges."""
-    without = {k: v for k, v in json.loads(path.read_text()).items() if k != key}
-    path.write_text(json.dumps(without))
-    with pytest.raises(DataError, match=f"does not say {key}; make the cost model anew"):
+@pytest.mark.parametrize("features", FEATURE_CHANGES.values(), ids=FEATURE_CHANGES)
+def test_refuses_what_was_fitted_to_other_features(path: Path, features: dict[str, Any]) -> None:
+    written_with(features=features)(path)
+    with pytest.raises(DataError, match="fitted to other features"):
         read_artifact(path, kind=KIND, features=FEATURES)
-    edit(kind=POLICY.name)(path)
-    if key == "ranges":
+
+
+@pytest.mark.parametrize(
+    "key", ["hardware", "device", "cores", "optimizer", "ranges", "measured_links"]
+)
+def test_what_must_be_said(path: Path, key: str) -> None:
+    """Policies have no fitted ranges and no links."""
+    written_with(**{key: None})(path)
+    with pytest.raises(DataError, match=f"does not say {key}; make the cost model"):
+        read_artifact(path, kind=KIND, features=FEATURES)
+    written_with(**{key: None}, kind=POLICY.name)(path)
+    if key in KIND.required:
         assert read_artifact(path, kind=POLICY, features=FEATURES).meta["cores"] == 2
     else:
-        with pytest.raises(DataError, match=f"does not say {key}; make the policy anew"):
+        with pytest.raises(DataError, match=f"does not say {key}; make the policy"):
             read_artifact(path, kind=POLICY, features=FEATURES)
 
 
@@ -185,21 +206,20 @@ def put(folder: Path, hardware: str, device: str, kind: str = KIND.name) -> Path
     return write_artifact(folder, name, ARRAYS, meta(kind=kind, hardware=hardware, device=device))
 
 
-def found(hardware: str | None, device: str) -> tuple[Path, bool]:
-    path, is_of_hardware = find_artifact(KIND, hardware, device)
-    return path.resolve(), is_of_hardware
+def found(hardware: str | None, device: str) -> Path:
+    return find_artifact(KIND, hardware, device).resolve()
 
 
 def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path, Path]) -> None:
     calibrated, shipped = folders
     gpu = put(shipped, "GPU B", "cuda")
-    assert found("cpu: x", "cpu") == (gpu, False)
+    assert found("cpu: x", "cpu") == gpu
     other_cpu = put(shipped, "cpu: y", "cpu")
     put(calibrated, "GPU A", "cuda")
-    assert found("cpu: x", "cpu") == (other_cpu, False)
+    assert found("cpu: x", "cpu") == other_cpu
     own = put(shipped, "cpu: x", "cpu")
-    assert found("cpu: x", "cpu") == (own, True)
-    assert found("GPU B", "cuda") == (gpu, True)
+    assert found("cpu: x", "cpu") == own
+    assert found("GPU B", "cuda") == gpu
 
 
 def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> None:
@@ -207,29 +227,28 @@ def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> Non
     put(shipped, "cpu: x", "cpu")
     put(shipped, "cpu: a", "cpu")
     mine = put(calibrated, "cpu: x", "cpu")
-    assert found("cpu: x", "cpu") == (mine, True)
-    assert found("cpu: z", "cpu") == (mine, False)
-    assert found(None, "cpu") == (mine, False)
+    assert found("cpu: x", "cpu") == mine
+    assert found("cpu: z", "cpu") == mine
+    assert found(None, "cpu") == mine
 
 
 def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) -> None:
     calibrated, shipped = folders
     put(shipped, "cpu: y", "cpu")
     write_artifact(calibrated, "learned-mine", ARRAYS, meta(hardware="cpu: x"))
-    assert found("cpu: x", "cpu") == (calibrated / "learned-mine.json", True)
-    assert found("cpu: mine", "cpu")[1] is False
+    assert found("cpu: x", "cpu") == calibrated / f"learned-mine{SUFFIX}"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "null", '{"format": 1}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"no arrays", bytes(100)])
 def test_damaged_models_do_not_stand_in_for_others(
-    folders: tuple[Path, Path], content: str
+    folders: tuple[Path, Path], content: bytes
 ) -> None:
     calibrated, shipped = folders
     calibrated.mkdir()
-    (calibrated / "learned-a.json").write_text(content)
+    (calibrated / f"learned-a{SUFFIX}").write_bytes(content)
     whole = put(shipped, "cpu: y", "cpu")
-    assert found("cpu: x", "cpu") == (whole, False)
-    assert found(None, "cpu") == (whole, False)
+    assert found("cpu: x", "cpu") == whole
+    assert found(None, "cpu") == whole
 
 
 def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) -> None:
@@ -237,8 +256,8 @@ def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) ->
     put(shipped, "cpu: y", "cpu")
     mine = put(calibrated, "cpu: x", "cpu")
     truncate(mine)
-    assert found("cpu: x", "cpu") == (mine, True)
-    with pytest.raises(DataError, match="is not JSON"):
+    assert found("cpu: x", "cpu") == mine
+    with pytest.raises(DataError, match="is damaged"):
         read_artifact(mine, kind=KIND, features=FEATURES)
 
 
@@ -246,6 +265,7 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
     calibrated, _ = folders
     put(calibrated, "cpu: x", "cpu", kind="other")
     (calibrated / "costs.json").write_text(json.dumps(meta()))
+    (calibrated / "costs.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
         find_artifact(KIND, "cpu: x", "cpu")
     assert "make calibrate" in str(error.value)
@@ -262,31 +282,32 @@ ON_OTHER_CPU = f"cpu: y, 2 cores, the run is on cpu: x, {CORES} cores"
 WARNINGS = {
     "cost_model_of_other_hardware": (
         *(KIND, "cpu: y", "cpu", "sgd"),
-        f"the cost model is of {ON_OTHER_CPU}: its times may be wrong by a factor, its order of "
-        "plans less so; `make calibrate` makes a right one in 10 minutes",
+        f"the cost model belongs to {ON_OTHER_CPU}: its times may be wrong by a factor, and its "
+        "order of plans is less reliable; run `make calibrate` (10 minutes) for a model of this "
+        "hardware",
     ),
     "cost_model_of_other_device": (
         *(KIND, "GPU", "cuda", "sgd"),
-        f"the cost model is of GPU, 2 cores, the run is on cpu: x, {CORES} cores: its computation "
-        "says nothing of a run's, and its communication is of stated bandwidths; `make calibrate` "
-        "makes a right one in 10 minutes",
+        f"the cost model belongs to GPU, 2 cores, the run is on cpu: x, {CORES} cores: its "
+        "computation says nothing about this device, and its exchanges follow from stated "
+        "bandwidths; run `make calibrate` (10 minutes) for a model of this hardware",
     ),
     "cost_model_of_other_optimizer": (
         *(KIND, "cpu: x", "cpu", "adam"),
-        "the cost model is of the fused optimizer sgd, the run has adam: backward computation may "
-        "be wrong; `make calibrate ARGS=collect.optimizer=adam` makes a right one",
+        "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
+        "may be wrong; run `make calibrate ARGS=collect.optimizer=adam`",
     ),
     "policy_of_other_hardware": (
         *(POLICY, "cpu: y", "cpu", "sgd"),
-        f"the policy is of {ON_OTHER_CPU}: it balances costs as they are there; its plans can be "
-        "trained, but may be less balanced here; `python scripts/train_policy.py "
-        "policy=dreamshard` makes one of this hardware",
+        f"the policy belongs to {ON_OTHER_CPU}: it balances the costs of that hardware; its plans "
+        "can be trained, but may be less balanced here; `python scripts/train_policy.py "
+        "policy=dreamshard` trains one for this hardware",
     ),
     "policy_of_other_optimizer": (
         *(POLICY, "cpu: x", "cpu", "adam"),
-        "the policy is of the fused optimizer sgd, the run has adam: it balances backward "
-        "computation as it is there; its plans can be trained, but may be less balanced here; "
-        "`python scripts/train_policy.py policy=dreamshard optimizer=adam` makes a right one",
+        "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
+        "computation of that optimizer; its plans can be trained, but may be less balanced here; "
+        "run `python scripts/train_policy.py policy=dreamshard optimizer=adam`",
     ),
 }
 
@@ -307,10 +328,10 @@ def test_says_where_it_is_of_something_else(
     cores = CORES if hardware == "cpu: x" else 2
     fields = meta(kind=kind.name, hardware=hardware, device=device, cores=cores)
     write_artifact(folders[1], name, ARRAYS, fields)
-    load_artifact(None, kind, FEATURES, hardware="cpu: x", device="cpu", optimizer=optimizer)
+    load_artifact(None, kind, FEATURES, RunContext("cpu", "cpu: x", optimizer))
     assert caplog.messages == [said]
     caplog.clear()
-    load_artifact(None, kind, FEATURES, hardware=None, device="cpu", optimizer=None)
+    load_artifact(None, kind, FEATURES, RunContext("cpu"))
     assert caplog.messages == []
 
 
@@ -323,7 +344,7 @@ def write_often(folder: Path, value: int) -> None:
 
 
 def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
-    """Two processes and a thread write, and what is read is always whole: both files of one."""
+    """Two processes and a thread write, and what is read is always whole."""
     write_artifact(tmp_path, "learned-x", {"a": np.full(2000, 0)}, meta(value=0))
     context = multiprocessing.get_context("forkserver")
     others = [context.Process(target=write_often, args=(tmp_path, value)) for value in (1, 2)]
@@ -332,11 +353,11 @@ def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
         writer.start()
     values = set()
     while any(writer.is_alive() for writer in writers):
-        each = read_artifact(tmp_path / "learned-x.json", kind=KIND, features=FEATURES)
+        each = read_artifact(tmp_path / f"learned-x{SUFFIX}", kind=KIND, features=FEATURES)
         assert set(each.arrays["a"].tolist()) == {each.meta["value"]}
         values.add(each.meta["value"])
     for writer in writers:
         writer.join()
     assert [process.exitcode for process in others] == [0, 0]
     assert len(values) > 1
-    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert [file.name for file in tmp_path.iterdir()] == [f"learned-x{SUFFIX}"]

@@ -44,7 +44,7 @@ def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> No
         "costs.parquet",
         "fitted",
     ]
-    path = tmp_path / "fitted" / "learned-made_up.json"
+    path = tmp_path / "fitted" / "learned-made_up.safetensors"
     assert str(path.relative_to(tmp_path)) in done.stdout + done.stderr
     assert "| computation, groups |" in done.stdout + done.stderr
 

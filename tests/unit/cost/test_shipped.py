@@ -10,7 +10,7 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
-MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.json"))
+MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.safetensors"))
 
 
 def test_there_is_one_of_each_kind() -> None:
