@@ -1,0 +1,194 @@
+"""Every example of docs/extending.md and docs/planning.md works as it stands there."""
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dlrm_sharded import ShardingTask, Table, Topology
+from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.datasets.base import check_batch
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import read_plan
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.task import GIB
+from dlrm_sharded.testing import check_sharder, small_tasks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+TITLED_BLOCK = re.compile(r'^```(?:python|yaml) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+TASK = small_tasks()["w3-mixed"]
+CPU = RunContext(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A user's folder with all files of the page, from which their modules are imported."""
+    folder = tmp_path_factory.mktemp("project")
+    files = TITLED_BLOCK.findall(PAGE.read_text())
+    for name, text in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    modules = [Path(name).stem for name, _ in files if name.endswith(".py")]
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def composed(project: Path, name: str, *overrides: str) -> DictConfig:
+    """The config of a command that is started with `--config-dir my_conf`."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        return compose(name, [f"hydra.searchpath=[file://{project / 'my_conf'}]", *overrides])
+
+
+def planner(project: Path, *overrides: str) -> Planner:
+    return build_planner(composed(project, "plan", "task=unused", *overrides), CPU)
+
+
+def module(project: Path, name: str) -> ModuleType:
+    assert (project / f"{name}.py").exists()
+    return importlib.import_module(name)
+
+
+def test_every_file_of_the_page_is_used() -> None:
+    files = TITLED_BLOCK.findall(PAGE.read_text())
+
+    assert sorted(name for name, _ in files) == [
+        "best_of.py",
+        "my_conf/cost_model/bandwidth.yaml",
+        "my_conf/data/films.yaml",
+        "my_conf/model/concatenated.yaml",
+        "my_conf/sharder/best_of.yaml",
+        "my_conf/sharder/round_robin.yaml",
+        "my_conf/topology/my_cluster.yaml",
+        "my_cost_model.py",
+        "my_dataset.py",
+        "my_model.py",
+        "my_sharder.py",
+        "test_my_sharder.py",
+    ]
+
+
+@pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
+def test_sharder(project: Path, task: ShardingTask) -> None:
+    page = module(project, "test_my_sharder")
+
+    page.test_round_robin(task)
+
+
+def test_sharder_without_a_yaml(project: Path) -> None:
+    write_json(project / "task.json", TASK.to_json())
+    (command,) = re.findall(
+        r"^    python (scripts/plan\.py .*RoundRobinSharder.*)$", PAGE.read_text(), re.M
+    )
+    script, *overrides = command.split()
+
+    subprocess.run([sys.executable, ROOT / script, *overrides], cwd=project, check=True)
+
+    plan = read_plan(project / "plan.json")
+    largest = max(plan.shards, key=lambda shard: shard.bytes_on(TASK.topology))
+    assert largest.rank == 1
+
+
+def test_sharder_with_a_yaml(project: Path) -> None:
+    made = planner(project, "sharder=round_robin")
+
+    assert isinstance(made.sharder, module(project, "my_sharder").RoundRobinSharder)
+
+
+def test_sharder_that_uses_the_cost_model(project: Path) -> None:
+    made = planner(project, "sharder=best_of")
+    assert made.cost_model is not None
+
+    plan = check_sharder(lambda: planner(project, "sharder=best_of").sharder, TASK)
+
+    assert plan is not None
+    best_ms = made.cost_model.predict(plan, TASK).cost_ms
+    for name in ("size", "lookup", "size_lookup"):
+        other = planner(project, f"sharder={name}").sharder.shard(TASK)
+        assert best_ms <= made.cost_model.predict(other, TASK).cost_ms
+
+
+def test_dataset(project: Path) -> None:
+    dataset = instantiate(composed(project, "train", "data=films", "batch_size=12").data)
+
+    whole = dataset.batch("train", 3, rank=0, world_size=1)
+    parts = [dataset.batch("train", 3, rank=rank, world_size=2) for rank in range(2)]
+
+    assert dataset.num_batches("train") == 50
+    check_batch(whole, dataset.tables)
+    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
+    for table in dataset.tables:
+        ids = [part.sparse_features[table.name].values() for part in parts]
+        assert torch.equal(whole.sparse_features[table.name].values(), torch.cat(ids))
+
+
+def test_cost_model(project: Path) -> None:
+    made = planner(project, "cost_model=bandwidth", "sharder=size_lookup")
+
+    _, report = made.plan(TASK)
+
+    assert report.cost is not None
+    assert report.cost.critical_path_ms >= report.cost.cost_ms > 0
+    assert report.lower_bound_ms is None
+
+
+def test_cost_model_counts_bytes(project: Path) -> None:
+    model = module(project, "my_cost_model").BandwidthCostModel(
+        memory_gb_per_s=1.0, network_gb_per_s=2.0
+    )
+    task = ShardingTask((Table("t", 100, 8, 3.0),), Topology(1, 10**6), batch_size=1000)
+    plan, _ = planner(project, "sharder=size").plan(task)
+
+    (cost,) = model.predict(plan, task).per_rank
+
+    # 1000 samples x 3 ids x 32 B = 0.096 MB read, 1000 x 32 B = 0.032 MB sent
+    assert cost.fwd_compute_ms == pytest.approx(0.096)
+    assert cost.bwd_compute_ms == pytest.approx(0.192)
+    assert cost.fwd_comm_ms == cost.bwd_comm_ms == pytest.approx(0.016)
+
+
+def test_interaction(project: Path) -> None:
+    tables = (Table("a", 10, 16, 1.0), Table("b", 10, 8, 1.0))
+    make = instantiate(composed(project, "train", "model=concatenated").model)
+
+    model = make(tables, 5, device=torch.device("cpu"))
+    pooled = {table.name: torch.rand(3, table.embedding_dim) for table in tables}
+    features = model.inter_arch(
+        model.dense_arch(torch.rand(3, 5)), model.sparse_arch.project(pooled)
+    )
+
+    assert features.shape == (3, 3 * 16)
+    assert model.over_arch(features).shape == (3, 1)
+
+
+def test_hardware(project: Path) -> None:
+    topology = instantiate(composed(project, "train", "topology=my_cluster").topology)
+
+    assert topology.memory_bytes == 40 * GIB
+    assert topology.intra_host_bytes_per_s == 50e9
+    assert topology.inter_host_bytes_per_s == 12.5e9
+
+
+def test_planning_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = PYTHON_BLOCK.findall((ROOT / "docs" / "planning.md").read_text())
+    write_json(tmp_path / "task.json", TASK.to_json())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+
+    exec(example, names)
+
+    assert names["report"].gap >= 0
