@@ -1,0 +1,296 @@
+"""The lemmas of docs/lower_bound.md, one test each, on random plans and cost models.
+
+Both sides of an inequality are sums of the same numbers in different orders, so they are compared
+with a relative tolerance of 1e-9.
+
+Letters: W ranks, S shards.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.bound import _Kind, _least_exchange_prices, _Relaxation, lower_bound_ms
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    REDUCE_TERMS,
+    STEP_EXCHANGES,
+    CommunicationModel,
+    ExchangePrices,
+    Hosts,
+)
+from dlrm_sharded.cost.features import COLUMNS, HOST_ROWS, ROWS, Workload, workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.tables import Table
+from tests.unit.cost.plans import Planned, planned, tables, topologies
+from tests.unit.cost.worked_bound import worked_model, worked_task
+from tests.unit.search.made_up import MODELS, all_plans, model_of, predicted
+
+Floats = NDArray[np.float64]
+
+TOLERANCE = 1e-9
+EXAMPLES = settings(max_examples=60, deadline=None)
+NO_REDUCE = np.zeros(1)
+
+models = st.builds(model_of, st.sampled_from(MODELS), st.integers(0, 3))
+
+
+def at_least(larger: Floats | float, smaller: Floats | float) -> bool:
+    """Whether no element of `larger` is smaller, up to rounding."""
+    scale = np.maximum(np.abs(larger), np.abs(smaller))
+    return bool((np.asarray(larger) >= smaller - TOLERANCE * scale).all())
+
+
+@st.composite
+def communication_models(draw: st.DrawFn) -> CommunicationModel:
+    """Weights of any terms, from all of them to a single one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    density = draw(st.sampled_from([0.05, 0.2, 1.0]))
+    shapes = [(len(EXCHANGES), len(terms)) for terms in (EXCHANGE_TERMS, REDUCE_TERMS)]
+    weights = [rng.exponential(1.0, shape) * (rng.random(shape) < density) for shape in shapes]
+    return CommunicationModel(*weights)
+
+
+@st.composite
+def hosts_and_volumes(draw: st.DrawFn) -> tuple[Hosts, Floats]:
+    """Volumes [W] from even to all on one rank."""
+    topology = draw(topologies())
+    size = topology.world_size
+    links = draw(st.tuples(*[st.floats(0.01, 10.0)] * 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    share = rng.dirichlet(np.full(size, draw(st.sampled_from([0.01, 0.3, 3.0, 1000.0]))))
+    return Hosts(size, topology.ranks_per_host, *links), share * 10 ** draw(st.floats(3, 8))
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> PlanCost:
+    """Stages of 1 to 8 ranks."""
+    size = draw(st.integers(1, 8))
+    by_rank = st.lists(st.floats(0, 1e6), min_size=size, max_size=size)
+    return PlanCost.from_stages({stage: draw(by_rank) for stage in STAGES}, input_dist_ms=None)
+
+
+def step_exchange_ms(model: CommunicationModel, volume: Floats, hosts: Hosts) -> Floats:
+    """[W], both exchanges of volumes [W], with one shard on every rank."""
+    shards = np.ones((1, len(volume)))
+    times = [
+        model.times_ms(kind, volume[None], shards, NO_REDUCE, NO_REDUCE, hosts)[0]
+        for kind in STEP_EXCHANGES
+    ]
+    return np.sum(times, axis=0)
+
+
+def stand_alone_ms(workload: Workload, model: LearnedCostModel) -> Floats:
+    """[S], computation of every shard on a rank that reads nothing else."""
+    vectors = model.compute.vectors(workload)
+    return model.compute.work_ms(vectors, vectors[:, -1]).sum(axis=1)
+
+
+def launch_ms(model: LearnedCostModel) -> float:
+    return float(model.compute.launch_ms(np.ones(1)).sum())
+
+
+def by_rank_ms(cost: PlanCost) -> Floats:
+    return np.array([rank.total_ms for rank in cost.per_rank])
+
+
+def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
+    return np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in cost.per_rank])
+
+
+def kinds_of(relaxation: _Relaxation) -> tuple[_Kind, _Kind, _Kind]:
+    """Columns, rows and mixed, as `_Relaxation.bound_ms` has them."""
+    prices, num_blocks = relaxation._prices, len(relaxation._blocks)
+    fixed_ms, reduce_ms = prices.fixed, prices.reduce_fixed
+    least_ms = any_ms = reduce_ms
+    if num_blocks > 1:
+        least_ms, any_ms = min(reduce_ms, prices.host_reduce_fixed / prices.num_hosts), 0.0
+    return (
+        _Kind(True, 0, fixed_ms, fixed_ms),
+        _Kind(False, 1, reduce_ms, reduce_ms),
+        _Kind(True, num_blocks, fixed_ms + least_ms, fixed_ms + any_ms),
+    )
+
+
+def kind_of(workload: Workload, relaxation: _Relaxation) -> _Kind:
+    """The kind of L8 that a plan is of."""
+    columns, rows, mixed = kinds_of(relaxation)
+    if (workload.lookup == COLUMNS).all():
+        return columns
+    return rows if (workload.lookup == ROWS).all() else mixed
+
+
+@given(cost=costs())
+@EXAMPLES
+def test_l1_cost_is_at_least_the_mean_over_ranks(cost: PlanCost) -> None:
+    assert at_least(cost.cost_ms, by_rank_ms(cost).mean())
+
+
+@given(of=planned(), model=models)
+@EXAMPLES
+def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel) -> None:
+    workload = workload_of_plan(*of)
+    vectors = model.compute.vectors(workload)
+    on_its_rank = workload.by_rank(vectors[:, -1])[workload.rank]
+    alone_ms = stand_alone_ms(workload, model)
+    assert at_least(model.compute.work_ms(vectors, on_its_rank).sum(axis=1), alone_ms)
+    computation = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
+    assert at_least(computation.sum(axis=1), workload.by_rank(alone_ms))
+
+
+@given(of=hosts_and_volumes(), model=communication_models())
+@EXAMPLES
+def test_l3_even_volumes_are_cheapest_in_the_mean(
+    of: tuple[Hosts, Floats], model: CommunicationModel
+) -> None:
+    hosts, volume = of
+    even = np.full_like(volume, volume.mean())
+    even_ms = step_exchange_ms(model, even, hosts).mean()
+    assert at_least(step_exchange_ms(model, volume, hosts).mean(), even_ms)
+    prices = ExchangePrices.of(model, hosts)
+    linear_ms = prices.fixed + prices.even * volume.mean() + prices.shard * hosts.world_size
+    assert even_ms == pytest.approx(linear_ms, rel=1e-6)
+
+
+@given(price=st.lists(st.floats(0, 1e3), min_size=6, max_size=6))
+@EXAMPLES
+def test_l4_the_least_price_per_column_bounds_every_split(price: list[float]) -> None:
+    """`price[w - 1]` is that of a piece of w steps; all ways to split a table of 6 steps."""
+    least = 6 * min(p / width for width, p in enumerate(price, start=1))
+    for num_cuts in range(6):
+        for cuts in itertools.combinations(range(1, 6), num_cuts):
+            widths = np.diff([0, *cuts, 6])
+            assert at_least(sum(price[width - 1] for width in widths), least)
+
+
+@given(of=planned(), model=models)
+@EXAMPLES
+def test_l4_tables_cost_at_least_their_cheapest_pieces(
+    of: Planned, model: LearnedCostModel
+) -> None:
+    """The mean of the relaxation without a limit is below that of every plan of the kind."""
+    workload = workload_of_plan(*of)
+    relaxation = _Relaxation(of[1], model)
+    mean_ms = by_rank_ms(predicted(of[0].shards, of[1], model)).mean()
+    assert at_least(mean_ms, relaxation._mean_ms(math.inf, kind_of(workload, relaxation)))
+
+
+@given(of=planned(), model=models)
+@EXAMPLES
+def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel) -> None:
+    workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
+    exchange = workload.exchange(of_ids=False)
+    cost = predicted(of[0].shards, of[1], model)
+    own, any_rank = _least_exchange_prices(model.communication, hosts)
+    # as `Workload.exchange` has it: bytes of each shard to every other rank
+    of_lookup = {COLUMNS: 1.0, ROWS: 0.0, HOST_ROWS: 1.0 / hosts.ranks_per_host}
+    share = np.array([of_lookup[lookup] for lookup in workload.lookup.tolist()])
+    volume = workload.num_cols * share * (4.0 * workload.batch_size / hosts.world_size)
+    assert workload.by_rank(volume) == pytest.approx(exchange.volume, rel=TOLERANCE)
+    least_ms = stand_alone_ms(workload, model) + launch_ms(model) + own * volume
+    assert at_least(cost.cost_ms, least_ms.max() + any_rank * volume.sum())
+
+
+@given(of=planned(), model=models, factor=st.floats(1.0, 4.0))
+@EXAMPLES
+def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
+    of: Planned, model: LearnedCostModel, factor: float
+) -> None:
+    relaxation = _Relaxation(of[1], model)
+    kind = kind_of(workload_of_plan(*of), relaxation)
+    cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
+    mean_ms = relaxation._mean_ms(cost_ms, kind)
+    assert at_least(cost_ms, mean_ms)
+    assert at_least(mean_ms, relaxation._mean_ms(factor * cost_ms, kind))
+
+
+@given(of=planned(), model=models)
+@EXAMPLES
+def test_l6_few_ranks_cannot_do_all_the_work(of: Planned, model: LearnedCostModel) -> None:
+    workload = workload_of_plan(*of)
+    cost = predicted(of[0].shards, of[1], model)
+    num_used = len(np.unique(workload.rank))
+    room_ms = cost.cost_ms - launch_ms(model) - exchanges_by_rank_ms(cost).min()
+    assert at_least(num_used * room_ms, stand_alone_ms(workload, model).sum())
+
+
+@given(of=hosts_and_volumes(), model=communication_models())
+@EXAMPLES
+def test_l7_every_rank_pays_the_least_exchange_prices(
+    of: tuple[Hosts, Floats], model: CommunicationModel
+) -> None:
+    hosts, volume = of
+    own, any_rank = _least_exchange_prices(model, hosts)
+    assert own >= 0.0
+    fixed = ExchangePrices.of(model, hosts).fixed
+    least_ms = fixed + own * volume + any_rank * volume.sum()
+    assert at_least(step_exchange_ms(model, volume, hosts), least_ms)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [Hosts(4, 4, 2.0, 3.0), Hosts(4, 2, 2.0, 3.0), Hosts(4, 1, 2.0, 3.0)],
+    ids=["one_host", "2x2", "4x1"],
+)
+def test_l7_holds_term_by_term(hosts: Hosts) -> None:
+    """One term at a time has weight 1, and one rank, one host or everybody has volume."""
+    for i, term in enumerate(EXCHANGE_TERMS):
+        exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
+        exchange[:, i] = 1.0
+        model = CommunicationModel(exchange, np.zeros((len(EXCHANGES), len(REDUCE_TERMS))))
+        own, any_rank = _least_exchange_prices(model, hosts)
+        for shares in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [4, 3, 2, 1]):
+            volume = 1e6 * np.array(shares, dtype=np.float64)
+            least_ms = own * volume + any_rank * volume.sum()
+            assert at_least(step_exchange_ms(model, volume, hosts), least_ms), term
+
+
+@given(of=planned(), model=models)
+@EXAMPLES
+def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
+    of: Planned, model: LearnedCostModel
+) -> None:
+    kind = kind_of(workload_of_plan(*of), _Relaxation(of[1], model))
+    exchange_ms = exchanges_by_rank_ms(predicted(of[0].shards, of[1], model))
+    assert at_least(exchange_ms, kind.any_fixed_ms)
+    assert at_least(exchange_ms.mean(), kind.fixed_ms)
+
+
+@given(cost=costs())
+@EXAMPLES
+def test_l9_the_critical_path_is_at_least_the_cost(cost: PlanCost) -> None:
+    assert at_least(cost.critical_path_ms, cost.cost_ms)
+
+
+@given(table=tables("t"), model=models)
+@EXAMPLES
+def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) -> None:
+    """L4 takes a minimum over the widths that plans may have: all multiples of 4 columns."""
+    task = dataclasses.replace(worked_task(), tables=(table,))
+    assert Shapes.of(task, model.compute).step.tolist() == [4]
+
+
+def test_worked_example() -> None:
+    """The numbers of docs/lower_bound.md."""
+    task, model = worked_task(), worked_model()
+    prices = _least_exchange_prices(model.communication, model.hosts(task.topology))
+    assert prices == pytest.approx((0.0, 5e-6))
+    relaxation = _Relaxation(task, model)
+    columns, rows, mixed = kinds_of(relaxation)
+    means = {2.3: 3.79, 2.5: 2.79, 3.0: 2.0667 + 0.39}
+    for limit_ms, mean_ms in means.items():
+        assert relaxation._mean_ms(limit_ms, columns) == pytest.approx(mean_ms, abs=1e-4)
+    by_kind = [relaxation._bound_ms(kind) for kind in (columns, rows, mixed)]
+    assert by_kind == pytest.approx([2.79, 2.95, 3.05], rel=1e-5)
+    assert lower_bound_ms(task, model) == by_kind[0]
+    costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
+    assert min(costs) == pytest.approx(2.89)

@@ -1,0 +1,67 @@
+"""The task and the cost model of the worked example in docs/lower_bound.md."""
+
+import numpy as np
+
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    LINKS,
+    REDUCE_TERMS,
+    CommunicationModel,
+)
+from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2
+EXCHANGE_MS, BUSIER_MS_PER_MB, REDUCE_MS = 0.1, 10.0, 1.0
+NOTHING = -60.0
+"""Logarithm of a price that is far below rounding."""
+
+
+def worked_task() -> ShardingTask:
+    """Two tables on two ranks; every id is used once in a batch."""
+    used_once = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
+    tables = (Table("a", 1000, 16, 10.0, used_once), Table("b", 1000, 8, 4.0, used_once))
+    return ShardingTask(tables, Topology(2, 2**30, compute_device="cpu"), batch_size=1000)
+
+
+def worked_model() -> LearnedCostModel:
+    """Prices that do not depend on the access profile, and no cache that overflows."""
+    exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
+    exchange[0, EXCHANGE_TERMS.index("one")] = EXCHANGE_MS
+    exchange[0, EXCHANGE_TERMS.index("max_busier_intra")] = BUSIER_MS_PER_MB
+    reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
+    reduce[0, REDUCE_TERMS.index("one")] = REDUCE_MS
+    num_profile = len(PROFILE)
+    compute = ComputeModel(
+        profile_mean=np.zeros(num_profile),
+        profile_std=np.ones(num_profile),
+        profile_low=np.zeros(num_profile),
+        profile_high=np.ones(num_profile),
+        forward=_constant_prices({"ids": IDS_MS, "id_columns": ID_COLUMNS_MS}, LAUNCH_MS),
+        backward=_constant_prices({}, 0.0),
+    )
+    return LearnedCostModel(
+        compute,
+        CommunicationModel(exchange, reduce),
+        name="worked example",
+        ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
+        measured_links=LINKS,
+    )
+
+
+def _constant_prices(prices: dict[str, float], launch_ms: float) -> PriceNet:
+    """Prices by work term, in ms per thousand; the net's weights are zero, so its biases remain."""
+    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in WORK_TERMS]
+    return PriceNet(
+        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, len(WORK_TERMS)))),
+        biases=(np.zeros(1), np.array(log_prices)),
+        cache_gain=np.zeros((len(WORK_TERMS), 1)),
+        cache_mb=np.zeros(1),
+        cache_slope=np.ones(1),
+        launch_ms=launch_ms,
+        next_launch_ms=0.0,
+    )
