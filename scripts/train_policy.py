@@ -33,7 +33,14 @@ from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.rl.policy import FEATURES, LearnedPolicy, to_arrays
 from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import Measure, Method, Round, Schedule, new_method, train
+from dlrm_sharded.rl.training import (
+    MeasurePlan,
+    RoundResult,
+    RoundSchedule,
+    TrainingMethod,
+    build_method,
+    train_policy,
+)
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder
@@ -52,14 +59,14 @@ def main(cfg: DictConfig) -> None:
         hardware, device = device_name(rank.device), rank.device.type
         model = _cost_model(cfg, hardware, device)
         pool: TaskPool = instantiate(cfg.tasks)
-        method: Method = new_method(instantiate(cfg.policy), seed=cfg.seed)
-        schedule: Schedule = instantiate(cfg.schedule)
+        method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
+        schedule: RoundSchedule = instantiate(cfg.schedule)
         validation = Validation(pool, model, cfg.num_validation_tasks)
         name = artifact_name(method.net.kind, hardware)
         checkpoint = Path(cfg.out) / f"{name}.partial"
         settings = _settings(cfg)
         with Report(cfg, schedule, method, validation, resumed=checkpoint.exists()) as report:
-            rounds = train(
+            rounds = train_policy(
                 method,
                 pool,
                 _costs(cfg, pool, model, rank),
@@ -78,7 +85,7 @@ def main(cfg: DictConfig) -> None:
             "features": FEATURES,
             "training": settings,
             "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
-            "training_s": round(sum(each.seconds for each in rounds), 1),
+            "training_s": round(sum(result.seconds for result in rounds), 1),
             "scores_ms": scores,
             "versions": versions(),
             "commit": commit(),
@@ -126,13 +133,13 @@ class Validation:
     def best_heuristic_ms(self) -> float:
         return min(self._heuristics.values())
 
-    def policy_ms(self, method: Method) -> float:
+    def policy_ms(self, method: TrainingMethod) -> float:
         """Mean cost of the policy's most probable plans."""
         return self._mean_ms(
             PolicySharder(LearnedPolicy(method.net), name=method.net.kind, num_samples=0)
         )
 
-    def scores(self, method: Method) -> dict[str, float]:
+    def scores(self, method: TrainingMethod) -> dict[str, float]:
         """Mean cost of the policy and of every heuristic."""
         return {method.net.kind: self.policy_ms(method), **self._heuristics}
 
@@ -147,8 +154,8 @@ class Report:
     def __init__(
         self,
         cfg: DictConfig,
-        schedule: Schedule,
-        method: Method,
+        schedule: RoundSchedule,
+        method: TrainingMethod,
         validation: Validation,
         *,
         resumed: bool,
@@ -166,16 +173,16 @@ class Report:
         self._bar.close()
         self._writer.close()
 
-    def add(self, finished: Round) -> None:
+    def add(self, finished: RoundResult) -> None:
         policy_ms = self._validation.policy_ms(self._method)
         best_ms = self._validation.best_heuristic_ms
         curves = {
             "policy/cost_ms": policy_ms,
             "policy/best_heuristic_ms": best_ms,
             "policy/measured_ms": finished.measured_ms,
-            "policy/estimated_ms": finished.cost_ms,
+            "policy/estimated_ms": finished.estimated_ms,
             "policy/entropy": finished.entropy,
-            "policy/cost_error_percent": finished.error,
+            "policy/cost_error_percent": finished.cost_error_percent,
         }
         for tag, value in curves.items():
             self._writer.add_scalar(tag, value, finished.number + 1)
@@ -201,7 +208,7 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
     return {key: chosen[key] for key in keys}
 
 
-def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Measure:
+def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:
     if cfg.costs == "predicted":
         return lambda task, ranks: model.predict(whole_tables(task, ranks), task)
     bench = Bench(

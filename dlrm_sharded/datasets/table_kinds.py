@@ -1,6 +1,6 @@
-"""Tables to draw tasks from, that policies are trained and tried on: of each kind two halves.
+"""Kinds of tables from which the tasks are drawn that policies are trained and tested on.
 
-They have no reuse histograms, which depend on the batch size.
+The tables have no reuse histograms, because these depend on the batch size.
 """
 
 from __future__ import annotations
@@ -14,62 +14,66 @@ from dlrm_sharded.datasets.presets import Tables, dlrm_datasets_pool
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB
 
-PARTS = ("training", "unseen")
-"""One half to train policies on, one to try them on."""
+HALVES = ("training", "unseen")
+"""Each kind has two disjoint halves: one to train policies on, the other to test them on."""
 
 PAPER_DIMS = (4, 8, 16, 32, 64, 128)
 
-LARGEST_TABLE_BYTES = GIB // 2
-"""So that four ranks' tables of a task are measured on a laptop."""
+MAX_TABLE_BYTES = GIB // 2
+"""Largest table, so that a task for four ranks can be measured on a laptop."""
 
 NUM_VARIED = 2000
-VARIED_ROWS, VARIED_IDS = (3, 40_000_000), (0.3, 400.0)
-SINGLE_ID_SHARE = 0.3
-"""Of `varied_tables`: rows, ids a sample, and how many have one id a sample, as Criteo's have."""
+VARIED_ROWS = (3, 40_000_000)
+VARIED_POOLING_FACTORS = (0.3, 400.0)
+"""Ranges of `varied_tables`; values are drawn evenly on a log scale."""
+
+ONE_HOT_SHARE = 0.3
+"""Share of `varied_tables` that have exactly one id per sample, as Criteo's tables do."""
 
 
-def papers_tables(part: str) -> Tables:
-    """A half of `dlrm_datasets_pool`, each table in all `PAPER_DIMS`, of at most half a GiB.
+def paper_tables(half: str) -> Tables:
+    """Return one half of `dlrm_datasets_pool`, each table in all `PAPER_DIMS`.
 
     Args:
-        part: one of `PARTS`.
+        half: one of `HALVES`.
     """
     pool = dlrm_datasets_pool()
     order = np.random.default_rng(0).permutation(len(pool))
-    half = np.array_split(order, len(PARTS))[PARTS.index(part)]
+    chosen = np.array_split(order, len(HALVES))[HALVES.index(half)]
     return tuple(
         dataclasses.replace(
             pool[i],
             name=f"{pool[i].name}_{dim}",
-            num_embeddings=min(pool[i].num_embeddings, LARGEST_TABLE_BYTES // (4 * dim)),
+            num_embeddings=min(pool[i].num_embeddings, MAX_TABLE_BYTES // (4 * dim)),
             embedding_dim=dim,
         )
-        for i in half.tolist()
+        for i in chosen.tolist()
         for dim in PAPER_DIMS
     )
 
 
-def varied_tables(part: str) -> Tables:
-    """Tables over the range of real ones, as no one model has them, of at most half a GiB.
+def varied_tables(half: str) -> Tables:
+    """Return tables over the whole range of real ones, in combinations that no one model has.
 
-    From Criteo's, of three rows, to the largest, one id a sample or hundreds, in all combinations:
-    a task of them has few that cost much and many that cost next to nothing.
+    Rows range from three, as in Criteo, to the largest size, and ids per sample from one to
+    hundreds. Of such tables a task has few that are expensive and many that cost almost nothing.
 
     Args:
-        part: one of `PARTS`; they have nothing in common.
+        half: one of `HALVES`.
     """
-    rng = np.random.default_rng([1, PARTS.index(part)])
+    rng = np.random.default_rng([1, HALVES.index(half)])
     tables = []
     for i in range(NUM_VARIED):
         dim = int(rng.choice(PAPER_DIMS))
-        most_rows = LARGEST_TABLE_BYTES // (4 * dim)
+        max_rows = MAX_TABLE_BYTES // (4 * dim)
         low, high = np.log(VARIED_ROWS)
-        num_rows = min(round(np.exp(rng.uniform(low, high))), most_rows)
-        low, high = np.log(VARIED_IDS)
-        ids = 1.0 if rng.random() < SINGLE_ID_SHARE else float(np.exp(rng.uniform(low, high)))
-        tables.append(Table(f"v{i:04d}", num_rows, dim, ids))
+        num_rows = min(round(np.exp(rng.uniform(low, high))), max_rows)
+        low, high = np.log(VARIED_POOLING_FACTORS)
+        is_one_hot = rng.random() < ONE_HOT_SHARE
+        pooling_factor = 1.0 if is_one_hot else float(np.exp(rng.uniform(low, high)))
+        tables.append(Table(f"v{i:04d}", num_rows, dim, pooling_factor))
     return tuple(tables)
 
 
-TABLES: dict[str, Callable[[str], Tables]] = {"papers": papers_tables, "varied": varied_tables}
-"""By kind, of a part: to draw tasks from that policies are trained and tried on."""
+TABLE_KINDS: dict[str, Callable[[str], Tables]] = {"papers": paper_tables, "varied": varied_tables}
+"""Functions by kind that return the tables of one of the `HALVES`."""

@@ -1,1 +1,10 @@
-"""Policies that place tables one by one, trained by reinforcement learning, and used offline."""
+"""Policies that place tables one by one; they are trained offline by reinforcement learning.
+
+Glossary:
+    policy     the networks that choose a rank for each table, in descending order of cost
+    episode    the placement of all tables of one task
+    actor      a policy in the course of a batch of episodes
+    pool       what training tasks are drawn from
+    round      one iteration of a training: measure plans, fit the cost network, improve the policy
+    overflow   a table was placed where it does not fit, because it fits nowhere
+"""

@@ -1,15 +1,18 @@
-"""AutoShard (arXiv:2208.06399): multi-table costs, and an actor-critic that balances them.
+"""AutoShard (arXiv:2208.06399): a network for the cost of many tables, and an actor-critic.
 
-A cost network predicts what the tables of a rank cost together (sec. 3.2). An LSTM reads the tables
-in the order in which they are placed; a rank is described by the sum of its tables' vectors, its
-predicted cost and its memory; its score comes from both and their product (sec. 3.3). IMPALA's
-V-trace corrects for episodes that an earlier policy played.
+The cost network predicts what the tables of a rank cost together (sec. 3.2). An LSTM reads the
+tables in the order in which they are placed. A rank is described by the sum of its tables' vectors,
+its predicted cost and its memory; its score is computed from the LSTM's state, the rank's
+description and their product (sec. 3.3). IMPALA's V-trace corrects for episodes that were played by
+an earlier policy.
 
-Departures, each for a fault of the paper or its code: costs include communication; a rank without
-memory is masked, and not learnt from a penalty; episodes are played in a batch in this process, and
-no actor processes can hang; the reward is the cost of the slowest rank, step by step, with the
-original balance of ranks to choose; what is said of a rank is relative to the table that is placed,
-so that it means the same on any task.
+Differences from the paper and its code, each because of a fault there:
+- Costs include communication.
+- Ranks without enough memory are masked; the policy does not have to learn to avoid them.
+- Episodes are played in batches in one process; there are no actor processes that can hang.
+- The reward is the cost of the slowest rank; the paper's balance of ranks can be chosen instead.
+- A rank's description is relative to the cost of the table to be placed, so that it means the same
+  on any task.
 
 Letters: E episodes, T tables, W ranks, K numbers of a table, H numbers of a state.
 """
@@ -23,114 +26,132 @@ from torch import Tensor, nn
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.rl.env import (
-    before_each,
-    free_before_each,
+    entropies,
+    free_before_each_step,
     legal_ranks,
     log_probabilities,
     one_hot,
     roll_out,
+    sums_before_each_step,
 )
-from dlrm_sharded.rl.inputs import TABLE_FEATURES, Inputs
-from dlrm_sharded.rl.nets import VECTOR, Head, PlacementNet, TableNet, mlp, sums_by_rank
+from dlrm_sharded.rl.nets import VECTOR_SIZE, CostHead, PlacementNet, TableNet, mlp, sums_by_rank
+from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, TaskTensors
 from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import Improved, MeasuredPlans, Progress, fit_loss, step
+from dlrm_sharded.rl.training import (
+    EpisodeMeans,
+    MeasuredPlans,
+    RoundProgress,
+    adam_step,
+    relative_error_loss,
+)
 
-STATE = 64
+STATE_SIZE = 64
 SCORE_LAYERS = (128, 128, 64)
-RANK_FIGURES = ("cost_with_table", "below_fullest", "memory_left")
+
+RANK_FEATURES = ("cost_with_table", "below_slowest_rank", "memory_left")
+"""What the policy reads about a rank besides its sums: the predicted cost if the table is placed
+there, how much less the rank costs now than the slowest one, and the share of memory left."""
+
 REWARDS = ("cost", "balance")
 BASELINE_WEIGHT = 0.5
+"""Weight of the critic's squared error in the loss."""
 
 
-class CostNetwork(nn.Module):
-    """What a rank's tables cost together (sec. 3.2), in units of `ms`."""
+class AutoShardCostNet(nn.Module):
+    """Predicts what a rank's tables cost together (sec. 3.2), in units of `PlacementNet.ms`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = TableNet()
-        self.head = Head(2 * VECTOR)
+        self.head = CostHead(2 * VECTOR_SIZE)
 
-    def forward(self, sums: Tensor, fullest: Tensor) -> Tensor:
-        """[...], of sums [..., K], where the largest of all ranks are [..., K]."""
-        costs: Tensor = self.head(torch.cat([sums, fullest.expand_as(sums)], dim=-1))
+    def forward(self, sums: Tensor, largest: Tensor) -> Tensor:
+        """Return the costs [...] of ranks with sums [..., K].
+
+        Args:
+            largest: [..., K], the largest sums of all ranks; an exchange waits for that rank.
+        """
+        costs: Tensor = self.head(torch.cat([sums, largest.expand_as(sums)], dim=-1))
         return costs
 
 
 class ActorCritic(nn.Module):
-    """Scores of ranks, and what is still to be gained (sec. 3.3)."""
+    """Predicts scores of ranks and the reward that is still to come (sec. 3.3)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(len(TABLE_FEATURES) + 2, STATE, num_layers=2, batch_first=True)
-        self.rank = mlp([VECTOR + len(RANK_FIGURES), STATE])
-        self.score = mlp([3 * STATE, *SCORE_LAYERS, 1])
-        self.value = mlp([3 * STATE, STATE, 1])
+        self.lstm = nn.LSTM(len(FEATURE_NAMES) + 2, STATE_SIZE, num_layers=2, batch_first=True)
+        self.rank = mlp([VECTOR_SIZE + len(RANK_FEATURES), STATE_SIZE])
+        self.score = mlp([3 * STATE_SIZE, *SCORE_LAYERS, 1])
+        self.value = mlp([3 * STATE_SIZE, STATE_SIZE, 1])
 
-    def states(self, inputs: Inputs, table_costs: Tensor) -> Tensor:
-        """[E, T, H], from the tables' features, and the shares that are placed before each."""
+    def states(self, tasks: TaskTensors, table_costs: Tensor) -> Tensor:
+        """Return [E, T, H] from the tables' features, costs, and costs placed before each step."""
         share = table_costs / table_costs.sum(dim=1, keepdim=True)
         placed = share.cumsum(dim=1) - share
-        read = torch.cat([inputs.features, share[..., None], placed[..., None]], dim=-1)
-        states: Tensor = self.lstm(read)[0]
+        sequence = torch.cat([tasks.features, share[..., None], placed[..., None]], dim=-1)
+        states: Tensor = self.lstm(sequence)[0]
         return states
 
-    def forward(self, states: Tensor, sums: Tensor, figures: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [..., W] and values [...].
+    def forward(self, states: Tensor, sums: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores [..., W] and values [...].
 
         Args:
             states: [..., H].
-            sums: [..., W, K], of ranks with the table, in costs of the table.
-            figures: [..., W, 3], `RANK_FIGURES`.
+            sums: [..., W, K], each rank's sums if it takes the table, in costs of the table.
+            features: [..., W, 3], `RANK_FEATURES`.
         """
-        ranks = self.rank(torch.cat([torch.log1p(sums), figures], dim=-1))
+        ranks = self.rank(torch.cat([torch.log1p(sums), features], dim=-1))
         state = states[..., None, :].expand_as(ranks)
         scores = self.score(torch.cat([state, ranks, state * ranks], dim=-1))[..., 0]
-        of_all = torch.cat([states, ranks.mean(dim=-2), ranks.amax(dim=-2)], dim=-1)
-        return scores, self.value(of_all)[..., 0]
+        all_ranks = torch.cat([states, ranks.mean(dim=-2), ranks.amax(dim=-2)], dim=-1)
+        return scores, self.value(all_ranks)[..., 0]
 
 
 class AutoShard(PlacementNet):
-    """Both networks."""
+    """AutoShard's cost network and its policy."""
 
     kind = "autoshard"
 
     def __init__(self) -> None:
         super().__init__()
-        self.cost = CostNetwork()
+        self.cost = AutoShardCostNet()
         self.policy = ActorCritic()
 
-    def table_costs(self, inputs: Inputs) -> Tensor:
-        vectors = self.cost.table(inputs)
+    def table_costs(self, tasks: TaskTensors) -> Tensor:
+        vectors = self.cost.table(tasks)
         costs: Tensor = self.cost(vectors, vectors)
         return costs
 
-    def plan_costs(self, inputs: Inputs, ranks: Tensor) -> Tensor:
-        sums = sums_by_rank(self.cost.table(inputs), ranks, inputs.world_size)
+    def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
+        sums = sums_by_rank(self.cost.table(tasks), ranks, tasks.world_size)
         costs: Tensor = self.cost(sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
         return costs
 
-    def actor(self, inputs: Inputs) -> AutoShardActor:
-        return AutoShardActor(self, inputs)
+    def actor(self, tasks: TaskTensors) -> AutoShardActor:
+        return AutoShardActor(self, tasks)
 
-    def described(
-        self, before: Tensor, vectors: Tensor, table_costs: Tensor, free: Tensor, inputs: Inputs
+    def describe_ranks(
+        self, before: Tensor, vectors: Tensor, table_costs: Tensor, free: Tensor, tasks: TaskTensors
     ) -> tuple[Tensor, Tensor]:
-        """Sums and `RANK_FIGURES` of ranks, as `ActorCritic` reads them.
+        """Return the sums and the `RANK_FEATURES` of all ranks, as `ActorCritic` reads them.
 
         Args:
             before: [..., W, K], sums before the table is placed.
             vectors, table_costs: [..., K], [...], of the table.
-            free: [..., W], bytes left with it.
+            free: [..., W], bytes left on each rank if it takes the table.
         """
-        fullest = before.amax(dim=-2, keepdim=True)
+        largest = before.amax(dim=-2, keepdim=True)
         sums = before + vectors[..., None, :]
         unit = table_costs[..., None]
-        without = self.cost(before, fullest)
-        costs = self.cost(sums, torch.maximum(fullest, sums))
-        used = before.amax(dim=-1) > 0  # an empty rank is no measure for the others
-        below = without.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True) - without
-        capacity = inputs.capacity.view(len(inputs.capacity), *[1] * (free.dim() - 2), -1)
-        figures = torch.stack(
+        costs_before = self.cost(before, largest)
+        costs = self.cost(sums, torch.maximum(largest, sums))
+        # an empty rank must not count as the slowest one, whatever the network predicts for it
+        used = before.amax(dim=-1) > 0
+        slowest = costs_before.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True)
+        below = slowest - costs_before
+        capacity = tasks.capacity.view(len(tasks.capacity), *[1] * (free.dim() - 2), -1)
+        features = torch.stack(
             [
                 torch.log1p((costs / unit).clamp(min=0.0)),
                 torch.log1p((below / unit).clamp(min=0.0)),
@@ -138,107 +159,109 @@ class AutoShard(PlacementNet):
             ],
             dim=-1,
         )
-        return sums / unit[..., None], figures
+        return sums / unit[..., None], features
 
     @torch.no_grad()
-    def histories(self, inputs: Inputs, ranks: Tensor) -> History:
-        """All that an actor that gave the tables these ranks [E, T] saw, but for its states."""
-        size = inputs.world_size
-        vectors = self.cost.table(inputs)
-        before = before_each(vectors, ranks, size)
-        table_costs = self.positive_table_costs(inputs)
-        free = free_before_each(inputs, ranks)
-        sums, figures = self.described(
-            before, vectors, table_costs, free - inputs.size_bytes[..., None], inputs
+    def history(self, tasks: TaskTensors, ranks: Tensor) -> EpisodeHistory:
+        """Recompute what an actor reads that places the tables on `ranks` [E, T], but its states."""
+        size = tasks.world_size
+        vectors = self.cost.table(tasks)
+        before = sums_before_each_step(vectors, ranks, size)
+        table_costs = self.positive_table_costs(tasks)
+        free = free_before_each_step(tasks, ranks)
+        sums, features = self.describe_ranks(
+            before, vectors, table_costs, free - tasks.size_bytes[..., None], tasks
         )
         after = before + one_hot(ranks, size)[..., None] * vectors[:, :, None]
         costs = self.cost(after, after.amax(dim=2, keepdim=True))
-        legal, _ = legal_ranks(free, inputs.size_bytes)
-        return History(table_costs, sums, figures, costs, legal)
+        legal, _ = legal_ranks(free, tasks.size_bytes)
+        return EpisodeHistory(table_costs, sums, features, costs, legal)
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Of finished episodes.
+class EpisodeHistory:
+    """All steps of finished episodes.
 
     Args:
         table_costs: [E, T].
-        sums, figures: [E, T, W, ...], before each step, see `AutoShard.described`.
-        costs: [E, T, W], of ranks after each step.
+        sums, features: [E, T, W, ...], before each step, see `AutoShard.describe_ranks`.
+        costs: [E, T, W], predicted cost of each rank after each step.
         legal: [E, T, W].
     """
 
     table_costs: Tensor
     sums: Tensor
-    figures: Tensor
+    features: Tensor
     costs: Tensor
     legal: Tensor
 
 
 class AutoShardActor:
-    """See `env.Actor`."""
+    """Implements `env.Actor` with sums that are updated step by step."""
 
-    def __init__(self, net: AutoShard, inputs: Inputs) -> None:
+    def __init__(self, net: AutoShard, tasks: TaskTensors) -> None:
         self._net = net
-        self._inputs = inputs
-        self._vectors = net.cost.table(inputs)
-        self._table_costs = net.positive_table_costs(inputs)
-        self._states = net.policy.states(inputs, self._table_costs)
-        self._sums = torch.zeros((inputs.num_episodes, inputs.world_size, VECTOR))
-        self._free = inputs.capacity.clone()
+        self._tasks = tasks
+        self._vectors = net.cost.table(tasks)
+        self._table_costs = net.positive_table_costs(tasks)
+        self._states = net.policy.states(tasks, self._table_costs)
+        self._sums = torch.zeros((tasks.num_episodes, tasks.world_size, VECTOR_SIZE))
+        self._free = tasks.capacity.clone()
 
     def scores(self, step: int) -> Tensor:
-        free = self._free - self._inputs.size_bytes[:, step, None]
-        sums, figures = self._net.described(
-            self._sums, self._vectors[:, step], self._table_costs[:, step], free, self._inputs
+        free = self._free - self._tasks.size_bytes[:, step, None]
+        sums, features = self._net.describe_ranks(
+            self._sums, self._vectors[:, step], self._table_costs[:, step], free, self._tasks
         )
-        scores: Tensor = self._net.policy(self._states[:, step], sums, figures)[0]
+        scores: Tensor = self._net.policy(self._states[:, step], sums, features)[0]
         return scores
 
     def place(self, step: int, ranks: Tensor) -> None:
-        index = ranks[:, None, None].expand(-1, 1, VECTOR)
+        index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)
         self._sums.scatter_add_(1, index, self._vectors[:, step, None])
-        self._free.scatter_add_(1, ranks[:, None], -self._inputs.size_bytes[:, step, None])
+        self._free.scatter_add_(1, ranks[:, None], -self._tasks.size_bytes[:, step, None])
 
 
-def rewards_of(reward: str, costs: Tensor, table_costs: Tensor, overflown: Tensor) -> Tensor:
-    """[E, T], in parts of what the whole episode gains; one of `REWARDS`.
+def step_rewards(reward: str, costs: Tensor, table_costs: Tensor, overflown: Tensor) -> Tensor:
+    """Return [E, T], the change of the episode's score in each step; their sum is the final score.
 
-    `cost`: minus the cost of the slowest rank, as a multiple of what no placement can go below:
-    the mean of the ranks, or the dearest table. `balance`: the least over the largest cost of a
-    rank, as in the paper.
+    The score `cost` is minus the cost of the slowest rank, divided by a cost that no placement can
+    be below: the mean of the ranks or the most expensive table. The score `balance`, the paper's,
+    is the smallest cost of a rank divided by the largest.
 
     Args:
+        reward: one of `REWARDS`.
         costs: [E, T, W], of ranks after each step.
         table_costs: [E, T].
         overflown: [E]; the last step of such an episode loses 1.
     """
     slowest = costs.amax(dim=2)
     if reward == "balance":
-        so_far = costs.amin(dim=2) / slowest.clamp(min=1e-9)
+        scores = costs.amin(dim=2) / slowest.clamp(min=1e-9)
     else:
         mean = table_costs.sum(dim=1) / costs.shape[2]
-        so_far = -slowest / torch.maximum(mean, table_costs.amax(dim=1))[:, None]
-    gains = torch.diff(so_far, dim=1, prepend=torch.zeros_like(so_far[:, :1]))
-    gains[:, -1] -= overflown.float()
-    return gains
+        scores = -slowest / torch.maximum(mean, table_costs.amax(dim=1))[:, None]
+    rewards = torch.diff(scores, dim=1, prepend=torch.zeros_like(scores[:, :1]))
+    rewards[:, -1] -= overflown.float()
+    return rewards
 
 
 def v_trace(log_rhos: Tensor, rewards: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets of the values and advantages of the actions, both [E, T].
+    """Return the value targets and the advantages of the actions, both [E, T].
 
-    Espeholt et al. (arXiv:1802.01561), eq. 1 and sec. 4.2, without discount, weights cut at 1; an
-    episode is worth nothing after its last step.
+    Espeholt et al. (arXiv:1802.01561), eq. 1 and sec. 4.2, without discount and with weights cut
+    at 1. The value after the last step of an episode is 0.
 
     Args:
-        log_rhos: [E, T], of the actions' probabilities now over those when they were taken.
-        values: [E, T], of the states before each step.
+        log_rhos: [E, T], log of the actions' probabilities now over those when they were drawn.
+        values: [E, T], predicted values of the states before each step.
     """
     rhos = log_rhos.exp().clamp(max=1.0)
-    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-    errors = rhos * (rewards + following - values)
+    next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+    errors = rhos * (rewards + next_values - values)
     corrections = []
     correction = torch.zeros_like(values[:, 0])
+    # the recursion of the paper's remark 1: a step's correction includes those of the steps after
     for error, rho in zip(errors.unbind(1)[::-1], rhos.unbind(1)[::-1], strict=True):
         correction = error + rho * correction
         corrections.append(correction)
@@ -247,98 +270,104 @@ def v_trace(log_rhos: Tensor, rewards: Tensor, values: Tensor) -> tuple[Tensor, 
     return targets, rhos * (rewards + next_targets - values)
 
 
-class AutoShardTraining:
-    """The cost network's fit and the actor-critic's updates.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoShardConfig:
+    """Hyperparameters of a training. All numbers of updates and rollouts are per round.
 
     Args:
-        cost_updates, cost_batch, cost_learning_rate: of a round, in plans.
-        rollouts: batches of episodes of a round.
-        updates_per_rollout: how often each batch is learnt from.
-        tasks_per_rollout, episodes_per_task: of each batch.
-        reward: one of `REWARDS`; balance is the paper's.
+        cost_updates: gradient steps of the cost network.
+        cost_batch: measured plans per gradient step.
+        rollouts: batches of episodes that are played.
+        updates_per_rollout: policy updates on each batch of episodes.
+        tasks_per_rollout, episodes_per_task: make up a batch of episodes.
+        entropy_weight: weight of the policy's entropy in the loss.
+        reward: one of `REWARDS`; "balance" is the paper's.
     """
 
-    def __init__(
-        self,
-        *,
-        cost_updates: int = 600,
-        cost_batch: int = 64,
-        cost_learning_rate: float = 2e-3,
-        rollouts: int = 50,
-        updates_per_rollout: int = 2,
-        tasks_per_rollout: int = 8,
-        episodes_per_task: int = 4,
-        policy_learning_rate: float = 1e-3,
-        entropy_weight: float = 1e-3,
-        reward: str = "cost",
-    ) -> None:
-        check_count("policy.cost_updates", cost_updates, least=1)
-        check_count("policy.cost_batch", cost_batch, least=1)
-        check_number("policy.cost_learning_rate", cost_learning_rate, above=True)
-        check_count("policy.rollouts", rollouts, least=1)
-        check_count("policy.updates_per_rollout", updates_per_rollout, least=1)
-        check_count("policy.tasks_per_rollout", tasks_per_rollout, least=1)
-        check_count("policy.episodes_per_task", episodes_per_task, least=1)
-        check_number("policy.policy_learning_rate", policy_learning_rate, above=True)
-        check_number("policy.entropy_weight", entropy_weight)
-        if reward not in REWARDS:
-            raise ConfigError(f"policy.reward is {reward!r}; known: {', '.join(REWARDS)}")
+    cost_updates: int = 600
+    cost_batch: int = 64
+    cost_learning_rate: float = 2e-3
+    rollouts: int = 50
+    updates_per_rollout: int = 2
+    tasks_per_rollout: int = 8
+    episodes_per_task: int = 4
+    policy_learning_rate: float = 1e-3
+    entropy_weight: float = 1e-3
+    reward: str = "cost"
+
+    def __post_init__(self) -> None:
+        for key in (
+            *("cost_updates", "cost_batch", "rollouts", "updates_per_rollout"),
+            *("tasks_per_rollout", "episodes_per_task"),
+        ):
+            check_count(f"policy.{key}", getattr(self, key), least=1)
+        for key in ("cost_learning_rate", "policy_learning_rate"):
+            check_number(f"policy.{key}", getattr(self, key), above=True)
+        check_number("policy.entropy_weight", self.entropy_weight)
+        if self.reward not in REWARDS:
+            raise ConfigError(f"policy.reward is {self.reward!r}; known: {', '.join(REWARDS)}")
+
+    def build(self) -> AutoShardTraining:
+        return AutoShardTraining(self)
+
+
+class AutoShardTraining:
+    """Fits the cost network and updates the actor-critic; see `training.TrainingMethod`."""
+
+    def __init__(self, config: AutoShardConfig) -> None:
+        self._config = config
         self.net = AutoShard()
         self.optimizers = {
             "cost": torch.optim.Adam(self.net.cost.parameters()),
             "policy": torch.optim.Adam(self.net.policy.parameters()),
         }
-        self._cost_updates = cost_updates
-        self._cost_batch = cost_batch
-        self._cost_learning_rate = cost_learning_rate
-        self._rollouts = rollouts
-        self._updates_per_rollout = updates_per_rollout
-        self._tasks_per_rollout = tasks_per_rollout
-        self._episodes_per_task = episodes_per_task
-        self._policy_learning_rate = policy_learning_rate
-        self._entropy_weight = entropy_weight
-        self._reward = reward
 
-    def fit_costs(self, plans: MeasuredPlans, progress: Progress) -> float:
-        """The mean relative error of the last batch's ranks, in percent."""
+    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
+        """Return the mean relative error of the last batch's ranks, in percent."""
+        config = self._config
         targets = torch.tensor([[rank.total_ms for rank in cost.per_rank] for cost in plans.costs])
-        size = plans.inputs.world_size
+        size = plans.tasks.world_size
         error = torch.zeros(())
-        for done in progress.steps(self._cost_updates):
-            chosen = torch.randint(len(plans.costs), (self._cost_batch,), generator=progress.random)
-            inputs, ranks = plans.inputs.chosen(chosen), plans.ranks[chosen]
-            sums = sums_by_rank(self.net.cost.table(inputs), ranks, size)
+        for done in progress.shares_done(config.cost_updates):
+            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
+            tasks, ranks = plans.tasks.select(batch), plans.ranks[batch]
+            sums = sums_by_rank(self.net.cost.table(tasks), ranks, size)
             costs = self.net.ms * self.net.cost(sums, sums.amax(dim=1, keepdim=True))
-            of_ranks = (costs - targets[chosen]) / targets[chosen].mean(dim=1, keepdim=True)
-            loss = fit_loss(of_ranks)
-            step(self.optimizers["cost"], loss, self._cost_learning_rate * (1.0 - done))
-            error = of_ranks.detach().abs().mean()
+            errors = (costs - targets[batch]) / targets[batch].mean(dim=1, keepdim=True)
+            loss = relative_error_loss(errors)
+            adam_step(self.optimizers["cost"], loss, config.cost_learning_rate * (1.0 - done))
+            error = errors.detach().abs().mean()
         return 100 * float(error)
 
-    def improve(self, pool: TaskPool, progress: Progress) -> Improved:
-        """Actor-critic updates with V-trace."""
-        improved = Improved()
-        for done in progress.steps(self._rollouts):
-            tasks = [pool.draw(progress.numpy) for _ in range(self._tasks_per_rollout)]
-            inputs = self.net.ordered(pool.inputs(tasks))[0].repeated(self._episodes_per_task)
-            placed = roll_out(inputs, self.net.actor(inputs), progress.random)
-            history = self.net.histories(inputs, placed.ranks)
-            rewards = rewards_of(self._reward, history.costs, history.table_costs, placed.overflown)
-            for _ in range(self._updates_per_rollout):
-                states = self.net.policy.states(inputs, history.table_costs)
-                scores, values = self.net.policy(states, history.sums, history.figures)
+    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
+        """Update the actor-critic on V-trace targets."""
+        config = self._config
+        means = EpisodeMeans()
+        for done in progress.shares_done(config.rollouts):
+            drawn = [pool.draw(progress.numpy_rng) for _ in range(config.tasks_per_rollout)]
+            tasks = self.net.scale_and_sort(pool.tensors(drawn))[0]
+            tasks = tasks.repeat(config.episodes_per_task)
+            placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
+            history = self.net.history(tasks, placed.ranks)
+            rewards = step_rewards(
+                config.reward, history.costs, history.table_costs, placed.overflown
+            )
+            for _ in range(config.updates_per_rollout):
+                states = self.net.policy.states(tasks, history.table_costs)
+                scores, values = self.net.policy(states, history.sums, history.features)
                 log_p = log_probabilities(scores, history.legal)
-                taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
+                log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
                 with torch.no_grad():
-                    log_rhos = taken - placed.log_probs
+                    log_rhos = log_p_placed - placed.log_probs
                     targets, advantages = v_trace(log_rhos, rewards, values)
-                entropy = -(log_p.exp() * log_p.masked_fill(~history.legal, 0.0)).sum(dim=-1)
+                entropy = entropies(log_p, history.legal)
                 loss = (
-                    -(advantages * taken).mean()
+                    -(advantages * log_p_placed).mean()
                     + BASELINE_WEIGHT * (targets - values).square().mean()
-                    - self._entropy_weight * entropy.mean()
+                    - config.entropy_weight * entropy.mean()
                 )
-                step(self.optimizers["policy"], loss, self._policy_learning_rate * (1.0 - done))
+                learning_rate = config.policy_learning_rate * (1.0 - done)
+                adam_step(self.optimizers["policy"], loss, learning_rate)
             slowest = history.costs[:, -1].amax(dim=1).mean()
-            improved.add(cost_ms=float(self.net.ms * slowest), entropy=entropy.mean().item())
-        return improved
+            means.add(cost_ms=float(self.net.ms * slowest), entropy=entropy.mean().item())
+        return means

@@ -1,4 +1,4 @@
-"""What a policy is to the sharder that uses it."""
+"""The protocol between a policy and the sharder that uses it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dlrm_sharded.task import ShardingTask
 
 
 class Policy(Protocol):
-    """Places whole tables. Trained for some hardware, for any number of tables and ranks."""
+    """Places whole tables. It is trained for one hardware, for any number of tables and ranks."""
 
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        """The rank of each table; None where it found no room for one of them.
+        """Return the rank of each table, or None if some table fits no rank.
 
         Args:
-            task: with a reuse histogram for every table.
-            num_samples: placements drawn beside the most probable one, fewer on many ranks; the
-                one of the least predicted cost is taken.
+            task: a task whose tables all have a reuse histogram.
+            num_samples: how many placements to draw besides the most probable one; the policy
+                returns the one whose cost it predicts to be the lowest.
         """

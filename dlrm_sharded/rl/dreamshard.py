@@ -1,21 +1,28 @@
-"""DreamShard (arXiv:2210.02023): a cost network, and a policy trained on what it estimates.
+"""DreamShard (arXiv:2210.02023): a cost network, and a policy trained on the costs it predicts.
 
-The cost network predicts, from sums of its tables' vectors, what a rank's forward computation,
-communication and backward computation take, and from the largest of all ranks what the plan costs.
-The policy sees the same of every rank as if it took the table, beside sums of its own, and gives
-the rank a score. Hardware is asked for the cost network's data alone; the policy's episodes are
-judged by the network (sec. 3.2 and 3.3).
+The cost network predicts the forward computation, communication and backward computation of a rank
+from the sum of its tables' vectors, and the cost of the plan from the largest sums and costs of all
+ranks. For every rank the policy reads the costs that are predicted if the rank takes the table, and
+sums of vectors of its own, and returns a score. Only the data of the cost network is measured on
+hardware; the episodes of the policy are rewarded by what the network predicts (sec. 3.2 and 3.3).
 
-Departures, each for a fault of the published code: one legality mask, in sampling and in training;
-costs by name; features scaled over all tables instead of within a task; no part depends on the
-number of ranks; sums are updated, all episodes at once, instead of calling a net per table. Others:
-communication depends on the fullest rank too; scores are in units of the cost of the table that is
-placed, so that they mean the same on any task; a step is judged by what came after it alone.
+Differences from the published code, because of faults there:
+- One legality mask serves sampling and training.
+- Costs are passed by name.
+- Features are scaled over all tables, not within a task.
+- No layer depends on the number of ranks.
+- Sums are updated step by step for all episodes at once, without a network call per table.
+Other differences:
+- Communication depends on the largest sums of all ranks too.
+- Scores are in units of the cost of the table to be placed, so that they mean the same on any task.
+- A step is judged only by the costs that came after it.
 
 Letters: E episodes, T tables, W ranks, K numbers of a table, N measured plans.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,243 +30,284 @@ from torch import Tensor, nn
 from dlrm_sharded.errors import check_count, check_number
 from dlrm_sharded.plan_cost import StageCost
 from dlrm_sharded.rl.env import (
-    before_each,
-    free_before_each,
+    entropies,
+    free_before_each_step,
     legal_ranks,
     log_probabilities,
     roll_out,
+    sums_before_each_step,
 )
-from dlrm_sharded.rl.inputs import Inputs
-from dlrm_sharded.rl.nets import HEAD, VECTOR, Head, PlacementNet, TableNet, mlp, sums_by_rank
+from dlrm_sharded.rl.nets import (
+    HEAD_SIZE,
+    VECTOR_SIZE,
+    CostHead,
+    PlacementNet,
+    TableNet,
+    mlp,
+    sums_by_rank,
+)
+from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TaskPool
-from dlrm_sharded.rl.training import Improved, MeasuredPlans, Progress, fit_loss, step
+from dlrm_sharded.rl.training import (
+    EpisodeMeans,
+    MeasuredPlans,
+    RoundProgress,
+    adam_step,
+    relative_error_loss,
+)
 
-STAGES = ("forward", "communication", "backward")
+RANK_COSTS = ("forward", "communication", "backward")
+"""The costs that are predicted for each rank; both exchanges together are one of them."""
+
 COST_LAYERS = (64, 32)
-LEAST_SPREAD = 0.01
-"""Of the mean cost: what differs by less among a task's episodes is hardly an advantage."""
+"""Layer sizes of the part of the policy that reads `RANK_COSTS`."""
+
+MIN_RELATIVE_SPREAD = 0.01
+"""Added to the spread of a task's episodes, relative to their mean cost, so that negligible
+differences do not become large advantages."""
 
 OVERFLOW_PENALTY = 1.0
-"""By what share a plan that overflows a rank is dearer."""
+"""Share of its cost that is added to the cost of a plan that overflows a rank."""
 
 
-class CostNetwork(nn.Module):
-    """Costs of ranks and plans from sums of vectors (sec. 3.2), in units of `ms`."""
+class DreamShardCostNet(nn.Module):
+    """Predicts costs of ranks and plans from sums (sec. 3.2), in units of `PlacementNet.ms`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = TableNet()
-        self.forward_head = Head(VECTOR)
-        self.communication_head = Head(2 * VECTOR)
-        self.backward_head = Head(VECTOR)
-        self.overall = mlp([VECTOR + len(STAGES) + 1, HEAD, 1], bias=False)
+        self.forward_head = CostHead(VECTOR_SIZE)
+        self.communication_head = CostHead(2 * VECTOR_SIZE)
+        self.backward_head = CostHead(VECTOR_SIZE)
+        self.overall = mlp([VECTOR_SIZE + len(RANK_COSTS) + 1, HEAD_SIZE, 1], bias=False)
         last = self.overall[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
 
-    def stages(self, sums: Tensor, fullest: Tensor) -> Tensor:
-        """[..., 3], the `STAGES` of ranks [..., K], where the largest of all ranks are [..., K]."""
-        both = torch.cat([sums, fullest.expand_as(sums)], dim=-1)
+    def rank_costs(self, sums: Tensor, largest: Tensor) -> Tensor:
+        """Return [..., 3], the `RANK_COSTS` of ranks with sums [..., K].
+
+        Args:
+            largest: [..., K], the largest sums of all ranks; an exchange waits for that rank.
+        """
+        both = torch.cat([sums, largest.expand_as(sums)], dim=-1)
         costs = [self.forward_head(sums), self.communication_head(both), self.backward_head(sums)]
         return torch.stack(costs, dim=-1)
 
-    def plan(self, sums: Tensor, stages: Tensor) -> Tensor:
-        """[...], of sums [..., W, K] and stages [..., W, 3]: the slowest rank, corrected."""
-        total = stages.sum(dim=-1, keepdim=True)
-        largest = torch.cat([sums, stages, total], dim=-1).amax(dim=-2)
+    def plan_cost(self, sums: Tensor, rank_costs: Tensor) -> Tensor:
+        """Return [...], the cost of the slowest rank plus a learned correction.
+
+        Args:
+            sums: [..., W, K].
+            rank_costs: [..., W, 3].
+        """
+        total = rank_costs.sum(dim=-1, keepdim=True)
+        largest = torch.cat([sums, rank_costs, total], dim=-1).amax(dim=-2)
         cost: Tensor = total.amax(dim=(-2, -1)) + self.overall(largest)[..., 0]
         return cost
 
 
-class PolicyNetwork(nn.Module):
-    """Scores of ranks (sec. 3.3)."""
+class DreamShardPolicyNet(nn.Module):
+    """Computes scores of ranks (sec. 3.3)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = TableNet()
-        self.costs = mlp([len(STAGES), *COST_LAYERS], bias=False)
-        self.score = nn.Linear(VECTOR + COST_LAYERS[-1], 1, bias=False)
-        nn.init.zeros_(self.score.weight)  # at first, all legal ranks are alike
+        self.costs = mlp([len(RANK_COSTS), *COST_LAYERS], bias=False)
+        self.score = nn.Linear(VECTOR_SIZE + COST_LAYERS[-1], 1, bias=False)
+        nn.init.zeros_(self.score.weight)  # at first, all legal ranks are equally probable
 
-    def forward(self, sums: Tensor, stages: Tensor, table_cost: Tensor) -> Tensor:
-        """[...], of ranks with the table: sums [..., K], stages [..., 3]; and of it alone [...]."""
-        score: Tensor = self.score(torch.cat([sums, self.costs(stages)], dim=-1))[..., 0]
+    def forward(self, sums: Tensor, rank_costs: Tensor, table_cost: Tensor) -> Tensor:
+        """Return the scores [...] of ranks.
+
+        Args:
+            sums, rank_costs: [..., K], [..., 3], of the rank if it takes the table.
+            table_cost: [...], of the table.
+        """
+        score: Tensor = self.score(torch.cat([sums, self.costs(rank_costs)], dim=-1))[..., 0]
         return score / table_cost
 
 
 class DreamShard(PlacementNet):
-    """Both networks."""
+    """DreamShard's cost network and its policy."""
 
     kind = "dreamshard"
 
     def __init__(self) -> None:
         super().__init__()
-        self.cost = CostNetwork()
-        self.policy = PolicyNetwork()
+        self.cost = DreamShardCostNet()
+        self.policy = DreamShardPolicyNet()
 
-    def table_costs(self, inputs: Inputs) -> Tensor:
-        vectors = self.cost.table(inputs)
-        return self.cost.stages(vectors, vectors).sum(dim=-1)
+    def table_costs(self, tasks: TaskTensors) -> Tensor:
+        vectors = self.cost.table(tasks)
+        return self.cost.rank_costs(vectors, vectors).sum(dim=-1)
 
-    def plan_costs(self, inputs: Inputs, ranks: Tensor) -> Tensor:
-        sums = sums_by_rank(self.cost.table(inputs), ranks, inputs.world_size)
+    def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
+        sums = sums_by_rank(self.cost.table(tasks), ranks, tasks.world_size)
         return self._plan_costs(sums)
 
-    def costs_before(self, inputs: Inputs, ranks: Tensor) -> Tensor:
-        """[E, T], of what is on the ranks [E, T] before each step."""
-        return self._plan_costs(before_each(self.cost.table(inputs), ranks, inputs.world_size))
+    def costs_before_each_step(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
+        """Return [E, T], the costs of what is placed on the ranks [E, T] before each step."""
+        vectors = self.cost.table(tasks)
+        return self._plan_costs(sums_before_each_step(vectors, ranks, tasks.world_size))
 
     def _plan_costs(self, sums: Tensor) -> Tensor:
-        """[...], of sums [..., W, K]."""
-        stages = self.cost.stages(sums, sums.amax(dim=-2, keepdim=True))
-        return self.cost.plan(sums, stages)
+        """Return [...] for sums [..., W, K]."""
+        rank_costs = self.cost.rank_costs(sums, sums.amax(dim=-2, keepdim=True))
+        return self.cost.plan_cost(sums, rank_costs)
 
-    def actor(self, inputs: Inputs) -> DreamShardActor:
-        return DreamShardActor(self, inputs)
+    def actor(self, tasks: TaskTensors) -> DreamShardActor:
+        return DreamShardActor(self, tasks)
 
-    def scores(self, inputs: Inputs, ranks: Tensor) -> Tensor:
-        """[E, T, W], what an actor that gave the tables these ranks [E, T] said at each step."""
+    def scores(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
+        """Return [E, T, W], the scores of an actor that placed the tables on the ranks [E, T]."""
         with torch.no_grad():
-            vectors = self.cost.table(inputs)
-            before = before_each(vectors, ranks, inputs.world_size)
-            sums = before + vectors[:, :, None]
-            fullest = torch.maximum(before.amax(dim=2, keepdim=True), sums)
-            stages = self.cost.stages(sums, fullest)
-            table_costs = self.positive_table_costs(inputs)
-        vectors = self.policy.table(inputs)
-        own = before_each(vectors, ranks, inputs.world_size) + vectors[:, :, None]
-        scores: Tensor = self.policy(own, stages, table_costs[..., None])
+            vectors = self.cost.table(tasks)
+            before = sums_before_each_step(vectors, ranks, tasks.world_size)
+            cost_sums = before + vectors[:, :, None]
+            largest = torch.maximum(before.amax(dim=2, keepdim=True), cost_sums)
+            rank_costs = self.cost.rank_costs(cost_sums, largest)
+            table_costs = self.positive_table_costs(tasks)
+        vectors = self.policy.table(tasks)
+        sums = sums_before_each_step(vectors, ranks, tasks.world_size) + vectors[:, :, None]
+        scores: Tensor = self.policy(sums, rank_costs, table_costs[..., None])
         return scores
 
 
 class DreamShardActor:
-    """See `env.Actor`."""
+    """Implements `env.Actor` with sums that are updated step by step."""
 
-    def __init__(self, net: DreamShard, inputs: Inputs) -> None:
+    def __init__(self, net: DreamShard, tasks: TaskTensors) -> None:
         self._net = net
-        self._cost_vectors = net.cost.table(inputs)
-        self._vectors = net.policy.table(inputs)
-        self._table_costs = net.positive_table_costs(inputs)
-        shape = (inputs.num_episodes, inputs.world_size, VECTOR)
+        self._cost_vectors = net.cost.table(tasks)
+        self._vectors = net.policy.table(tasks)
+        self._table_costs = net.positive_table_costs(tasks)
+        shape = (tasks.num_episodes, tasks.world_size, VECTOR_SIZE)
         self._cost_sums, self._sums = torch.zeros(shape), torch.zeros(shape)
 
     def scores(self, step: int) -> Tensor:
-        sums = self._cost_sums + self._cost_vectors[:, step, None]
-        fullest = torch.maximum(self._cost_sums.amax(dim=1, keepdim=True), sums)
-        stages = self._net.cost.stages(sums, fullest)
-        own = self._sums + self._vectors[:, step, None]
-        scores: Tensor = self._net.policy(own, stages, self._table_costs[:, step, None])
+        cost_sums = self._cost_sums + self._cost_vectors[:, step, None]
+        largest = torch.maximum(self._cost_sums.amax(dim=1, keepdim=True), cost_sums)
+        rank_costs = self._net.cost.rank_costs(cost_sums, largest)
+        sums = self._sums + self._vectors[:, step, None]
+        scores: Tensor = self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
         return scores
 
     def place(self, step: int, ranks: Tensor) -> None:
-        index = ranks[:, None, None].expand(-1, 1, VECTOR)
+        index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)
         self._cost_sums.scatter_add_(1, index, self._cost_vectors[:, step, None])
         self._sums.scatter_add_(1, index, self._vectors[:, step, None])
 
 
-class DreamShardTraining:
-    """The two fits of each round (Alg. 1).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DreamShardConfig:
+    """Hyperparameters of a training. All numbers of updates are per round.
 
     Args:
-        cost_updates, cost_batch, cost_learning_rate: of a round, in plans.
-        policy_updates, policy_learning_rate: of a round.
-        tasks_per_update, episodes_per_task: of each policy update; the mean of a task's episodes
-            is their baseline.
-        entropy_weight: of the policy's entropy in its loss.
+        cost_updates: gradient steps of the cost network.
+        cost_batch: measured plans per gradient step.
+        policy_updates: gradient steps of the policy.
+        tasks_per_update, episodes_per_task: make up the episodes of one gradient step of the
+            policy; the mean of a task's episodes is their baseline, so that there must be two.
+        entropy_weight: weight of the policy's entropy in the loss.
     """
 
-    def __init__(
-        self,
-        *,
-        cost_updates: int = 600,
-        cost_batch: int = 64,
-        cost_learning_rate: float = 2e-3,
-        policy_updates: int = 50,
-        policy_learning_rate: float = 1e-3,
-        tasks_per_update: int = 8,
-        episodes_per_task: int = 8,
-        entropy_weight: float = 1e-3,
-    ) -> None:
-        check_count("policy.cost_updates", cost_updates, least=1)
-        check_count("policy.cost_batch", cost_batch, least=1)
-        check_number("policy.cost_learning_rate", cost_learning_rate, above=True)
-        check_count("policy.policy_updates", policy_updates, least=1)
-        check_number("policy.policy_learning_rate", policy_learning_rate, above=True)
-        check_count("policy.tasks_per_update", tasks_per_update, least=1)
-        check_count("policy.episodes_per_task", episodes_per_task, least=2)
-        check_number("policy.entropy_weight", entropy_weight)
+    cost_updates: int = 600
+    cost_batch: int = 64
+    cost_learning_rate: float = 2e-3
+    policy_updates: int = 50
+    policy_learning_rate: float = 1e-3
+    tasks_per_update: int = 8
+    episodes_per_task: int = 8
+    entropy_weight: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for key in ("cost_updates", "cost_batch", "policy_updates", "tasks_per_update"):
+            check_count(f"policy.{key}", getattr(self, key), least=1)
+        check_count("policy.episodes_per_task", self.episodes_per_task, least=2)
+        for key in ("cost_learning_rate", "policy_learning_rate"):
+            check_number(f"policy.{key}", getattr(self, key), above=True)
+        check_number("policy.entropy_weight", self.entropy_weight)
+
+    def build(self) -> DreamShardTraining:
+        return DreamShardTraining(self)
+
+
+class DreamShardTraining:
+    """Fits the cost network and improves the policy (Alg. 1); see `training.TrainingMethod`."""
+
+    def __init__(self, config: DreamShardConfig) -> None:
+        self._config = config
         self.net = DreamShard()
         self.optimizers = {
             "cost": torch.optim.Adam(self.net.cost.parameters()),
             "policy": torch.optim.Adam(self.net.policy.parameters()),
         }
-        self._cost_updates = cost_updates
-        self._cost_batch = cost_batch
-        self._cost_learning_rate = cost_learning_rate
-        self._policy_updates = policy_updates
-        self._policy_learning_rate = policy_learning_rate
-        self._tasks_per_update = tasks_per_update
-        self._episodes_per_task = episodes_per_task
-        self._entropy_weight = entropy_weight
 
-    def fit_costs(self, plans: MeasuredPlans, progress: Progress) -> float:
-        """The mean relative error of the last batch, in percent."""
+    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
+        """Return the mean relative error of the last batch's plans, in percent."""
+        config = self._config
         targets = torch.tensor(
-            [[_stages_ms(rank) for rank in cost.per_rank] for cost in plans.costs]
+            [[_rank_costs_ms(rank) for rank in cost.per_rank] for cost in plans.costs]
         )
         overall = torch.tensor([cost.cost_ms for cost in plans.costs])
-        size = plans.inputs.world_size
+        size = plans.tasks.world_size
         error = torch.zeros(())
-        for done in progress.steps(self._cost_updates):
-            chosen = torch.randint(len(plans.costs), (self._cost_batch,), generator=progress.random)
-            inputs, ranks = plans.inputs.chosen(chosen), plans.ranks[chosen]
-            sums = sums_by_rank(self.net.cost.table(inputs), ranks, size)
-            stages = self.net.cost.stages(sums, sums.amax(dim=1, keepdim=True))
-            # relative to a rank of the plan, as errors of its stages and ranks add up
-            scale = targets[chosen].sum(dim=-1).mean(dim=1)
-            of_stages = (self.net.ms * stages - targets[chosen]) / scale[:, None, None]
-            of_plan = (self.net.ms * self.net.cost.plan(sums, stages) - overall[chosen]) / scale
-            loss = fit_loss(of_stages) + fit_loss(of_plan)
-            step(self.optimizers["cost"], loss, self._cost_learning_rate * (1.0 - done))
-            error = of_plan.detach().abs().mean()
+        for done in progress.shares_done(config.cost_updates):
+            batch = progress.draw_batch(len(plans.costs), config.cost_batch)
+            tasks, ranks = plans.tasks.select(batch), plans.ranks[batch]
+            sums = sums_by_rank(self.net.cost.table(tasks), ranks, size)
+            rank_costs = self.net.cost.rank_costs(sums, sums.amax(dim=1, keepdim=True))
+            # all errors are relative to the plan's mean rank, because they add up over its ranks
+            scale = targets[batch].sum(dim=-1).mean(dim=1)
+            rank_errors = (self.net.ms * rank_costs - targets[batch]) / scale[:, None, None]
+            plan_costs = self.net.cost.plan_cost(sums, rank_costs)
+            plan_errors = (self.net.ms * plan_costs - overall[batch]) / scale
+            loss = relative_error_loss(rank_errors) + relative_error_loss(plan_errors)
+            adam_step(self.optimizers["cost"], loss, config.cost_learning_rate * (1.0 - done))
+            error = plan_errors.detach().abs().mean()
         return 100 * float(error)
 
-    def improve(self, pool: TaskPool, progress: Progress) -> Improved:
-        """REINFORCE on the estimated MDP (sec. 3.3)."""
-        groups, size = self._tasks_per_update, self._episodes_per_task
-        improved = Improved()
-        for done in progress.steps(self._policy_updates):
-            tasks = pool.inputs([pool.draw(progress.numpy) for _ in range(groups)])
-            inputs = self.net.ordered(tasks)[0].repeated(size)
+    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
+        """Update the policy by REINFORCE on the estimated MDP (sec. 3.3)."""
+        config = self._config
+        num_tasks, num_episodes = config.tasks_per_update, config.episodes_per_task
+        means = EpisodeMeans()
+        for done in progress.shares_done(config.policy_updates):
+            drawn = pool.tensors([pool.draw(progress.numpy_rng) for _ in range(num_tasks)])
+            tasks = self.net.scale_and_sort(drawn)[0].repeat(num_episodes)
             with torch.no_grad():
-                placed = roll_out(inputs, self.net.actor(inputs), progress.random)
-                costs = self.net.plan_costs(inputs, placed.ranks)
+                placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
+                costs = self.net.plan_costs(tasks, placed.ranks)
                 costs = costs * (1.0 + OVERFLOW_PENALTY * placed.overflown)
-                to_come = costs[:, None] - self.net.costs_before(inputs, placed.ranks)
-                advantage = advantages(to_come.view(groups, size, -1)).view_as(to_come)
-                legal, _ = legal_ranks(free_before_each(inputs, placed.ranks), inputs.size_bytes)
-            log_p = log_probabilities(self.net.scores(inputs, placed.ranks), legal)
-            entropy = -(log_p.exp() * log_p.masked_fill(~legal, 0.0)).sum(dim=-1).mean()
-            taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
-            loss = -(advantage * taken).mean() - self._entropy_weight * entropy
-            step(self.optimizers["policy"], loss, self._policy_learning_rate * (1.0 - done))
-            improved.add(cost_ms=float(self.net.ms * costs.mean()), entropy=entropy.item())
-        return improved
+                to_come = costs[:, None] - self.net.costs_before_each_step(tasks, placed.ranks)
+                by_task = to_come.view(num_tasks, num_episodes, -1)
+                advantage = advantages(by_task).view_as(to_come)
+                free = free_before_each_step(tasks, placed.ranks)
+                legal, _ = legal_ranks(free, tasks.size_bytes)
+            log_p = log_probabilities(self.net.scores(tasks, placed.ranks), legal)
+            entropy = entropies(log_p, legal).mean()
+            log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
+            loss = -(advantage * log_p_placed).mean() - config.entropy_weight * entropy
+            learning_rate = config.policy_learning_rate * (1.0 - done)
+            adam_step(self.optimizers["policy"], loss, learning_rate)
+            means.add(cost_ms=float(self.net.ms * costs.mean()), entropy=entropy.item())
+        return means
 
 
 def advantages(to_come: Tensor) -> Tensor:
-    """[G, N, T], of each step's rank, by the cost that an episode still had to come before it.
+    """Return [G, N, T], the advantage of each step's rank over those of the task's other episodes.
 
-    The baseline is the mean over the task's N episodes, the unit their spread; what the whole plan
-    costs is said by the first step, before which there is nothing.
+    The baseline is the mean cost to come over the task's episodes, and the unit is their spread.
+    Before the first step nothing is placed, so its cost to come is that of the whole plan.
 
     Args:
-        to_come: [G, N, T], of N episodes of each of G tasks.
+        to_come: [G, N, T], costs to come before each step, of N episodes of each of G tasks.
     """
     mean, spread = to_come.mean(dim=1, keepdim=True), to_come.std(dim=1, keepdim=True)
-    return (mean - to_come) / (spread + LEAST_SPREAD * mean[..., :1])
+    return (mean - to_come) / (spread + MIN_RELATIVE_SPREAD * mean[..., :1])
 
 
-def _stages_ms(cost: StageCost) -> tuple[float, ...]:
-    """In the order of `STAGES`."""
+def _rank_costs_ms(cost: StageCost) -> tuple[float, float, float]:
+    """Return the measured costs of a rank in the order of `RANK_COSTS`."""
     return cost.fwd_compute_ms, cost.fwd_comm_ms + cost.bwd_comm_ms, cost.bwd_compute_ms

@@ -1,10 +1,10 @@
-"""The placement environment: tables come one after the other, and each gets a rank.
+"""The placement environment: tables come one after the other, and each is placed on one rank.
 
-All episodes of a batch take a step together. What is legal is said here alone, for those who
-sample and for those who train: a rank with memory left for the table. Where no rank has it, the
-freest one is the only legal one, and the episode is marked as overflown.
+All episodes of a batch take a step together. Sampling and training share one definition of a legal
+action: a rank with enough memory left for the table. If there is none, the rank with the most
+memory left is the only legal one, and the episode is marked as overflown.
 
-Letters: E episodes, T tables in the order in which they are placed, W ranks.
+Letters: E episodes, T tables in the order in which they are placed, W ranks, K numbers of a table.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dlrm_sharded.rl.inputs import Inputs
+from dlrm_sharded.rl.task_tensors import TaskTensors
 
 
 class Actor(Protocol):
-    """A policy at work on a batch of episodes: it keeps its own sums over the ranks' tables."""
+    """A policy in the course of a batch of episodes; it tracks what is placed on each rank."""
 
     def scores(self, step: int) -> Tensor:
-        """[E, W], higher for ranks that should take table `step`."""
+        """Return [E, W]; the higher the score, the more probable the rank for table `step`."""
 
     def place(self, step: int, ranks: Tensor) -> None:
-        """Note that table `step` went to the ranks [E]."""
+        """Record that table `step` was placed on the ranks [E]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Placements:
     Args:
         ranks: [E, T].
         overflown: [E], whether some table had no legal rank.
-        log_probs: [E, T], of the ranks, as they were drawn.
+        log_probs: [E, T], log-probabilities with which the ranks were drawn.
     """
 
     ranks: Tensor
@@ -44,14 +44,14 @@ class Placements:
 
 
 def legal_ranks(free: Tensor, size_bytes: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a table may go.
+    """Return the ranks on which a table may be placed.
 
     Args:
         free: [..., W], bytes.
         size_bytes: [...], of the table.
 
     Returns:
-        [..., W], legal ranks, at least one; [...], whether that one has no room for the table.
+        [..., W], legal ranks, at least one; [...], whether the table fits no rank.
     """
     fits = free >= size_bytes[..., None]
     overflows = ~fits.any(dim=-1)
@@ -60,35 +60,42 @@ def legal_ranks(free: Tensor, size_bytes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_probabilities(scores: Tensor, legal: Tensor) -> Tensor:
-    """[..., W], minus infinity for what is not legal."""
+    """Return [..., W], the log-probability of each rank, minus infinity for illegal ones."""
     return scores.masked_fill(~legal, -torch.inf).log_softmax(dim=-1)
+
+
+def entropies(log_probs: Tensor, legal: Tensor) -> Tensor:
+    """Return [...], the entropy of each distribution over ranks [..., W]."""
+    # an illegal rank has probability 0; its log-probability of minus infinity would give nan
+    return -(log_probs.exp() * log_probs.masked_fill(~legal, 0.0)).sum(dim=-1)
 
 
 @torch.no_grad()
 def roll_out(
-    inputs: Inputs, actor: Actor, generator: torch.Generator, *, greedy: Tensor | None = None
+    tasks: TaskTensors, actor: Actor, generator: torch.Generator, *, greedy: Tensor | None = None
 ) -> Placements:
     """Place all tables of all episodes.
 
     Args:
-        inputs: tables in the order in which they are placed.
-        greedy: [E], episodes that take the most probable rank, of equal ones the freest; None: all
-            draw.
+        tasks: tables in the order in which they are placed.
+        greedy: [E], episodes that take the most probable rank instead of drawing one; ties go to
+            the rank with the most memory left. By default all episodes draw.
     """
-    shape = (inputs.num_episodes, inputs.num_tables)
+    shape = (tasks.num_episodes, tasks.num_tables)
     draws = torch.ones(shape[0], dtype=torch.bool) if greedy is None else ~greedy
-    free = inputs.capacity.clone()
+    free = tasks.capacity.clone()
     ranks = torch.empty(shape, dtype=torch.long)
     log_probs = torch.empty(shape)
     overflown = torch.zeros(shape[0], dtype=torch.bool)
-    for step in range(inputs.num_tables):
-        size_bytes = inputs.size_bytes[:, step]
+    for step in range(tasks.num_tables):
+        size_bytes = tasks.size_bytes[:, step]
         legal, overflows = legal_ranks(free, size_bytes)
         log_p = log_probabilities(actor.scores(step), legal)
+        # Gumbel-max trick: the largest of log-probability plus noise is a draw
         uniform = torch.rand(log_p.shape, generator=generator).clamp(1e-12, 1 - 1e-7)
         gumbel = -torch.log(-torch.log(uniform))
-        drawn = log_p + draws[:, None] * gumbel  # its largest: a draw from the distribution
-        best = drawn == drawn.amax(dim=-1, keepdim=True)
+        perturbed = log_p + draws[:, None] * gumbel
+        best = perturbed == perturbed.amax(dim=-1, keepdim=True)
         chosen = free.masked_fill(~best, torch.iinfo(free.dtype).min).argmax(dim=-1)
         actor.place(step, chosen)
         free.scatter_add_(1, chosen[:, None], -size_bytes[:, None])
@@ -99,17 +106,17 @@ def roll_out(
 
 
 def one_hot(ranks: Tensor, world_size: int) -> Tensor:
-    """[E, T, W], of the ranks [E, T], as numbers."""
+    """Return [E, T, W], the ranks [E, T] one-hot encoded in fp32."""
     return torch.nn.functional.one_hot(ranks, world_size).float()
 
 
-def before_each(values: Tensor, ranks: Tensor, world_size: int) -> Tensor:
-    """[E, T, W, K], sums over what is on a rank before each step, of values [E, T, K]."""
+def sums_before_each_step(values: Tensor, ranks: Tensor, world_size: int) -> Tensor:
+    """Return [E, T, W, K], sums of the values [E, T, K] of each rank's tables before each step."""
     placed = one_hot(ranks, world_size)[..., None] * values[:, :, None]
     return placed.cumsum(dim=1) - placed
 
 
-def free_before_each(inputs: Inputs, ranks: Tensor) -> Tensor:
-    """[E, T, W], bytes that are left before each step."""
-    placed = torch.nn.functional.one_hot(ranks, inputs.world_size) * inputs.size_bytes[..., None]
-    return inputs.capacity[:, None] - (placed.cumsum(dim=1) - placed)
+def free_before_each_step(tasks: TaskTensors, ranks: Tensor) -> Tensor:
+    """Return [E, T, W], the bytes left on each rank before each step."""
+    placed = torch.nn.functional.one_hot(ranks, tasks.world_size) * tasks.size_bytes[..., None]
+    return tasks.capacity[:, None] - (placed.cumsum(dim=1) - placed)

@@ -1,11 +1,11 @@
-"""Nets that both methods build on.
+"""Networks that both methods build on.
 
-A table becomes a vector that is never negative and grows in proportion to its work, a rank the sum
-of its tables' vectors; what is computed from sums has no constant terms. So an empty rank costs
-nothing, costs grow in proportion far beyond the tables, ranks and batches of the training, and
-which rank is best does not depend on the scale of a task.
+A table becomes a vector that is never negative and grows in proportion to its work; a rank is the
+sum of its tables' vectors; whatever is computed from sums has no constant term. So an empty rank
+costs nothing, costs keep growing in proportion far beyond the tables, ranks and batch sizes of the
+training, and the choice of a rank does not depend on the scale of a task.
 
-Letters: E episodes, T tables, F features, K numbers of a table, W ranks.
+Letters: E episodes, T tables, F features, M terms of work, K numbers of a table, W ranks.
 """
 
 from __future__ import annotations
@@ -19,60 +19,66 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.rl.env import Actor
-from dlrm_sharded.rl.inputs import TABLE_FEATURES, WORK_TERMS, Inputs
+from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 
 TABLE_LAYERS = (128, 32)
-VECTOR = TABLE_LAYERS[-1]
-HEAD = 64
-LEAST_SHARE = 0.1
+"""Layer sizes of the network that turns a table's features into its vector."""
+
+VECTOR_SIZE = TABLE_LAYERS[-1]
+HEAD_SIZE = 64
+"""Size of the hidden layer between sums of vectors and a cost."""
+
+MIN_RELATIVE_TABLE_COST = 0.1
+"""Smallest cost of a table to divide by, relative to the mean cost of the task's tables."""
 
 
 def mlp(sizes: Sequence[int], *, bias: bool = True) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Build linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(sizes):
         layers += [nn.Linear(size_in, size_out, bias=bias), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-class Head(nn.Module):
-    """A cost from sums: a linear layer, and an MLP beside it that begins with nothing.
+class CostHead(nn.Module):
+    """Maps sums of vectors to a cost: a linear layer plus an MLP whose output starts at zero.
 
-    A rank costs nearly the sum of its tables; the MLP learns what their fusion changes.
+    A rank costs nearly the sum of its tables; the MLP learns how fusing the tables changes that.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, 1, bias=False)
-        self.mlp = mlp([size, HEAD, 1], bias=False)
+        self.mlp = mlp([size, HEAD_SIZE, 1], bias=False)
         last = self.mlp[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
 
     def forward(self, sums: Tensor) -> Tensor:
-        """[...], of [..., size]."""
+        """Return [...], the costs of sums [..., size]."""
         cost: Tensor = (self.linear(sums) + self.mlp(sums))[..., 0]
         return cost
 
 
 class TableNet(nn.Module):
-    """Vectors of tables: prices that depend on scaled features, times scaled work."""
+    """Vectors of tables: prices computed from scaled features, multiplied by scaled work."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = mlp([len(TABLE_FEATURES), *TABLE_LAYERS])
+        self.net = mlp([len(FEATURE_NAMES), *TABLE_LAYERS])
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """[E, T, K], of inputs that `Scaler` has scaled."""
-        prices = self.net(inputs.features).exp()
-        return prices * inputs.work.repeat_interleave(VECTOR // len(WORK_TERMS), dim=-1)
+    def forward(self, tasks: TaskTensors) -> Tensor:
+        """Return [E, T, K] for tasks that `InputScaler` has scaled."""
+        prices = self.net(tasks.features).exp()
+        # every kind of work is priced by an equal share of the K numbers
+        return prices * tasks.work.repeat_interleave(VECTOR_SIZE // len(WORK_NAMES), dim=-1)
 
 
-class Scaler(nn.Module):
-    """Features with mean 0 and deviation 1 over the training tables, and work with mean 1.
+class InputScaler(nn.Module):
+    """Scales features to mean 0 and deviation 1 over the training tables, and work to mean 1.
 
-    The same for all tasks: scaled within a task, features would not say how large a table is.
-    Beyond the training tables' range, a feature is what it is at the range's edge.
+    The scale is the same for all tasks: scaled within each task, features would not tell how large
+    a table is. Features beyond the range of the training tables are clipped to it.
     """
 
     mean: Tensor
@@ -84,35 +90,37 @@ class Scaler(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for name, value in (("mean", 0.0), ("std", 1.0), ("low", -torch.inf), ("high", torch.inf)):
-            self.register_buffer(name, torch.full((len(TABLE_FEATURES),), value))
-        self.register_buffer("work", torch.ones(len(WORK_TERMS)))
+            self.register_buffer(name, torch.full((len(FEATURE_NAMES),), value))
+        self.register_buffer("work", torch.ones(len(WORK_NAMES)))
 
     def fit(self, features: Tensor, work: Tensor) -> None:
-        """To tables [N, F] and [N, M]."""
+        """Fit the scale to the features [N, F] and the work [N, M] of N tables."""
         self.mean.copy_(features.mean(dim=0))
         self.std.copy_(features.std(dim=0).clamp(min=1e-3))
         self.low.copy_(features.min(dim=0).values)
         self.high.copy_(features.max(dim=0).values)
         self.work.copy_(work.mean(dim=0))
 
-    def forward(self, inputs: Inputs) -> Inputs:
-        clipped = torch.minimum(torch.maximum(inputs.features, self.low), self.high)
+    def forward(self, tasks: TaskTensors) -> TaskTensors:
+        clipped = torch.minimum(torch.maximum(tasks.features, self.low), self.high)
         return dataclasses.replace(
-            inputs, features=(clipped - self.mean) / self.std, work=inputs.work / self.work
+            tasks, features=(clipped - self.mean) / self.std, work=tasks.work / self.work
         )
 
 
 def sums_by_rank(vectors: Tensor, ranks: Tensor, world_size: int) -> Tensor:
-    """[E, W, K], of vectors [E, T, K] on ranks [E, T]."""
+    """Return [E, W, K], each rank's sum of the vectors [E, T, K] of tables on ranks [E, T]."""
     sums = vectors.new_zeros((len(vectors), world_size, vectors.shape[-1]))
     return sums.scatter_add(1, ranks[..., None].expand_as(vectors), vectors)
 
 
 class PlacementNet(nn.Module, ABC):
-    """What both methods are to those who train and use them. Costs are in units of `ms`.
+    """The networks of one method, as training and sharding use them.
 
-    Args:
+    Attributes:
         kind: name of the method.
+        scaler: must be applied to tasks before the networks read them.
+        ms: [1], milliseconds per unit of the costs that the networks predict.
     """
 
     kind: str
@@ -120,30 +128,30 @@ class PlacementNet(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scaler = Scaler()
+        self.scaler = InputScaler()
         self.register_buffer("ms", torch.ones(1))
 
     @abstractmethod
-    def table_costs(self, inputs: Inputs) -> Tensor:
-        """[E, T], of every table alone."""
+    def table_costs(self, tasks: TaskTensors) -> Tensor:
+        """Return [E, T], the predicted cost of every table on a rank without other tables."""
 
     @abstractmethod
-    def plan_costs(self, inputs: Inputs, ranks: Tensor) -> Tensor:
-        """[E], of all tables on the ranks [E, T]."""
+    def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
+        """Return [E], the predicted cost of placing the tables on the ranks [E, T]."""
 
     @abstractmethod
-    def actor(self, inputs: Inputs) -> Actor:
-        """The policy, before the first table."""
+    def actor(self, tasks: TaskTensors) -> Actor:
+        """Return the policy before the first step of these episodes."""
 
-    def positive_table_costs(self, inputs: Inputs) -> Tensor:
-        """[E, T], to divide by: `table_costs`, and not less than nearly nothing."""
-        costs = self.table_costs(inputs)
-        least = LEAST_SHARE * costs.abs().mean(dim=1, keepdim=True) + 1e-12
-        return torch.maximum(costs, least)
+    def positive_table_costs(self, tasks: TaskTensors) -> Tensor:
+        """Return [E, T], `table_costs` limited from below, so that one can divide by them."""
+        costs = self.table_costs(tasks)
+        smallest = MIN_RELATIVE_TABLE_COST * costs.abs().mean(dim=1, keepdim=True) + 1e-12
+        return torch.maximum(costs, smallest)
 
     @torch.no_grad()
-    def ordered(self, inputs: Inputs) -> tuple[Inputs, Tensor]:
-        """Scaled, in descending order of predicted cost; and the order [E, T]."""
-        inputs = self.scaler(inputs)
-        order = self.table_costs(inputs).argsort(dim=1, descending=True, stable=True)
-        return inputs.in_order(order), order
+    def scale_and_sort(self, tasks: TaskTensors) -> tuple[TaskTensors, Tensor]:
+        """Return the scaled tasks in descending order of predicted table cost; the order [E, T]."""
+        tasks = self.scaler(tasks)
+        order = self.table_costs(tasks).argsort(dim=1, descending=True, stable=True)
+        return tasks.reorder(order), order

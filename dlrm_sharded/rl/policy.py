@@ -1,6 +1,6 @@
-"""A trained policy, and how it becomes an artefact and comes back.
+"""Trained policies, and how they are stored in artifacts and loaded from them.
 
-Letters: E episodes, T tables.
+Letters: A orders, E episodes, T tables.
 """
 
 from __future__ import annotations
@@ -13,61 +13,62 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard
-from dlrm_sharded.rl.env import Placements, roll_out
-from dlrm_sharded.rl.inputs import TABLE_FEATURES, WORK_TERMS, Inputs
+from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
+from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 from dlrm_sharded.task import ShardingTask
 
-MOST_RANKS_AT_ONCE = 512
-"""Of all placements that are drawn together: so that on many ranks a plan takes seconds."""
+MAX_SAMPLED_RANKS = 512
+"""Limit on samples times ranks, so that a plan on many ranks takes seconds."""
 
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
-FEATURES = {"table": list(TABLE_FEATURES), "work": list(WORK_TERMS)}
+FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
+"""What the networks read; an artifact whose networks read something else is refused."""
 
 
 class LearnedPolicy:
-    """Places tables by trained networks; see `base.Policy`."""
+    """Places tables by trained networks; implements `base.Policy`."""
 
     def __init__(self, net: PlacementNet) -> None:
         self._net = net
 
     @torch.no_grad()
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        """The most probable placement and some drawn ones; else some with large tables first."""
-        inputs, order = self._net.ordered(Inputs.of([task]))
-        at_once = MOST_RANKS_AT_ONCE // inputs.world_size
-        found = self._best(inputs, 1 + min(num_samples, at_once), seed)
+        """Place the tables in descending order of cost or, if they do not fit so, largest first."""
+        tasks, order = self._net.scale_and_sort(TaskTensors.from_tasks([task]))
+        max_samples = MAX_SAMPLED_RANKS // tasks.world_size
+        found = self._best_sample(tasks, min(num_samples, max_samples), seed)
         if found is None:
-            orders = _largest_first(inputs.size_bytes[0])
-            found = self._best_of_orders(inputs, orders)
+            found = self._best_order(tasks, _largest_first_orders(tasks.size_bytes[0]))
         if found is None:
             return None
         ranks = torch.empty_like(found).scatter(0, order[0], found)
         return tuple(ranks.tolist())
 
-    def _best(self, inputs: Inputs, num_episodes: int, seed: int) -> Tensor | None:
-        episodes = inputs.repeated(num_episodes)
-        greedy = torch.arange(num_episodes) == 0
-        random = torch.Generator().manual_seed(seed)
-        placed = roll_out(episodes, self._net.actor(episodes), random, greedy=greedy)
-        return self._cheapest(episodes, placed)
+    def _best_sample(self, task: TaskTensors, num_samples: int, seed: int) -> Tensor | None:
+        """Return the cheapest of the most probable placement and of some drawn ones, [T]."""
+        episodes = task.repeat(1 + num_samples)
+        greedy = torch.arange(1 + num_samples) == 0
+        generator = torch.Generator().manual_seed(seed)
+        placed = roll_out(episodes, self._net.actor(episodes), generator, greedy=greedy)
+        return self._cheapest(episodes, placed.ranks, placed.overflown)
 
-    def _best_of_orders(self, inputs: Inputs, orders: Tensor) -> Tensor | None:
-        """[T], in the order of the inputs."""
-        episodes = inputs.repeated(len(orders)).in_order(orders)
+    def _best_order(self, task: TaskTensors, orders: Tensor) -> Tensor | None:
+        """Return the cheapest of the most probable placements in the orders [A, T], as [T]."""
+        episodes = task.repeat(len(orders))
+        in_order = episodes.reorder(orders)
         greedy = torch.ones(len(orders), dtype=torch.bool)
-        random = torch.Generator().manual_seed(0)
-        placed = roll_out(episodes, self._net.actor(episodes), random, greedy=greedy)
+        generator = torch.Generator().manual_seed(0)
+        placed = roll_out(in_order, self._net.actor(in_order), generator, greedy=greedy)
         ranks = torch.empty_like(orders).scatter(1, orders, placed.ranks)
-        return self._cheapest(
-            inputs.repeated(len(orders)), Placements(ranks, placed.overflown, placed.log_probs)
-        )
+        return self._cheapest(episodes, ranks, placed.overflown)
 
-    def _cheapest(self, episodes: Inputs, placed: Placements) -> Tensor | None:
-        if placed.overflown.all():
+    def _cheapest(self, episodes: TaskTensors, ranks: Tensor, overflown: Tensor) -> Tensor | None:
+        """Return the placement [T] with the lowest predicted cost, None if all overflow."""
+        if overflown.all():
             return None
-        costs = self._net.plan_costs(episodes, placed.ranks)
-        return placed.ranks[costs.masked_fill(placed.overflown, torch.inf).argmin()]
+        costs = self._net.plan_costs(episodes, ranks)
+        return ranks[costs.masked_fill(overflown, torch.inf).argmin()]
 
 
 def load_policy(method: str, artifact: str | None, context: RunContext) -> LearnedPolicy:
@@ -91,20 +92,20 @@ def load_policy(method: str, artifact: str | None, context: RunContext) -> Learn
 
 
 def to_arrays(net: PlacementNet) -> Arrays:
-    """What the safetensors file of an artefact holds."""
+    """Return what the safetensors file of an artifact holds."""
     return {key: value.numpy() for key, value in net.state_dict().items()}
 
 
-def _largest_first(size_bytes: Tensor) -> Tensor:
-    """[A, T], orders that take ever more of the largest tables before the others."""
+def _largest_first_orders(size_bytes: Tensor) -> Tensor:
+    """Return orders [A, T] in which the 1, 2, 4, ... largest tables come before all others."""
     num_tables = len(size_bytes)
     by_size = size_bytes.argsort(descending=True, stable=True)
     orders = []
-    first = 1
-    while first < 2 * num_tables:
-        head = by_size[:first]
-        rest = torch.ones(num_tables, dtype=torch.bool)
-        rest[head] = False
-        orders.append(torch.cat([head, rest.nonzero()[:, 0]]))
-        first *= 2
+    num_first = 1
+    while num_first < 2 * num_tables:
+        first = by_size[:num_first]
+        is_other = torch.ones(num_tables, dtype=torch.bool)
+        is_other[first] = False
+        orders.append(torch.cat([first, is_other.nonzero()[:, 0]]))
+        num_first *= 2
     return torch.stack(orders)

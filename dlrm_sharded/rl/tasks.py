@@ -1,4 +1,7 @@
-"""Random tasks to train policies on."""
+"""Random tasks to train policies on.
+
+Letters: E episodes, N tables of all sets, T tables of a task, F features, M terms of work.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_sharded.datasets.table_kinds import PARTS, TABLES
+from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.rl.inputs import Inputs, describe
+from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology, read_task
 
 
 @dataclass(frozen=True)
 class TableSet:
-    """Tables to draw from.
-
-    Args:
-        tables: with the reuse histograms of the batch size.
-    """
+    """Tables to draw tasks from, with their reuse histograms at one batch size."""
 
     tables: tuple[Table, ...]
     batch_size: int
@@ -36,98 +35,114 @@ class TableSet:
             raise ConfigError("there are no tables to draw tasks from")
 
     @classmethod
-    def profiled(cls, tables: Sequence[Table], batch_size: int) -> TableSet:
-        """Tables with the histograms they have, or else assumed ones."""
+    def from_tables(cls, tables: Sequence[Table], batch_size: int) -> TableSet:
+        """Build a set, with assumed reuse histograms for tables that have none."""
         task = ShardingTask(tuple(tables), Topology(world_size=1, memory_bytes=1), batch_size)
         return cls(with_profiles(task).tables, batch_size)
 
     @cached_property
-    def described(self) -> tuple[Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor]:
         """Features [N, F] and work [N, M] of all tables."""
-        return describe(self.tables, self.batch_size)
+        return table_tensors(self.tables, self.batch_size)
 
     @cached_property
     def size_bytes(self) -> NDArray[np.int64]:
+        """Bytes of all tables, [N]."""
         topology = Topology(1, 1)
         return np.array([topology.table_bytes(table) for table in self.tables])
 
 
-@dataclass(frozen=True)
-class TaskPool:
-    """Tasks on equal ranks, each of tables of one set, drawn with replacement.
+@dataclass(frozen=True, slots=True)
+class DrawnTask:
+    """A task as indices into a pool.
 
     Args:
-        full: least and most share of all memory that the tables take.
-        largest: no table takes more than this share of a rank's memory.
+        set_index: which of the pool's sets.
+        tables: [T], which tables of the set.
+        memory_bytes: of each rank.
+    """
+
+    set_index: int
+    tables: NDArray[np.int64]
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class TaskPool:
+    """Tasks on equal ranks; the tables of a task are drawn from one set, with replacement.
+
+    Args:
+        memory_use: smallest and largest share of all memory that a task's tables take.
+        max_table_share: no table takes more than this share of a rank's memory.
     """
 
     sets: tuple[TableSet, ...]
     num_tables: int
     world_size: int
-    full: tuple[float, float] = (0.6, 0.9)
-    largest: float = 0.75
+    memory_use: tuple[float, float] = (0.6, 0.9)
+    max_table_share: float = 0.75
 
     def __post_init__(self) -> None:
         check_count("tasks.num_tables", self.num_tables, least=1)
         check_count("tasks.world_size", self.world_size, least=1)
-        check_number("tasks.largest", self.largest, above=True, most=1.0)
-        check_number("tasks.full", self.full[1], above=True, most=1.0)
-        if not 0 < self.full[0] <= self.full[1]:
-            raise ConfigError(f"tasks.full is {list(self.full)}, must be two rising shares")
+        check_number("tasks.largest", self.max_table_share, above=True, most=1.0)
+        check_number("tasks.full", self.memory_use[1], above=True, most=1.0)
+        if not 0 < self.memory_use[0] <= self.memory_use[1]:
+            raise ConfigError(f"tasks.full is {list(self.memory_use)}, must be two rising shares")
         if not self.sets:
             raise ConfigError("there are no sets of tables to draw tasks from")
 
     @cached_property
-    def described(self) -> tuple[Tensor, Tensor]:
-        """Features [N, F] and work [N, M] of all tables of all sets."""
-        features, work = zip(*(each.described for each in self.sets), strict=True)
+    def table_tensors(self) -> tuple[Tensor, Tensor]:
+        """Features [N, F] and work [N, M] of the tables of all sets."""
+        features, work = zip(*(table_set.tensors for table_set in self.sets), strict=True)
         return torch.cat(features), torch.cat(work)
 
     @property
     def rank_bytes(self) -> int:
-        """Twice what the tables of a rank take in the mean."""
-        mean = max(each.size_bytes.mean() for each in self.sets)
+        """Twice the mean size of the tables on one rank."""
+        mean = max(table_set.size_bytes.mean() for table_set in self.sets)
         return int(2 * mean * self.num_tables / self.world_size)
 
-    def mixed(self, other: TaskPool, share: float) -> TaskPool:
-        """Tasks of which such a share of the tables is drawn from the other pool's sets."""
+    def mix(self, other: TaskPool, share: float) -> TaskPool:
+        """Return a pool in which this share of the tables comes from the other pool's sets."""
         sets = []
-        for mine, others in zip(self.sets, other.sets, strict=True):
-            num = min(len(mine.tables), len(others.tables))
-            of_other = round(share * num)
-            tables = mine.tables[: num - of_other] + others.tables[:of_other]
-            sets.append(dataclasses.replace(mine, tables=tables))
+        for ours, theirs in zip(self.sets, other.sets, strict=True):
+            num = min(len(ours.tables), len(theirs.tables))
+            num_theirs = round(share * num)
+            tables = ours.tables[: num - num_theirs] + theirs.tables[:num_theirs]
+            sets.append(dataclasses.replace(ours, tables=tables))
         return dataclasses.replace(self, sets=tuple(sets))
 
     def draw(self, rng: np.random.Generator) -> DrawnTask:
-        chosen = int(rng.integers(len(self.sets)))
-        of = self.sets[chosen]
-        tables = rng.integers(len(of.tables), size=self.num_tables)
-        sizes = of.size_bytes[tables]
-        memory_bytes = sizes.sum() / (rng.uniform(*self.full) * self.world_size)
-        return DrawnTask(chosen, tables, int(max(memory_bytes, sizes.max() / self.largest)) + 1)
+        set_index = int(rng.integers(len(self.sets)))
+        table_set = self.sets[set_index]
+        tables = rng.integers(len(table_set.tables), size=self.num_tables)
+        sizes = table_set.size_bytes[tables]
+        memory_bytes = sizes.sum() / (rng.uniform(*self.memory_use) * self.world_size)
+        memory_bytes = max(memory_bytes, sizes.max() / self.max_table_share)
+        return DrawnTask(set_index, tables, int(memory_bytes) + 1)
 
     def task(self, drawn: DrawnTask) -> ShardingTask:
-        of = self.sets[drawn.of_set]
+        table_set = self.sets[drawn.set_index]
+        # the same table may be drawn twice, so its number in the task makes its name unique
         tables = tuple(
-            dataclasses.replace(of.tables[j], name=f"{of.tables[j].name}_{i:03d}")
+            dataclasses.replace(table_set.tables[j], name=f"{table_set.tables[j].name}_{i:03d}")
             for i, j in enumerate(drawn.tables)
         )
-        return ShardingTask(tables, Topology(self.world_size, drawn.memory_bytes), of.batch_size)
+        topology = Topology(self.world_size, drawn.memory_bytes)
+        return ShardingTask(tables, topology, table_set.batch_size)
 
-    def inputs(self, drawn: Sequence[DrawnTask]) -> Inputs:
-        """The same as of their tasks."""
-        sets = [self.sets[each.of_set] for each in drawn]
-        memory = torch.tensor([each.memory_bytes for each in drawn])
-        features, work = zip(
-            *(
-                [tensor[each.tables] for tensor in of.described]
-                for of, each in zip(sets, drawn, strict=True)
-            ),
-            strict=True,
-        )
-        sizes = [of.size_bytes[each.tables] for of, each in zip(sets, drawn, strict=True)]
-        return Inputs(
+    def tensors(self, drawn: Sequence[DrawnTask]) -> TaskTensors:
+        """Return what `TaskTensors.from_tasks` gives for these tasks, without building them."""
+        sets = [self.sets[task.set_index] for task in drawn]
+        features, work, sizes = [], [], []
+        for table_set, task in zip(sets, drawn, strict=True):
+            features.append(table_set.tensors[0][task.tables])
+            work.append(table_set.tensors[1][task.tables])
+            sizes.append(table_set.size_bytes[task.tables])
+        memory = torch.tensor([task.memory_bytes for task in drawn])
+        return TaskTensors(
             features=torch.stack(features),
             work=torch.stack(work),
             size_bytes=torch.from_numpy(np.stack(sizes)),
@@ -135,18 +150,9 @@ class TaskPool:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTask:
-    """Places of a task's tables [T] in one of the pool's sets, and the memory of each rank."""
-
-    of_set: int
-    tables: NDArray[np.int64]
-    memory_bytes: int
-
-
 def training_tasks(
     *,
-    tables: Sequence[str] = tuple(TABLES),
+    tables: Sequence[str] = tuple(TABLE_KINDS),
     part: str = "training",
     num_tables: int = 50,
     world_size: int = 4,
@@ -154,13 +160,14 @@ def training_tasks(
     full: Sequence[float] = (0.3, 0.7),
     largest: float = 0.5,
 ) -> TaskPool:
-    """Tasks to train on; each has tables of one kind, at one batch size.
+    """Return the pool to train on, with one set of tables for each kind and batch size.
 
     Args:
-        tables: kinds, of `table_kinds.TABLES`, or files that end in .json: tasks, of whose tables
-            they are.
-        part: which half of a kind's tables; the other half is unseen.
-        batch_sizes: global.
+        tables: names of `table_kinds.TABLE_KINDS`, or paths of tasks (*.json) whose tables to use.
+        part: which half of a kind's tables to use, see `table_kinds.HALVES`.
+        batch_sizes: global batch sizes.
+        full: smallest and largest share of all memory that a task's tables take.
+        largest: no table takes more than this share of a rank's memory.
     """
     check_count("tasks.world_size", world_size, least=1)
     for key, chosen in (("tables", tables), ("batch_sizes", batch_sizes)):
@@ -172,21 +179,21 @@ def training_tasks(
         raise ConfigError(f"tasks.full is {full}, must be two rising shares")
     for share in full:
         check_number("a share in tasks.full", share, above=True, most=1.0)
-    if part not in PARTS:
-        raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(PARTS)}")
+    if part not in HALVES:
+        raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(HALVES)}")
     sets = [_table_set(name, part, batch_size) for name in tables for batch_size in batch_sizes]
     return TaskPool(tuple(sets), num_tables, world_size, (full[0], full[1]), largest)
 
 
-def _table_set(name: str, part: str, batch_size: int) -> TableSet:
-    if name in TABLES:
-        return TableSet.profiled(TABLES[name](part), batch_size)
+def _table_set(name: str, half: str, batch_size: int) -> TableSet:
+    if name in TABLE_KINDS:
+        return TableSet.from_tables(TABLE_KINDS[name](half), batch_size)
     if not str(name).endswith(".json"):
-        known = ", ".join(TABLES)
+        known = ", ".join(TABLE_KINDS)
         raise ConfigError(f"a kind in tasks.tables is {name!r}; known: {known}, and json files")
     task = read_task(name)
     if task.batch_size == batch_size:
-        return TableSet.profiled(task.tables, batch_size)
-    # what ids a batch uses again, and how often, was measured at another size
+        return TableSet.from_tables(task.tables, batch_size)
+    # a reuse histogram holds at the batch size at which it was measured only
     unmeasured = [dataclasses.replace(table, reuse_histogram=None) for table in task.tables]
-    return TableSet.profiled(unmeasured, batch_size)
+    return TableSet.from_tables(unmeasured, batch_size)

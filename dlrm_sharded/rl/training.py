@@ -1,9 +1,9 @@
-"""The iterated schedule that both methods are trained on.
+"""The iterated training that both methods share.
 
-A round measures plans that the present policy makes, fits the cost network to all plans measured so
-far, and improves the policy on costs that the network predicts (DreamShard, arXiv:2210.02023,
-Alg. 1). Every round is written to disk, and a training that was killed goes on with the next one;
-what a round draws depends on the seed and its number alone.
+Each round measures plans of the present policy, fits the cost network to all plans measured so far,
+and improves the policy on costs that the network predicts (DreamShard, arXiv:2210.02023, Alg. 1).
+A checkpoint is written after every round, and an interrupted training resumes with the next one.
+What a round draws depends only on the seed and the number of the round.
 
 Letters: E episodes, T tables.
 """
@@ -26,71 +26,74 @@ from torch import Tensor, nn
 from dlrm_sharded.errors import DataError, check_count
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.rl.env import roll_out
-from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import PlacementNet
+from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import DrawnTask, TaskPool
 from dlrm_sharded.task import ShardingTask
 
-KEPT = {"settings", "tasks", "ranks", "costs", "rounds", "net", "optimizers"}
-"""Keys of a checkpoint."""
+CHECKPOINT_KEYS = {"settings", "tasks", "ranks", "costs", "rounds", "net", "optimizers"}
 
-DISTURBED = 0.1
-"""Relative error beyond which a measurement counts linearly, as it may be a disturbance."""
+HUBER_DELTA = 0.1
+"""Relative error above which the loss is linear, because such a measurement may be an outlier."""
 
-Measure = Callable[[ShardingTask, Sequence[int]], PlanCost]
-"""What the tables of a task cost on these ranks: measured, or predicted in place of that."""
+MeasurePlan = Callable[[ShardingTask, Sequence[int]], PlanCost]
+"""Returns the cost of a task's tables on these ranks, measured or predicted by a cost model."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlans:
-    """Plans of tasks, and what they cost.
+    """Plans with their measured costs.
 
     Args:
-        inputs: of the tasks, scaled.
+        tasks: scaled by the net's scaler.
         ranks: [E, T].
     """
 
-    inputs: Inputs
+    tasks: TaskTensors
     ranks: Tensor
     costs: tuple[PlanCost, ...]
 
 
 @dataclass(slots=True)
-class Improved:
-    """Means over the updates of a round: what the policy's episodes cost, and its entropy."""
+class EpisodeMeans:
+    """Means over a round's episodes of their predicted cost and of the policy's entropy."""
 
     cost_ms: float = 0.0
     entropy: float = 0.0
-    num: int = 0
+    num_updates: int = 0
 
     def add(self, *, cost_ms: float, entropy: float) -> None:
-        self.num += 1
-        self.cost_ms += (cost_ms - self.cost_ms) / self.num
-        self.entropy += (entropy - self.entropy) / self.num
+        self.num_updates += 1
+        self.cost_ms += (cost_ms - self.cost_ms) / self.num_updates
+        self.entropy += (entropy - self.entropy) / self.num_updates
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a round stands in the training, and its random numbers."""
+class RoundProgress:
+    """The position of a round in the training, and the random generators of the round."""
 
-    round: int
+    number: int
     num_rounds: int
-    random: torch.Generator
-    numpy: np.random.Generator
+    torch_rng: torch.Generator
+    numpy_rng: np.random.Generator
 
     @classmethod
-    def of(cls, seed: int, round_: int, num_rounds: int) -> Progress:
-        numpy = np.random.default_rng([seed, round_])
-        random = torch.Generator().manual_seed(int(numpy.integers(2**62)))
-        return cls(round_, num_rounds, random, numpy)
+    def seeded(cls, seed: int, number: int, num_rounds: int) -> RoundProgress:
+        numpy_rng = np.random.default_rng([seed, number])
+        torch_rng = torch.Generator().manual_seed(int(numpy_rng.integers(2**62)))
+        return cls(number, num_rounds, torch_rng, numpy_rng)
 
-    def steps(self, num: int) -> Iterator[float]:
-        """The share of the training that is done, before each of a round's steps."""
-        for i in range(num):
-            yield (self.round + i / num) / self.num_rounds
+    def shares_done(self, num_updates: int) -> Iterator[float]:
+        """Yield the share of the whole training that is done before each update of the round."""
+        for i in range(num_updates):
+            yield (self.number + i / num_updates) / self.num_rounds
+
+    def draw_batch(self, num_plans: int, batch_size: int) -> Tensor:
+        """Draw the indices [batch_size] of plans, with replacement."""
+        return torch.randint(num_plans, (batch_size,), generator=self.torch_rng)
 
 
-class Method(Protocol):
+class TrainingMethod(Protocol):
     """What a method does in a round; see `dreamshard.py` and `autoshard.py`."""
 
     @property
@@ -99,39 +102,47 @@ class Method(Protocol):
     @property
     def optimizers(self) -> dict[str, torch.optim.Adam]: ...
 
-    def fit_costs(self, plans: MeasuredPlans, progress: Progress) -> float:
-        """Fit the cost network; gives its error on the plans in percent."""
+    def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
+        """Fit the cost network and return its error on the plans in percent."""
 
-    def improve(self, pool: TaskPool, progress: Progress) -> Improved:
-        """Improve the policy on what the cost network predicts."""
+    def improve(self, pool: TaskPool, progress: RoundProgress) -> EpisodeMeans:
+        """Improve the policy on the costs that the cost network predicts."""
+
+
+class MethodConfig(Protocol):
+    """Hyperparameters of a method, which conf/policy/*.yaml sets."""
+
+    def build(self) -> TrainingMethod:
+        """Build the method with new networks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What became of a round.
+class RoundResult:
+    """Figures of one round.
 
     Args:
-        measured_ms: mean cost of its measured plans.
-        error: of the cost network on them, in percent.
-        cost_ms, entropy: of the policy's episodes.
-        seconds: of fits and updates, without measurements.
+        measured_ms: mean cost of the round's measured plans.
+        cost_error_percent: error of the cost network on them.
+        estimated_ms: mean predicted cost of the policy's episodes.
+        entropy: mean entropy of the policy in these episodes.
+        seconds: time of all updates, without the measurements.
     """
 
     number: int
     measured_ms: float
-    error: float
-    cost_ms: float
+    cost_error_percent: float
+    estimated_ms: float
     entropy: float
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class RoundSchedule:
     """How long to train.
 
     Args:
-        num_rounds: of measuring, fitting, improving.
-        plans_per_round: that are measured.
+        num_rounds: rounds of measuring, fitting and improving.
+        plans_per_round: plans that are measured in each round.
     """
 
     num_rounds: int = 10
@@ -145,17 +156,17 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What a training keeps between rounds, on disk and off it."""
+class _Collected:
+    """Everything that a training has measured so far, and the results of its rounds."""
 
     tasks: list[DrawnTask] = field(default_factory=list)
     ranks: list[list[int]] = field(default_factory=list)
     costs: list[PlanCost] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundResult] = field(default_factory=list)
 
 
-def step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -> None:
-    """One step of Adam, at a rate of its own."""
+def adam_step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -> None:
+    """Take one step of Adam with this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.zero_grad()
@@ -163,135 +174,143 @@ def step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -> Non
     optimizer.step()
 
 
-def fit_loss(errors: Tensor) -> Tensor:
-    """Of relative errors: squares, but linear beyond `DISTURBED`."""
-    loss: Tensor = nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=DISTURBED)
+def relative_error_loss(errors: Tensor) -> Tensor:
+    """Return the mean Huber loss of relative errors."""
+    loss: Tensor = nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=HUBER_DELTA)
     return loss
 
 
-def new_method(make: Callable[[], Method], *, seed: int) -> Method:
-    """A method with networks that the seed decides, without touching torch's random state."""
+def build_method(config: MethodConfig, *, seed: int) -> TrainingMethod:
+    """Build a method whose initial weights depend on the seed alone; torch's state is kept."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make()
+        return config.build()
 
 
-def train(
-    method: Method,
+def train_policy(
+    method: TrainingMethod,
     pool: TaskPool,
-    measure: Measure,
-    schedule: Schedule,
+    measure: MeasurePlan,
+    schedule: RoundSchedule,
     *,
     checkpoint: Path | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_round: Callable[[Round], None] = lambda _: None,
-) -> list[Round]:
-    """Train the method's networks; gives what became of every round.
+    on_round: Callable[[RoundResult], None] = lambda _: None,
+) -> list[RoundResult]:
+    """Train the method's networks and return the result of every round.
 
     Args:
-        checkpoint: written after every round, and gone on from if it is there.
-        settings: JSON; a checkpoint of others is refused.
-        on_round: called after every round, with the networks as they are then.
+        checkpoint: file that is written after every round; training resumes from it if it exists.
+        settings: JSON that describes the training; a checkpoint with other settings is refused.
+        on_round: called after every round.
 
     Raises:
-        DataError: the checkpoint is damaged or of another training.
+        DataError: the checkpoint is damaged or belongs to another training.
     """
-    net, memory = method.net, _Memory()
+    net, collected = method.net, _Collected()
     if checkpoint is not None and checkpoint.exists():
-        memory = _restore(checkpoint, method, settings or {})
+        collected = _restore(checkpoint, method, settings or {})
     else:
-        net.scaler.fit(*pool.described)
-    for number in range(len(memory.rounds), schedule.num_rounds):
-        progress = Progress.of(schedule.seed, number, schedule.num_rounds)
-        _measure_plans(net, pool, measure, progress, schedule.plans_per_round, memory)
+        net.scaler.fit(*pool.table_tensors)
+    for number in range(len(collected.rounds), schedule.num_rounds):
+        progress = RoundProgress.seeded(schedule.seed, number, schedule.num_rounds)
+        _measure_plans(net, pool, measure, progress, schedule.plans_per_round, collected)
         if number == 0:
-            totals = [rank.total_ms for cost in memory.costs for rank in cost.per_rank]
-            net.ms.fill_(sum(totals) / len(memory.costs) / pool.num_tables)
+            # the unit of predicted costs is the mean cost of a table
+            totals = [rank.total_ms for cost in collected.costs for rank in cost.per_rank]
+            net.ms.fill_(sum(totals) / len(collected.costs) / pool.num_tables)
         started = time.perf_counter()
-        inputs = net.scaler(pool.inputs(memory.tasks))
-        plans = MeasuredPlans(inputs, torch.tensor(memory.ranks), tuple(memory.costs))
-        error = method.fit_costs(plans, progress)
-        improved = method.improve(pool, progress)
-        newest = memory.costs[-schedule.plans_per_round :]
-        memory.rounds.append(
-            Round(
+        tasks = net.scaler(pool.tensors(collected.tasks))
+        plans = MeasuredPlans(tasks, torch.tensor(collected.ranks), tuple(collected.costs))
+        cost_error_percent = method.fit_costs(plans, progress)
+        means = method.improve(pool, progress)
+        newest = collected.costs[-schedule.plans_per_round :]
+        collected.rounds.append(
+            RoundResult(
                 number=number,
                 measured_ms=float(np.mean([cost.cost_ms for cost in newest])),
-                error=error,
-                cost_ms=improved.cost_ms,
-                entropy=improved.entropy,
+                cost_error_percent=cost_error_percent,
+                estimated_ms=means.cost_ms,
+                entropy=means.entropy,
                 seconds=time.perf_counter() - started,
             )
         )
         if checkpoint is not None:
-            _save(checkpoint, method, memory, settings or {})
-        on_round(memory.rounds[-1])
-    return memory.rounds
+            _save(checkpoint, method, collected, settings or {})
+        on_round(collected.rounds[-1])
+    return collected.rounds
 
 
 def _measure_plans(
     net: PlacementNet,
     pool: TaskPool,
-    measure: Measure,
-    progress: Progress,
+    measure: MeasurePlan,
+    progress: RoundProgress,
     num_plans: int,
-    memory: _Memory,
+    collected: _Collected,
 ) -> None:
-    """Plans of new tasks, drawn from the present policy."""
-    drawn = [pool.draw(progress.numpy) for _ in range(num_plans)]
-    inputs, order = net.ordered(pool.inputs(drawn))
+    """Draw tasks, draw a plan for each from the present policy, and measure the plans."""
+    drawn = [pool.draw(progress.numpy_rng) for _ in range(num_plans)]
+    tasks, order = net.scale_and_sort(pool.tensors(drawn))
     with torch.no_grad():
-        placed = roll_out(inputs, net.actor(inputs), progress.random)
-    ranks = torch.empty_like(order).scatter(1, order, placed.ranks).tolist()
-    for task, of_task in zip(drawn, ranks, strict=True):
-        memory.costs.append(measure(pool.task(task), of_task))
-        memory.tasks.append(task)
-        memory.ranks.append(of_task)
+        placed = roll_out(tasks, net.actor(tasks), progress.torch_rng)
+    # undo the sorting: plans are stored with the tables in the order of the task
+    all_ranks = torch.empty_like(order).scatter(1, order, placed.ranks).tolist()
+    for task, ranks in zip(drawn, all_ranks, strict=True):
+        collected.costs.append(measure(pool.task(task), ranks))
+        collected.tasks.append(task)
+        collected.ranks.append(ranks)
 
 
-def _save(path: Path, method: Method, memory: _Memory, settings: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+def _save(
+    path: Path, method: TrainingMethod, collected: _Collected, settings: Mapping[str, Any]
+) -> None:
+    """Write the checkpoint completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")  # one that a kill left is overwritten
-    kept = {
+    partial = path.with_name(f".{path.name}.tmp")
+    state = {
         "settings": json.dumps(settings, sort_keys=True),
-        "tasks": [(t.of_set, t.tables.tolist(), t.memory_bytes) for t in memory.tasks],
-        "ranks": memory.ranks,
-        "costs": [cost.to_json() for cost in memory.costs],
-        "rounds": [dataclasses.asdict(each) for each in memory.rounds],
+        "tasks": [(t.set_index, t.tables.tolist(), t.memory_bytes) for t in collected.tasks],
+        "ranks": collected.ranks,
+        "costs": [cost.to_json() for cost in collected.costs],
+        "rounds": [dataclasses.asdict(result) for result in collected.rounds],
         "net": method.net.state_dict(),
-        "optimizers": {key: each.state_dict() for key, each in method.optimizers.items()},
+        "optimizers": {key: adam.state_dict() for key, adam in method.optimizers.items()},
     }
-    torch.save(kept, partial)
+    torch.save(state, partial)
     partial.replace(path)
 
 
-def _restore(path: Path, method: Method, settings: Mapping[str, Any]) -> _Memory:
+def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) -> _Collected:
     try:
-        kept = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-        kept = None
-    if not isinstance(kept, dict) or set(kept) != KEPT:
-        raise DataError(f"{path} is no unfinished training, or damaged; remove it to begin anew")
-    if kept["settings"] != json.dumps(settings, sort_keys=True):
-        before = json.loads(kept["settings"])
+        state = None
+    if not isinstance(state, dict) or set(state) != CHECKPOINT_KEYS:
+        raise DataError(
+            f"{path} is damaged or is not the checkpoint of a training; remove it to train from "
+            "the start"
+        )
+    if state["settings"] != json.dumps(settings, sort_keys=True):
+        before = json.loads(state["settings"])
         changes = "; ".join(
             f"{key}: {before.get(key)!r}, now {settings.get(key)!r}"
             for key in sorted({*before, *settings})
             if before.get(key) != settings.get(key)
         )
         raise DataError(
-            f"{path} is an unfinished training of other settings ({changes}); finish it with "
-            "those, or remove it"
+            f"{path} is the checkpoint of a training with other settings ({changes}); finish that "
+            "training with its settings, or remove the file"
         )
-    method.net.load_state_dict(kept["net"])
+    method.net.load_state_dict(state["net"])
     for key, optimizer in method.optimizers.items():
-        optimizer.load_state_dict(kept["optimizers"][key])
-    return _Memory(
+        optimizer.load_state_dict(state["optimizers"][key])
+    return _Collected(
         tasks=[
-            DrawnTask(of_set, np.array(tables), memory) for of_set, tables, memory in kept["tasks"]
+            DrawnTask(set_index, np.array(tables), memory_bytes)
+            for set_index, tables, memory_bytes in state["tasks"]
         ],
-        ranks=kept["ranks"],
-        costs=[PlanCost.from_json(cost) for cost in kept["costs"]],
-        rounds=[Round(**each) for each in kept["rounds"]],
+        ranks=state["ranks"],
+        costs=[PlanCost.from_json(cost) for cost in state["costs"]],
+        rounds=[RoundResult(**fields) for fields in state["rounds"]],
     )

@@ -27,7 +27,7 @@ from dlrm_sharded.errors import InfeasibleTaskError
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.rl.policy import METHODS, LearnedPolicy
 from dlrm_sharded.rl.tasks import TaskPool, training_tasks
-from dlrm_sharded.rl.training import Method, Schedule, new_method, train
+from dlrm_sharded.rl.training import RoundSchedule, build_method, train_policy
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from dlrm_sharded.sharders.policy import PolicySharder
@@ -82,7 +82,7 @@ class Place:
     def tasks(self, num: int) -> list[ShardingTask]:
         rng = np.random.default_rng([TEST_SEED, self.num_tables, self.num_ranks])
         pools = [_pool(self.num_tables, self.num_ranks, part) for part in ("training", "unseen")]
-        joined = pools[0].mixed(pools[1], self.unseen)
+        joined = pools[0].mix(pools[1], self.unseen)
         return [joined.task(joined.draw(rng)) for _ in range(num)]
 
 
@@ -143,16 +143,16 @@ def _trained(
 ) -> Sharder:
     """On predicted costs; says how long it took."""
     with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
-        make = instantiate(compose("train_policy", [f"policy={method}"]).policy)
+        config = instantiate(compose("train_policy", [f"policy={method}"]).policy)
         num_samples = compose("plan", [f"sharder={method}", "task=unused"]).sharder.num_samples
-    learner: Method = new_method(make, seed=seed)
-    rounds = train(
+    learner = build_method(config, seed=seed)
+    rounds = train_policy(
         learner,
         training_tasks(num_tables=size[0], world_size=size[1]),
         lambda task, ranks: model.predict(whole_tables(task, ranks), task),
-        Schedule(seed=seed, num_rounds=num_rounds),
+        RoundSchedule(seed=seed, num_rounds=num_rounds),
     )
-    seconds = sum(each.seconds for each in rounds)
+    seconds = sum(result.seconds for result in rounds)
     print(f"{method}, {size[0]} x {size[1]}, seed {seed}: trained in {seconds:.1f} s", flush=True)
     return PolicySharder(LearnedPolicy(learner.net), name=method, num_samples=num_samples)
 

@@ -3,19 +3,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.tables import Table
 from dlrm_sharded.zipf import cached_zipf
 
-CONF = Path(__file__).parents[2] / "conf" / "data"
+CONF_DIR = Path(__file__).resolve().parents[3] / "conf"
 SYNTHETIC = sorted(
-    path
-    for path in CONF.glob("*.yaml")
-    if "synthetic.SyntheticDataset" in path.read_text(encoding="utf-8")
+    path.stem
+    for path in (CONF_DIR / "data").glob("*.yaml")
+    if "base/synthetic" in path.read_text(encoding="utf-8")
 )
 
 
@@ -102,10 +102,11 @@ def test_drawing_repeats_tables_under_new_names() -> None:
     assert drawn != presets.draw_tables(pool, num_tables=60, seed=2)
 
 
-@pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)
-def test_yaml_builds_a_dataset(path: Path) -> None:
-    run = OmegaConf.create({"batch_size": 16, "seed": 1, "data": OmegaConf.load(path)})
-    data = instantiate(run.data, max_rows=1_000)
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_yaml_builds_a_dataset(name: str) -> None:
+    overrides = [f"data={name}", "batch_size=16", "data.max_rows=1000", "data.num_train_batches=1"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        data = instantiate(compose("train", overrides).data)
     assert isinstance(data, SyntheticDataset)
     batch = data.batch("train", 0, rank=1, world_size=2)
     assert batch.labels.shape == (8,)

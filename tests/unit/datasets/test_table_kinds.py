@@ -2,13 +2,13 @@
 
 import pytest
 
-from dlrm_sharded.datasets.table_kinds import PARTS, TABLES
+from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS
 from dlrm_sharded.task import GIB
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_tables_of_a_kind_come_in_halves(kind: str) -> None:
-    halves = [TABLES[kind](part) for part in PARTS]
+    halves = [TABLE_KINDS[kind](half) for half in HALVES]
     assert not {*halves[0]} & {*halves[1]}
     for half in halves:
         assert len({table.name for table in half}) == len(half)
@@ -16,7 +16,7 @@ def test_tables_of_a_kind_come_in_halves(kind: str) -> None:
 
 
 def test_varied_tables_have_the_range_of_real_ones() -> None:
-    tables = TABLES["varied"]("training")
+    tables = TABLE_KINDS["varied"]("training")
     rows, ids = ([getattr(t, key) for t in tables] for key in ("num_embeddings", "pooling_factor"))
     assert (min(rows), max(rows)) == (3, pytest.approx(2**29 / 16, rel=0.1))
     assert (min(ids), max(ids)) == (pytest.approx(0.3, rel=0.1), pytest.approx(400, rel=0.1))

@@ -1,8 +1,7 @@
 """Small pools of tasks, networks with made-up weights, and short trainings."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,47 +9,37 @@ import torch
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.rl.autoshard import AutoShardTraining
-from dlrm_sharded.rl.dreamshard import DreamShardTraining
-from dlrm_sharded.rl.inputs import Inputs
+from dlrm_sharded.rl.autoshard import AutoShardConfig
+from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import METHODS
+from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
-from dlrm_sharded.rl.training import Schedule, new_method, train
+from dlrm_sharded.rl.training import MethodConfig, RoundSchedule, build_method, train_policy
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
 
 BATCH_SIZE = 4096
 
-SHORT: dict[str, Callable[[], Any]] = {
-    "autoshard": functools.partial(
-        AutoShardTraining,
-        cost_updates=3,
-        cost_batch=4,
-        rollouts=2,
-        tasks_per_rollout=2,
-        episodes_per_task=2,
+SHORT: dict[str, MethodConfig] = {
+    "autoshard": AutoShardConfig(
+        cost_updates=3, cost_batch=4, rollouts=2, tasks_per_rollout=2, episodes_per_task=2
     ),
-    "dreamshard": functools.partial(
-        DreamShardTraining,
-        cost_updates=3,
-        cost_batch=4,
-        policy_updates=2,
-        tasks_per_update=2,
-        episodes_per_task=2,
+    "dreamshard": DreamShardConfig(
+        cost_updates=3, cost_batch=4, policy_updates=2, tasks_per_update=2, episodes_per_task=2
     ),
 }
 """Trainings that learn next to nothing."""
 
-LONGER: dict[str, Callable[[], Any]] = {
-    "autoshard": functools.partial(AutoShardTraining, cost_updates=150, rollouts=20),
-    "dreamshard": functools.partial(DreamShardTraining, cost_updates=150, policy_updates=20),
+LONGER: dict[str, MethodConfig] = {
+    "autoshard": AutoShardConfig(cost_updates=150, rollouts=20),
+    "dreamshard": DreamShardConfig(cost_updates=150, policy_updates=20),
 }
 """Trainings that learn to balance two ranks in a few seconds."""
 
 
 def random_tables(num: int, seed: int = 0) -> TableSet:
-    """Of all sizes, with the reuse histograms that cost models assume."""
+    """Draw tables of all sizes, with the reuse histograms that cost models assume."""
     rng = np.random.default_rng(seed)
     tables = tuple(
         Table(
@@ -61,33 +50,33 @@ def random_tables(num: int, seed: int = 0) -> TableSet:
         )
         for i in range(num)
     )
-    return TableSet.profiled(tables, BATCH_SIZE)
+    return TableSet.from_tables(tables, BATCH_SIZE)
 
 
-def pool_of(
+def small_pool(
     num_tables: int = 6,
     world_size: int = 2,
     *,
     num: int = 20,
-    full: tuple[float, float] = (0.5, 0.8),
+    memory_use: tuple[float, float] = (0.5, 0.8),
     seed: int = 0,
 ) -> TaskPool:
-    return TaskPool((random_tables(num, seed),), num_tables, world_size, full)
+    return TaskPool((random_tables(num, seed),), num_tables, world_size, memory_use)
 
 
 @functools.cache
 def cost_model() -> LearnedCostModel:
-    """That of the package."""
+    """Load the packaged cost model."""
     return learned_cost_model(device="cpu")
 
 
 def predicted(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
-    """In place of a measurement."""
+    """Predict what a training would measure."""
     return cost_model().predict(whole_tables(task, ranks), task)
 
 
 def random_net(kind: str, seed: int = 0) -> PlacementNet:
-    """Weights of no training, none of them zero, and the scaler of `pool_of()`."""
+    """Build a net with random weights, none of them zero, and the scaler of `small_pool()`."""
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -95,20 +84,20 @@ def random_net(kind: str, seed: int = 0) -> PlacementNet:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=random))
-    net.scaler.fit(*pool_of().described)
+    net.scaler.fit(*small_pool().table_tensors)
     return net.requires_grad_(False)
 
 
-def drawn_inputs(pool: TaskPool, num: int, seed: int = 0) -> Inputs:
-    """Tasks of the pool, as they are before a net scales and orders them."""
+def drawn_inputs(pool: TaskPool, num: int, seed: int = 0) -> TaskTensors:
+    """Draw tasks of the pool, before a net scales and sorts them."""
     rng = np.random.default_rng(seed)
-    return pool.inputs([pool.draw(rng) for _ in range(num)])
+    return pool.tensors([pool.draw(rng) for _ in range(num)])
 
 
 @functools.cache
 def trained(kind: str) -> PlacementNet:
-    """A policy for eight tables on two ranks, after a few seconds of training."""
-    method = new_method(LONGER[kind], seed=0)
-    schedule = Schedule(num_rounds=5, plans_per_round=20)
-    train(method, pool_of(8, num=60, full=(0.3, 0.7)), predicted, schedule)
+    """Train a policy for eight tables on two ranks for a few seconds."""
+    method = build_method(LONGER[kind], seed=0)
+    schedule = RoundSchedule(num_rounds=5, plans_per_round=20)
+    train_policy(method, small_pool(8, num=60, memory_use=(0.3, 0.7)), predicted, schedule)
     return method.net

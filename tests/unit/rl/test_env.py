@@ -1,4 +1,4 @@
-"""The environment: what is legal, what is drawn, and what is said of episodes that overflow."""
+"""The environment: legal ranks, draws, and episodes that overflow."""
 
 import pytest
 import torch
@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlrm_sharded.rl.env import (
-    before_each,
-    free_before_each,
+    free_before_each_step,
     legal_ranks,
     log_probabilities,
     roll_out,
+    sums_before_each_step,
 )
-from dlrm_sharded.rl.inputs import TABLE_FEATURES, WORK_TERMS, Inputs
+from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 
 
-class Fixed:
-    """Says the scores [T, E, W], whatever was placed; and keeps what that was."""
+class FixedScores:
+    """Returns fixed scores [T, E, W] and records what is placed."""
 
     def __init__(self, scores: Tensor) -> None:
         self.all_scores = scores
@@ -32,22 +32,22 @@ class Fixed:
         self.placed.append(ranks.clone())
 
 
-def sized(size_bytes: list[list[int]], capacity: list[list[int]]) -> Inputs:
-    """Tasks of which only the sizes matter."""
+def sized(size_bytes: list[list[int]], capacity: list[list[int]]) -> TaskTensors:
+    """Build tasks of which only the sizes matter."""
     shape = (len(size_bytes), len(size_bytes[0]))
-    return Inputs(
-        features=torch.zeros((*shape, len(TABLE_FEATURES))),
-        work=torch.ones((*shape, len(WORK_TERMS))),
+    return TaskTensors(
+        features=torch.zeros((*shape, len(FEATURE_NAMES))),
+        work=torch.ones((*shape, len(WORK_NAMES))),
         size_bytes=torch.tensor(size_bytes),
         capacity=torch.tensor(capacity),
     )
 
 
-def used_bytes(inputs: Inputs, ranks: Tensor) -> Tensor:
-    """[E, W], by a loop."""
+def used_bytes(inputs: TaskTensors, ranks: Tensor) -> Tensor:
+    """[E, W], computed in a loop."""
     used = torch.zeros_like(inputs.capacity)
-    for episode, of_episode in enumerate(ranks.tolist()):
-        for table, rank in enumerate(of_episode):
+    for episode, episode_ranks in enumerate(ranks.tolist()):
+        for table, rank in enumerate(episode_ranks):
             used[episode, rank] += inputs.size_bytes[episode, table]
     return used
 
@@ -104,7 +104,9 @@ def test_draws_from_the_distribution() -> None:
     num = 20_000
     scores = torch.tensor([1.0, 0.0, 50.0, -1.0])
     inputs = sized([[2]] * num, [[2, 2, 1, 3]] * num)
-    placed = roll_out(inputs, Fixed(scores.expand(1, num, 4)), torch.Generator().manual_seed(0))
+    placed = roll_out(
+        inputs, FixedScores(scores.expand(1, num, 4)), torch.Generator().manual_seed(0)
+    )
     share = torch.bincount(placed.ranks[:, 0], minlength=4) / num
     expected = log_probabilities(scores, torch.tensor([True, True, False, True])).exp()
     assert share[2] == 0
@@ -116,14 +118,14 @@ def test_greedy_episodes_take_the_best_legal_rank() -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])[:, None].expand(2, 400, 3)
     inputs = sized([[2, 2]] * 400, [[9, 3, 9]] * 400)
     greedy = torch.arange(400) < 100
-    placed = roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(0), greedy=greedy)
+    placed = roll_out(inputs, FixedScores(scores), torch.Generator().manual_seed(0), greedy=greedy)
     assert placed.ranks[:100].tolist() == [[1, 2]] * 100
     assert len(placed.ranks[100:].unique(dim=0)) > 3
     assert not placed.overflown.any()
 
 
 @st.composite
-def episodes(draw: st.DrawFn) -> tuple[Inputs, int]:
+def episodes(draw: st.DrawFn) -> tuple[TaskTensors, int]:
     """Sizes and memory from plenty to far too little, and a seed."""
     num, tables, ranks = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
     size, memory = st.integers(1, 20), st.integers(1, 60)
@@ -134,12 +136,12 @@ def episodes(draw: st.DrawFn) -> tuple[Inputs, int]:
 
 @settings(max_examples=150, deadline=None)
 @given(episodes())
-def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[Inputs, int]) -> None:
+def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[TaskTensors, int]) -> None:
     inputs, seed = case
     random = torch.Generator().manual_seed(seed)
     shape = (inputs.num_tables, inputs.num_episodes, inputs.world_size)
     scores = 3 * torch.randn(shape, generator=random)
-    actor = Fixed(scores)
+    actor = FixedScores(scores)
     placed = roll_out(inputs, actor, torch.Generator().manual_seed(seed))
 
     assert torch.equal(torch.stack(actor.placed, dim=1), placed.ranks)
@@ -148,14 +150,14 @@ def test_a_rank_overflows_in_marked_episodes_alone(case: tuple[Inputs, int]) -> 
     assert torch.equal(placed.overflown, overflows)
 
     # the training sees the same legal ranks, and so the same probabilities
-    legal, marks = legal_ranks(free_before_each(inputs, placed.ranks), inputs.size_bytes)
+    legal, marks = legal_ranks(free_before_each_step(inputs, placed.ranks), inputs.size_bytes)
     assert torch.equal(marks.any(dim=1), placed.overflown)
     log_p = log_probabilities(scores.transpose(0, 1), legal)
     taken = log_p.gather(2, placed.ranks[..., None])[..., 0]
     assert torch.equal(taken, placed.log_probs)
     assert torch.isfinite(taken).all()
 
-    again = roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(seed))
+    again = roll_out(inputs, FixedScores(scores), torch.Generator().manual_seed(seed))
     assert torch.equal(again.ranks, placed.ranks)
     assert torch.equal(again.log_probs, placed.log_probs)
 
@@ -164,7 +166,8 @@ def test_other_seeds_draw_others() -> None:
     inputs = sized([[1] * 20] * 4, [[20, 20, 20]] * 4)
     scores = torch.zeros((20, 4, 3))
     first, second = (
-        roll_out(inputs, Fixed(scores), torch.Generator().manual_seed(seed)) for seed in (0, 1)
+        roll_out(inputs, FixedScores(scores), torch.Generator().manual_seed(seed))
+        for seed in (0, 1)
     )
     assert not torch.equal(first.ranks, second.ranks)
 
@@ -176,7 +179,10 @@ def test_what_was_there_before_each_step(world_size: int) -> None:
     ranks = torch.randint(world_size, (2, 5), generator=random)
     sizes = torch.randint(1, 9, (2, 5), generator=random)
     inputs = sized(sizes.tolist(), [[20] * world_size] * 2)
-    before, free = before_each(values, ranks, world_size), free_before_each(inputs, ranks)
+    before, free = (
+        sums_before_each_step(values, ranks, world_size),
+        free_before_each_step(inputs, ranks),
+    )
     for episode in range(2):
         sums = torch.zeros((world_size, 4))
         left = torch.full((world_size,), 20)

@@ -12,19 +12,19 @@ from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.env import roll_out
-from dlrm_sharded.rl.inputs import Inputs
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import FEATURES, METHODS, LearnedPolicy, load_policy, to_arrays
+from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
-from tests.unit.rl.cases import BATCH_SIZE, pool_of, predicted, random_net, trained
+from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 
 
-def tasks_of(num: int, num_tables: int = 8, world_size: int = 2) -> list[ShardingTask]:
+def other_tasks(num: int, num_tables: int = 8, world_size: int = 2) -> list[ShardingTask]:
     """Other tasks than those of the training, of its tables."""
-    pool = pool_of(num_tables, world_size, num=60, full=(0.3, 0.7))
+    pool = small_pool(num_tables, world_size, num=60, memory_use=(0.3, 0.7))
     rng = np.random.default_rng(1000)
     return [pool.task(pool.draw(rng)) for _ in range(num)]
 
@@ -32,7 +32,9 @@ def tasks_of(num: int, num_tables: int = 8, world_size: int = 2) -> list[Shardin
 def estimated(net: PlacementNet, task: ShardingTask, ranks: tuple[int, ...] | None) -> float:
     assert ranks is not None
     with torch.no_grad():
-        return float(net.plan_costs(net.scaler(Inputs.of([task])), torch.tensor([ranks])))
+        return float(
+            net.plan_costs(net.scaler(TaskTensors.from_tasks([task])), torch.tensor([ranks]))
+        )
 
 
 def fits(task: ShardingTask, ranks: tuple[int, ...]) -> bool:
@@ -48,7 +50,7 @@ def fits(task: ShardingTask, ranks: tuple[int, ...]) -> bool:
 def solved() -> list[tuple[ShardingTask, float, float]]:
     """Tasks with the costs of their best plan, and the mean of all that fit."""
     found = []
-    for task in tasks_of(20):
+    for task in other_tasks(20):
         plans = [ranks for ranks in itertools.product(range(2), repeat=8) if fits(task, ranks)]
         costs = [predicted(task, ranks).cost_ms for ranks in plans]
         found.append((task, min(costs), float(np.mean(costs))))
@@ -60,23 +62,23 @@ def test_close_to_the_best_plan_on_two_ranks(
     kind: str, solved: list[tuple[ShardingTask, float, float]]
 ) -> None:
     policy = LearnedPolicy(trained(kind))
-    excess, of_random = [], []
+    excess, random_excess = [], []
     for task, best, mean in solved:
         ranks = policy.place(task, num_samples=0, seed=0)
         assert ranks is not None
         assert fits(task, ranks)
         excess.append(predicted(task, ranks).cost_ms / best - 1)
-        of_random.append(mean / best - 1)
+        random_excess.append(mean / best - 1)
     assert min(excess) >= -1e-9
     assert np.mean(excess) <= 0.05
-    assert np.mean(excess) < np.mean(of_random) / 2
+    assert np.mean(excess) < np.mean(random_excess) / 2
 
 
 @each_kind
 def test_the_cost_network_knows_what_plans_cost(kind: str) -> None:
     net, rng = trained(kind), np.random.default_rng(0)
     errors = []
-    for task in tasks_of(20):
+    for task in other_tasks(20):
         ranks = tuple(rng.integers(2, size=8).tolist())
         cost = predicted(task, ranks).cost_ms
         errors.append(abs(float(net.ms) * estimated(net, task, ranks) - cost) / cost)
@@ -84,12 +86,12 @@ def test_the_cost_network_knows_what_plans_cost(kind: str) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("of", ["trained", "random"])
-def test_samples_never_make_the_predicted_cost_worse(kind: str, of: str) -> None:
-    net = trained(kind) if of == "trained" else random_net(kind)
+@pytest.mark.parametrize("weights", ["trained", "random"])
+def test_samples_never_make_the_predicted_cost_worse(kind: str, weights: str) -> None:
+    net = trained(kind) if weights == "trained" else random_net(kind)
     policy = LearnedPolicy(net)
     better = 0
-    for task in tasks_of(6, num_tables=12, world_size=3):
+    for task in other_tasks(6, num_tables=12, world_size=3):
         costs = [
             estimated(net, task, policy.place(task, num_samples=num, seed=3)) for num in (0, 1, 16)
         ]
@@ -102,7 +104,7 @@ def test_samples_never_make_the_predicted_cost_worse(kind: str, of: str) -> None
 @each_kind
 def test_the_seed_decides(kind: str) -> None:
     policy = LearnedPolicy(random_net(kind))
-    (task,) = tasks_of(1, num_tables=20, world_size=4)
+    (task,) = other_tasks(1, num_tables=20, world_size=4)
     before = torch.get_rng_state()
     plans = [policy.place(task, num_samples=8, seed=seed) for seed in (0, 0, 1, 2, 3)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -113,7 +115,7 @@ def test_the_seed_decides(kind: str) -> None:
 @each_kind
 @pytest.mark.parametrize(("num_tables", "world_size"), [(1, 1), (1, 3), (3, 1), (2, 16), (40, 16)])
 def test_any_number_of_tables_and_ranks(kind: str, num_tables: int, world_size: int) -> None:
-    for task in tasks_of(2, num_tables, world_size):
+    for task in other_tasks(2, num_tables, world_size):
         ranks = LearnedPolicy(trained(kind)).place(task, num_samples=2, seed=0)
         assert ranks is not None
         assert fits(task, ranks)
@@ -130,7 +132,7 @@ def wanting_order() -> ShardingTask:
 @each_kind
 def test_large_tables_come_first_where_they_must(kind: str) -> None:
     task, net = wanting_order(), trained(kind)
-    inputs, order = net.ordered(Inputs.of([task]))
+    inputs, order = net.scale_and_sort(TaskTensors.from_tasks([task]))
     assert int(order[0, -1]) == 8, "the large table is the cheapest"
     greedy = torch.tensor([True])
     placed = roll_out(inputs, net.actor(inputs), torch.Generator(), greedy=greedy)
@@ -144,7 +146,7 @@ def test_large_tables_come_first_where_they_must(kind: str) -> None:
 
 @each_kind
 def test_nothing_where_nothing_fits(kind: str) -> None:
-    (task,) = tasks_of(1)
+    (task,) = other_tasks(1)
     largest = max(task.topology.table_bytes(table) for table in task.tables)
     tight = ShardingTask(task.tables, Topology(2, largest - 1), BATCH_SIZE)
     assert LearnedPolicy(trained(kind)).place(tight, num_samples=4, seed=0) is None
@@ -152,7 +154,7 @@ def test_nothing_where_nothing_fits(kind: str) -> None:
 
 @each_kind
 def test_uses_the_memory_that_ranks_have(kind: str) -> None:
-    (task,) = tasks_of(1)
+    (task,) = other_tasks(1)
     sizes = [task.topology.table_bytes(table) for table in task.tables]
     topology = Topology(3, 1, memory_bytes_by_rank=(1, sum(sizes), 1))
     alone = ShardingTask(task.tables, topology, BATCH_SIZE)
@@ -176,7 +178,7 @@ def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
         kind, str(path), hardware="made up", device="cpu", optimizer="rowwise_adagrad"
     )
     assert torch.equal(torch.get_rng_state(), before)
-    for task in [*tasks_of(4), *tasks_of(2, num_tables=20, world_size=4)]:
+    for task in [*other_tasks(4), *other_tasks(2, num_tables=20, world_size=4)]:
         plans = [each.place(task, num_samples=8, seed=1) for each in (LearnedPolicy(net), loaded)]
         assert plans[0] == plans[1] is not None
 

@@ -1,4 +1,4 @@
-"""Both networks: actors say what the training learns from, and ranks have no names and no sizes."""
+"""Both networks: actor and training agree, and rank numbers do not matter."""
 
 import dataclasses
 
@@ -9,33 +9,33 @@ from torch import Tensor
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard, advantages
 from dlrm_sharded.rl.env import log_probabilities, roll_out
-from dlrm_sharded.rl.inputs import Inputs
-from dlrm_sharded.rl.nets import VECTOR, PlacementNet
+from dlrm_sharded.rl.nets import VECTOR_SIZE, PlacementNet
 from dlrm_sharded.rl.policy import METHODS
-from tests.unit.rl.cases import drawn_inputs, pool_of, random_net, trained
+from dlrm_sharded.rl.task_tensors import TaskTensors
+from tests.unit.rl.cases import drawn_inputs, random_net, small_pool, trained
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
 each_seed = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
-def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> Inputs:
-    """Twelve tasks of seven tables, as actors see them."""
-    inputs = drawn_inputs(pool_of(7, world_size), 12)
+def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> TaskTensors:
+    """Draw twelve tasks of seven tables, as actors read them."""
+    inputs = drawn_inputs(small_pool(7, world_size), 12)
     if uneven:
         random = torch.Generator().manual_seed(0)
         share = 0.7 + 0.6 * torch.rand(inputs.capacity.shape, generator=random)
         inputs = dataclasses.replace(inputs, capacity=(inputs.capacity * share).long())
-    return net.ordered(inputs)[0]
+    return net.scale_and_sort(inputs)[0]
 
 
-def drawn_ranks(inputs: Inputs, num_ranks: int, seed: int = 0) -> Tensor:
+def drawn_ranks(inputs: TaskTensors, num_ranks: int, seed: int = 0) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     shape = (inputs.num_episodes, inputs.num_tables)
     return torch.randint(num_ranks, shape, generator=random)
 
 
-def said(net: PlacementNet, inputs: Inputs, ranks: Tensor) -> Tensor:
-    """[E, T, W], the scores of an actor that gives the tables these ranks."""
+def actor_scores(net: PlacementNet, inputs: TaskTensors, ranks: Tensor) -> Tensor:
+    """Return [E, T, W], the scores of an actor that places the tables on these ranks."""
     actor = net.actor(inputs)
     scores = []
     for step, placed in enumerate(ranks.unbind(1)):
@@ -44,31 +44,31 @@ def said(net: PlacementNet, inputs: Inputs, ranks: Tensor) -> Tensor:
     return torch.stack(scores, dim=1)
 
 
-def learnt_from(net: PlacementNet, inputs: Inputs, ranks: Tensor) -> Tensor:
-    """[E, T, W], the scores of a training on these ranks."""
+def training_scores(net: PlacementNet, inputs: TaskTensors, ranks: Tensor) -> Tensor:
+    """Return [E, T, W], the scores that a training computes for these ranks."""
     if isinstance(net, DreamShard):
         return net.scores(inputs, ranks)
     assert isinstance(net, AutoShard)
-    history = net.histories(inputs, ranks)
+    history = net.history(inputs, ranks)
     states = net.policy.states(inputs, history.table_costs)
-    scores: Tensor = net.policy(states, history.sums, history.figures)[0]
+    scores: Tensor = net.policy(states, history.sums, history.features)[0]
     return scores
 
 
-def most_probable(net: PlacementNet, inputs: Inputs) -> Tensor:
+def most_probable(net: PlacementNet, inputs: TaskTensors) -> Tensor:
     greedy = torch.ones(inputs.num_episodes, dtype=torch.bool)
     return roll_out(inputs, net.actor(inputs), torch.Generator(), greedy=greedy).ranks
 
 
 @each_kind
 @each_seed
-def test_actor_and_training_say_the_same(kind: str, seed: int) -> None:
+def test_actor_and_training_compute_the_same_scores(kind: str, seed: int) -> None:
     net = random_net(kind, seed)
     inputs = ordered(net, uneven=True)
     ranks = drawn_ranks(inputs, 3, seed)
-    scores = said(net, inputs, ranks)
+    scores = actor_scores(net, inputs, ranks)
     assert scores.std() > 0.01
-    torch.testing.assert_close(scores, learnt_from(net, inputs, ranks), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores, training_scores(net, inputs, ranks), rtol=1e-4, atol=1e-4)
 
 
 def test_a_history_knows_the_legal_ranks_of_the_actor() -> None:
@@ -76,25 +76,25 @@ def test_a_history_knows_the_legal_ranks_of_the_actor() -> None:
     assert isinstance(net, AutoShard)
     inputs = ordered(net, uneven=True)
     placed = roll_out(inputs, net.actor(inputs), torch.Generator().manual_seed(0))
-    history = net.histories(inputs, placed.ranks)
+    history = net.history(inputs, placed.ranks)
     assert history.legal.gather(2, placed.ranks[..., None]).all()
     assert not history.legal.all()
-    taken = log_probabilities(learnt_from(net, inputs, placed.ranks), history.legal)
+    taken = log_probabilities(training_scores(net, inputs, placed.ranks), history.legal)
     taken = taken.gather(2, placed.ranks[..., None])[..., 0]
     torch.testing.assert_close(taken, placed.log_probs, rtol=1e-4, atol=1e-4)
 
 
 @each_kind
 @each_seed
-def test_ranks_have_no_names(kind: str, seed: int) -> None:
+def test_renumbering_ranks_changes_nothing(kind: str, seed: int) -> None:
     net = random_net(kind, seed)
     inputs = ordered(net, uneven=True)
     to = torch.tensor([2, 0, 1])  # rank 0 is called 2 now
     renamed = dataclasses.replace(inputs, capacity=inputs.capacity[:, to.argsort()])
     ranks = drawn_ranks(inputs, 3, seed)
-    scores = said(net, inputs, ranks)
-    of_renamed = said(net, renamed, to[ranks])
-    torch.testing.assert_close(of_renamed[..., to], scores, rtol=1e-5, atol=1e-5)
+    scores = actor_scores(net, inputs, ranks)
+    renamed_scores = actor_scores(net, renamed, to[ranks])
+    torch.testing.assert_close(renamed_scores[..., to], scores, rtol=1e-5, atol=1e-5)
 
     plan = to[most_probable(net, inputs)]
     assert torch.equal(most_probable(net, renamed), plan)
@@ -112,9 +112,9 @@ def test_an_empty_rank_changes_no_score_of_the_others(kind: str, seed: int) -> N
         inputs, capacity=torch.cat([inputs.capacity, inputs.capacity[:, :1]], dim=1)
     )
     ranks = drawn_ranks(inputs, 3, seed)
-    of_wider = said(net, wider, ranks)
-    torch.testing.assert_close(of_wider[..., :3], said(net, inputs, ranks))
-    torch.testing.assert_close(of_wider[:, 0, 3], of_wider[:, 0, 0])
+    wider_scores = actor_scores(net, wider, ranks)
+    torch.testing.assert_close(wider_scores[..., :3], actor_scores(net, inputs, ranks))
+    torch.testing.assert_close(wider_scores[:, 0, 3], wider_scores[:, 0, 0])
 
 
 @each_kind
@@ -123,13 +123,13 @@ def test_the_scale_of_a_task_does_not_matter(kind: str, seed: int) -> None:
     net = random_net(kind, seed)
     inputs = ordered(net)
     larger = dataclasses.replace(inputs, work=8 * inputs.work)
-    again, order = net.ordered(drawn_inputs(pool_of(7, 3), 12))
+    again, order = net.scale_and_sort(drawn_inputs(small_pool(7, 3), 12))
     assert torch.equal(again.work, inputs.work)
-    unscaled = drawn_inputs(pool_of(7, 3), 12)
-    of_larger = net.ordered(dataclasses.replace(unscaled, work=8 * unscaled.work))[1]
-    assert torch.equal(of_larger, order)
+    unscaled = drawn_inputs(small_pool(7, 3), 12)
+    larger_order = net.scale_and_sort(dataclasses.replace(unscaled, work=8 * unscaled.work))[1]
+    assert torch.equal(larger_order, order)
     ranks = drawn_ranks(inputs, 3, seed)
-    torch.testing.assert_close(said(net, larger, ranks), said(net, inputs, ranks))
+    torch.testing.assert_close(actor_scores(net, larger, ranks), actor_scores(net, inputs, ranks))
     plan = most_probable(net, inputs)
     assert torch.equal(most_probable(net, larger), plan)
     torch.testing.assert_close(net.plan_costs(larger, plan), 8 * net.plan_costs(inputs, plan))
@@ -137,14 +137,14 @@ def test_the_scale_of_a_task_does_not_matter(kind: str, seed: int) -> None:
 
 @each_kind
 def test_an_empty_rank_costs_nothing(kind: str) -> None:
-    net, nothing = random_net(kind), torch.zeros((2, 3, VECTOR))
+    net, nothing = random_net(kind), torch.zeros((2, 3, VECTOR_SIZE))
     if isinstance(net, DreamShard):
-        stages = net.cost.stages(nothing, nothing[:, :1])
+        stages = net.cost.rank_costs(nothing, nothing[:, :1])
         assert (stages == 0).all()
-        assert (net.cost.plan(nothing, stages) == 0).all()
+        assert (net.cost.plan_cost(nothing, stages) == 0).all()
         tables = net.cost.table(ordered(net))
-        assert (net.cost.stages(tables, tables) != 0).any()
-        beside = net.cost.stages(nothing[:1, 0], tables[:1].amax(dim=1))
+        assert (net.cost.rank_costs(tables, tables) != 0).any()
+        beside = net.cost.rank_costs(nothing[:1, 0], tables[:1].amax(dim=1))
         assert beside[..., [0, 2]].tolist() == [[0.0, 0.0]], "it computes nothing"
     else:
         assert isinstance(net, AutoShard)
@@ -163,20 +163,20 @@ def test_plan_costs_rank_by_rank(kind: str, seed: int) -> None:
     assert isinstance(net, AutoShard | DreamShard)
     vectors = net.cost.table(inputs)
     for episode in range(inputs.num_episodes):
-        sums = [torch.zeros(VECTOR) for _ in range(3)]
+        sums = [torch.zeros(VECTOR_SIZE) for _ in range(3)]
         for table, rank in enumerate(ranks[episode].tolist()):
             sums[rank] = sums[rank] + vectors[episode, table]
-        fullest = torch.stack(sums).amax(dim=0)
+        largest_sums = torch.stack(sums).amax(dim=0)
         if isinstance(net, AutoShard):
-            expected = max(float(net.cost(each, fullest)) for each in sums)
+            expected = max(float(net.cost(each, largest_sums)) for each in sums)
         else:
-            stages = [net.cost.stages(each, fullest) for each in sums]
-            of_ranks = [
+            stages = [net.cost.rank_costs(each, largest_sums) for each in sums]
+            rank_figures = [
                 torch.cat([each, stage, stage.sum()[None]])
                 for each, stage in zip(sums, stages, strict=True)
             ]
             slowest = max(float(stage.sum()) for stage in stages)
-            largest = torch.stack(of_ranks).amax(dim=0)
+            largest = torch.stack(rank_figures).amax(dim=0)
             expected = slowest + float(net.cost.overall(largest))
         assert float(found[episode]) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
@@ -187,7 +187,7 @@ def test_costs_before_each_step_are_those_of_the_tables_so_far(seed: int) -> Non
     assert isinstance(net, DreamShard)
     inputs = ordered(net)
     ranks = drawn_ranks(inputs, 3, seed)
-    found = net.costs_before(inputs, ranks)
+    found = net.costs_before_each_step(inputs, ranks)
     assert (found[:, 0] == 0).all()
     for step in range(1, inputs.num_tables):
         so_far = dataclasses.replace(
@@ -200,7 +200,7 @@ def test_costs_before_each_step_are_those_of_the_tables_so_far(seed: int) -> Non
         torch.testing.assert_close(found[:, step], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_advantages_are_of_a_task_and_a_step() -> None:
+def test_advantages_compare_the_episodes_of_a_task_step_by_step() -> None:
     to_come = torch.tensor([[[10.0, 4.0], [12.0, 2.0]], [[1.0, 1.0], [1.0, 1.0]]])
     found = advantages(to_come)
     assert found.shape == to_come.shape
@@ -213,8 +213,8 @@ def test_advantages_are_of_a_task_and_a_step() -> None:
 @each_kind
 def test_tables_come_in_descending_order_of_predicted_cost(kind: str) -> None:
     net = trained(kind)
-    unordered = drawn_inputs(pool_of(7, 3), 12)
-    inputs, order = net.ordered(unordered)
+    unordered = drawn_inputs(small_pool(7, 3), 12)
+    inputs, order = net.scale_and_sort(unordered)
     costs = net.table_costs(inputs)
     assert (costs.diff(dim=1) <= 1e-6 * costs[:, :1]).all()
     assert torch.equal(unordered.size_bytes.gather(1, order), inputs.size_bytes)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.datasets.table_kinds import TABLES
-from dlrm_sharded.rl.inputs import Inputs
+from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
+from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -21,10 +21,12 @@ MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
 def pool_of_two_batch_sizes() -> TaskPool:
     first = random_tables(30)
-    second = TableSet.profiled(
+    second = TableSet.from_tables(
         [dataclasses.replace(table, reuse_histogram=None) for table in first.tables], 256
     )
-    return TaskPool((first, second), num_tables=7, world_size=3, full=(0.4, 0.6), largest=0.5)
+    return TaskPool(
+        (first, second), num_tables=7, world_size=3, memory_use=(0.4, 0.6), max_table_share=0.5
+    )
 
 
 def test_tensors_are_those_of_the_tasks() -> None:
@@ -33,8 +35,8 @@ def test_tensors_are_those_of_the_tasks() -> None:
     drawn = [pool.draw(rng) for _ in range(12)]
     tasks = [pool.task(each) for each in drawn]
     assert {task.batch_size for task in tasks} == {256, 4096}
-    found, expected = pool.inputs(drawn), Inputs.of(tasks)
-    for field in dataclasses.fields(Inputs):
+    found, expected = pool.tensors(drawn), TaskTensors.from_tasks(tasks)
+    for field in dataclasses.fields(TaskTensors):
         torch.testing.assert_close(getattr(found, field.name), getattr(expected, field.name))
 
 
@@ -45,17 +47,19 @@ def test_tasks_take_the_share_of_memory_that_they_shall() -> None:
         task = pool.task(pool.draw(rng))
         memory_bytes = task.topology.memory_bytes
         sizes = [task.topology.table_bytes(table) for table in task.tables]
-        full = sum(sizes) / (3 * memory_bytes)
-        assert full < 0.6001
+        use = sum(sizes) / (3 * memory_bytes)
+        assert use < 0.6001
         assert max(sizes) / memory_bytes < 0.5001
-        # as full as they shall be, or the largest table has the rank that it needs
-        assert full > 0.3999 or max(sizes) / memory_bytes > 0.4999
+        # less is used only where the largest table needs larger ranks
+        assert use > 0.3999 or max(sizes) / memory_bytes > 0.4999
 
 
 def test_every_kind_at_every_batch_size() -> None:
-    pool = training_tasks(tables=list(TABLES), batch_sizes=[256, 512], num_tables=5, world_size=2)
+    pool = training_tasks(
+        tables=list(TABLE_KINDS), batch_sizes=[256, 512], num_tables=5, world_size=2
+    )
     rng = np.random.default_rng(0)
-    drawn = {(each.of_set, pool.task(each).batch_size) for each in map(pool.draw, [rng] * 60)}
+    drawn = {(each.set_index, pool.task(each).batch_size) for each in map(pool.draw, [rng] * 60)}
     assert drawn == {(0, 256), (1, 512), (2, 256), (3, 512)}
 
 
@@ -74,7 +78,7 @@ def test_tables_of_two_pools_mixed(share: float) -> None:
     first, second = (
         TaskPool((random_tables(20, seed),), num_tables=4, world_size=2) for seed in (0, 1)
     )
-    (found,) = first.mixed(second, share).sets
-    of_second = {*found.tables} & {*second.sets[0].tables}
-    of_first = {*found.tables} & {*first.sets[0].tables}
-    assert (len(of_first), len(of_second)) == (20 - round(20 * share), round(20 * share))
+    (found,) = first.mix(second, share).sets
+    from_second = {*found.tables} & {*second.sets[0].tables}
+    from_first = {*found.tables} & {*first.sets[0].tables}
+    assert (len(from_first), len(from_second)) == (20 - round(20 * share), round(20 * share))

@@ -9,15 +9,21 @@ import torch
 
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.rl.autoshard import AutoShardTraining
-from dlrm_sharded.rl.dreamshard import DreamShardTraining
+from dlrm_sharded.rl.autoshard import AutoShardConfig
+from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.policy import METHODS, to_arrays
-from dlrm_sharded.rl.training import Method, Round, Schedule, new_method, train
+from dlrm_sharded.rl.training import (
+    RoundResult,
+    RoundSchedule,
+    TrainingMethod,
+    build_method,
+    train_policy,
+)
 from dlrm_sharded.task import ShardingTask
-from tests.unit.rl.cases import SHORT, pool_of, predicted
+from tests.unit.rl.cases import SHORT, predicted, small_pool
 
 each_kind = pytest.mark.parametrize("kind", METHODS)
-SCHEDULE = Schedule(num_rounds=3, plans_per_round=3, seed=5)
+SCHEDULE = RoundSchedule(num_rounds=3, plans_per_round=3, seed=5)
 
 
 class KilledError(Exception):
@@ -27,15 +33,15 @@ class KilledError(Exception):
 def short_training(
     kind: str,
     *,
-    schedule: Schedule = SCHEDULE,
+    schedule: RoundSchedule = SCHEDULE,
     checkpoint: Path | None = None,
     settings: dict[str, object] | None = None,
-    on_round: Callable[[Round], None] = lambda _: None,
-) -> tuple[Method, list[Round]]:
-    method = new_method(SHORT[kind], seed=schedule.seed)
-    rounds = train(
+    on_round: Callable[[RoundResult], None] = lambda _: None,
+) -> tuple[TrainingMethod, list[RoundResult]]:
+    method = build_method(SHORT[kind], seed=schedule.seed)
+    rounds = train_policy(
         method,
-        pool_of(),
+        small_pool(),
         predicted,
         schedule,
         checkpoint=checkpoint,
@@ -45,15 +51,15 @@ def short_training(
     return method, rounds
 
 
-def kill_after(number: int) -> Callable[[Round], None]:
-    def on_round(finished: Round) -> None:
+def kill_after(number: int) -> Callable[[RoundResult], None]:
+    def on_round(finished: RoundResult) -> None:
         if finished.number == number:
             raise KilledError
 
     return on_round
 
 
-def assert_same_networks(first: Method, second: Method) -> None:
+def assert_same_networks(first: TrainingMethod, second: TrainingMethod) -> None:
     arrays, others = to_arrays(first.net), to_arrays(second.net)
     assert arrays.keys() == others.keys()
     for key, array in arrays.items():
@@ -63,12 +69,12 @@ def assert_same_networks(first: Method, second: Method) -> None:
 @each_kind
 @pytest.mark.parametrize("number", [0, 1])
 def test_goes_on_after_a_kill(kind: str, number: int, tmp_path: Path) -> None:
-    whole, of_whole = short_training(kind, settings={"a": 1})
+    whole, whole_rounds = short_training(kind, settings={"a": 1})
     checkpoint = tmp_path / "made" / "policy.partial"
     with pytest.raises(KilledError):
         short_training(kind, checkpoint=checkpoint, settings={"a": 1}, on_round=kill_after(number))
     played: list[int] = []
-    resumed, of_resumed = short_training(
+    resumed, resumed_rounds = short_training(
         kind,
         checkpoint=checkpoint,
         settings={"a": 1},
@@ -76,8 +82,8 @@ def test_goes_on_after_a_kill(kind: str, number: int, tmp_path: Path) -> None:
     )
     assert played == list(range(number + 1, 3))
     assert_same_networks(whole, resumed)
-    for first, second in zip(of_whole, of_resumed, strict=True):
-        for key in ("number", "measured_ms", "error", "cost_ms", "entropy"):
+    for first, second in zip(whole_rounds, resumed_rounds, strict=True):
+        for key in ("number", "measured_ms", "cost_error_percent", "estimated_ms", "entropy"):
             assert getattr(first, key) == getattr(second, key)
     assert [path.name for path in checkpoint.parent.iterdir()] == ["policy.partial"]
 
@@ -85,9 +91,9 @@ def test_goes_on_after_a_kill(kind: str, number: int, tmp_path: Path) -> None:
 @each_kind
 def test_a_finished_checkpoint_is_not_trained_again(kind: str, tmp_path: Path) -> None:
     first, rounds = short_training(kind, checkpoint=tmp_path / "p")
-    again, of_again = short_training(kind, checkpoint=tmp_path / "p", on_round=kill_after(2))
+    again, rounds_again = short_training(kind, checkpoint=tmp_path / "p", on_round=kill_after(2))
     assert_same_networks(first, again)
-    assert of_again == rounds
+    assert rounds_again == rounds
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -111,9 +117,11 @@ def test_a_damaged_checkpoint_is_refused(damage: Callable[[bytes], bytes], tmp_p
     checkpoint = tmp_path / "p"
     short_training("dreamshard", checkpoint=checkpoint)
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    with pytest.raises(DataError, match="is no unfinished training, or damaged") as raised:
+    with pytest.raises(
+        DataError, match="is damaged or is not the checkpoint of a training"
+    ) as raised:
         short_training("dreamshard", checkpoint=checkpoint)
-    assert str(raised.value).endswith("; remove it to begin anew")
+    assert str(raised.value).endswith("; remove it to train from the start")
     assert "\n" not in str(raised.value)
 
 
@@ -123,11 +131,11 @@ def test_the_seed_decides(kind: str) -> None:
     first, rounds = short_training(kind)
     torch.rand(3)
     second, _ = short_training(kind)
-    other, _ = short_training(kind, schedule=Schedule(num_rounds=3, plans_per_round=3, seed=6))
+    other, _ = short_training(kind, schedule=RoundSchedule(num_rounds=3, plans_per_round=3, seed=6))
     assert_same_networks(first, second)
     arrays, others = to_arrays(first.net), to_arrays(other.net)
     assert all((arrays[key] != others[key]).any() for key in arrays if key.endswith("0.weight"))
-    assert [each.number for each in rounds] == [0, 1, 2]
+    assert [result.number for result in rounds] == [0, 1, 2]
     torch.set_rng_state(before)
     short_training(kind)
     assert torch.equal(torch.get_rng_state(), before)
@@ -135,7 +143,7 @@ def test_the_seed_decides(kind: str) -> None:
 
 @each_kind
 def test_every_part_learns(kind: str) -> None:
-    start = new_method(SHORT[kind], seed=SCHEDULE.seed)
+    start = build_method(SHORT[kind], seed=SCHEDULE.seed)
     finished, _ = short_training(kind)
     arrays = to_arrays(start.net)
     for key, array in to_arrays(finished.net).items():
@@ -150,8 +158,8 @@ def test_plans_are_measured_as_the_policy_makes_them() -> None:
         measured.append((task, tuple(ranks)))
         return predicted(task, ranks)
 
-    method = new_method(SHORT["dreamshard"], seed=0)
-    rounds = train(method, pool_of(), measure, SCHEDULE)  # type: ignore[arg-type]
+    method = build_method(SHORT["dreamshard"], seed=0)
+    rounds = train_policy(method, small_pool(), measure, SCHEDULE)  # type: ignore[arg-type]
     assert len(measured) == 9
     for task, ranks in measured:
         used = [0, 0]
@@ -167,14 +175,14 @@ def test_plans_are_measured_as_the_policy_makes_them() -> None:
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (lambda: Schedule(num_rounds=0), "schedule.num_rounds"),
-        (lambda: Schedule(plans_per_round=0), "schedule.plans_per_round"),
-        (lambda: Schedule(seed=-1), "schedule.seed"),
-        (lambda: AutoShardTraining(reward="x"), "policy.reward"),
-        (lambda: AutoShardTraining(rollouts=0), "policy.rollouts"),
-        (lambda: AutoShardTraining(entropy_weight=-1.0), "policy.entropy_weight"),
-        (lambda: DreamShardTraining(episodes_per_task=1), "policy.episodes_per_task"),
-        (lambda: DreamShardTraining(policy_learning_rate=0), "policy.policy_learning_rate"),
+        (lambda: RoundSchedule(num_rounds=0), "schedule.num_rounds"),
+        (lambda: RoundSchedule(plans_per_round=0), "schedule.plans_per_round"),
+        (lambda: RoundSchedule(seed=-1), "schedule.seed"),
+        (lambda: AutoShardConfig(reward="x"), "policy.reward"),
+        (lambda: AutoShardConfig(rollouts=0), "policy.rollouts"),
+        (lambda: AutoShardConfig(entropy_weight=-1.0), "policy.entropy_weight"),
+        (lambda: DreamShardConfig(episodes_per_task=1), "policy.episodes_per_task"),
+        (lambda: DreamShardConfig(policy_learning_rate=0), "policy.policy_learning_rate"),
     ],
 )
 def test_wrong_settings(make: Callable[[], object], key: str) -> None:

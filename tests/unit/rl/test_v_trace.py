@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dlrm_sharded.rl.autoshard import REWARDS, rewards_of, v_trace
+from dlrm_sharded.rl.autoshard import REWARDS, step_rewards, v_trace
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def test_rewards_add_up_to_what_an_episode_gains(reward: str) -> None:
     table_costs = rng.uniform(0.1, 2.0, (6, 8))
     table_costs[0, 3] = 100.0  # dearer than the mean of the ranks
     overflown = np.array([False, False, True, False, True, False])
-    rewards = rewards_of(reward, *map(torch.from_numpy, (costs, table_costs, overflown)))
+    rewards = step_rewards(reward, *map(torch.from_numpy, (costs, table_costs, overflown)))
     assert rewards.shape == (6, 8)
     for episode in range(6):
         final = costs[episode, -1]
@@ -77,7 +77,7 @@ def test_overflows_are_paid_for_at_the_last_step(reward: str) -> None:
     costs = torch.from_numpy(np.cumsum(rng.uniform(0.1, 1.0, (1, 5, 2)), axis=1))
     table_costs = torch.from_numpy(rng.uniform(0.1, 2.0, (1, 5)))
     fits, overflows = (
-        rewards_of(reward, costs, table_costs, torch.tensor([flag])) for flag in (False, True)
+        step_rewards(reward, costs, table_costs, torch.tensor([flag])) for flag in (False, True)
     )
     assert torch.equal(fits[:, :-1], overflows[:, :-1])
     torch.testing.assert_close(fits[:, -1] - overflows[:, -1], torch.ones_like(fits[:, -1]))
@@ -88,5 +88,5 @@ def test_rewards_of_an_episode_whose_first_ranks_are_empty() -> None:
     costs = torch.tensor([[[2.0, 0.0], [2.0, 1.0]]])
     table_costs = torch.tensor([[2.0, 1.0]])
     fits = torch.tensor([False])
-    assert rewards_of("balance", costs, table_costs, fits).tolist() == [[0.0, 0.5]]
-    assert rewards_of("cost", costs, table_costs, fits).tolist() == [[-1.0, 0.0]]
+    assert step_rewards("balance", costs, table_costs, fits).tolist() == [[0.0, 0.5]]
+    assert step_rewards("cost", costs, table_costs, fits).tolist() == [[-1.0, 0.0]]

@@ -1,4 +1,4 @@
-"""Sharding tasks as the tensors that policies see.
+"""Sharding tasks as the tensors that policies read.
 
 Letters: E episodes, one task each; T tables, W ranks, F features of a table, M terms of its work.
 """
@@ -16,7 +16,7 @@ from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, Workload
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask
 
-TABLE_FEATURES = (
+FEATURE_NAMES = (
     "log_rows",
     "log_columns",
     "log_pooling_factor",
@@ -24,22 +24,25 @@ TABLE_FEATURES = (
     "log_bytes_read",
     *(f"reuse_bin_{i}" for i in range(NUM_REUSE_BINS)),
 )
-WORK_TERMS = ("ids", "id_columns", "pooled_columns", "unique_lines")
-"""What a table's costs grow with, in a step: ids, columns looked up and columns pooled, cache lines
-of the rows that are read."""
+"""The features of a table, in the order of their tensor."""
 
-LEAST_POOLING_FACTOR = 0.01
+WORK_NAMES = ("ids", "id_columns", "pooled_columns", "unique_lines")
+"""The amounts of work per step that a table's cost grows with: ids, columns looked up, columns
+pooled, and cache lines of the rows that are read."""
+
+MIN_POOLING_FACTOR = 0.01
+"""Smaller pooling factors have the feature of this one, so that its logarithm stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """Tasks of equally many tables on equally many ranks.
+class TaskTensors:
+    """Tasks that all have the same number of tables and the same number of ranks.
 
     Args:
-        features: [E, T, F], see `TABLE_FEATURES`.
-        work: [E, T, M], see `WORK_TERMS`.
+        features: [E, T, F], see `FEATURE_NAMES`.
+        work: [E, T, M], see `WORK_NAMES`.
         size_bytes: [E, T].
-        capacity: [E, W], bytes.
+        capacity: [E, W], memory of each rank in bytes.
     """
 
     features: Tensor
@@ -48,12 +51,12 @@ class Inputs:
     capacity: Tensor
 
     @classmethod
-    def of(cls, tasks: Sequence[ShardingTask]) -> Inputs:
-        """Of tasks whose tables all have a reuse histogram."""
-        described = [describe(task.tables, task.batch_size) for task in tasks]
+    def from_tasks(cls, tasks: Sequence[ShardingTask]) -> TaskTensors:
+        """Convert tasks whose tables all have a reuse histogram."""
+        tensors = [table_tensors(task.tables, task.batch_size) for task in tasks]
         return cls(
-            features=torch.stack([features for features, _ in described]),
-            work=torch.stack([work for _, work in described]),
+            features=torch.stack([features for features, _ in tensors]),
+            work=torch.stack([work for _, work in tensors]),
             size_bytes=torch.tensor(
                 [[task.topology.table_bytes(table) for table in task.tables] for task in tasks]
             ),
@@ -72,37 +75,23 @@ class Inputs:
     def world_size(self) -> int:
         return self.capacity.shape[1]
 
-    def repeated(self, times: int) -> Inputs:
-        """Every task so many times in a row."""
-        return Inputs(
-            *(
-                tensor.repeat_interleave(times, dim=0)
-                for tensor in (self.features, self.work, self.size_bytes, self.capacity)
-            )
+    def repeat(self, times: int) -> TaskTensors:
+        """Return every task `times` times in a row."""
+        episodes = torch.arange(self.num_episodes).repeat_interleave(times)
+        return self.select(episodes)
+
+    def select(self, episodes: Tensor) -> TaskTensors:
+        """Return the tasks of the episodes [N]."""
+        return TaskTensors(
+            features=self.features[episodes],
+            work=self.work[episodes],
+            size_bytes=self.size_bytes[episodes],
+            capacity=self.capacity[episodes],
         )
 
-    def chosen(self, episodes: Tensor) -> Inputs:
-        """Those of the episodes [N]."""
-        return Inputs(
-            *(
-                tensor[episodes]
-                for tensor in (self.features, self.work, self.size_bytes, self.capacity)
-            )
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Inputs]) -> Inputs:
-        """The episodes of all parts."""
-        return cls(
-            features=torch.cat([part.features for part in parts]),
-            work=torch.cat([part.work for part in parts]),
-            size_bytes=torch.cat([part.size_bytes for part in parts]),
-            capacity=torch.cat([part.capacity for part in parts]),
-        )
-
-    def in_order(self, order: Tensor) -> Inputs:
-        """The tables of each task in the order [E, T]."""
-        return Inputs(
+    def reorder(self, order: Tensor) -> TaskTensors:
+        """Return the tasks with their tables in the order [E, T]."""
+        return TaskTensors(
             features=self.features.gather(1, order[..., None].expand_as(self.features)),
             work=self.work.gather(1, order[..., None].expand_as(self.work)),
             size_bytes=self.size_bytes.gather(1, order),
@@ -110,8 +99,8 @@ class Inputs:
         )
 
 
-def describe(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Tensor]:
-    """Features [T, F] and work [T, M] of whole tables."""
+def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Tensor]:
+    """Return the features [T, F] and the work [T, M] of whole tables."""
     table = np.arange(len(tables))
     num_cols = np.array([t.embedding_dim for t in tables], dtype=np.float64)
     pooling_factor = np.array([t.pooling_factor for t in tables])
@@ -130,7 +119,7 @@ def describe(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Tensor]:
         [
             np.log10(workload.num_rows),
             np.log10(num_cols),
-            np.log10(np.maximum(pooling_factor, LEAST_POOLING_FACTOR)),
+            np.log10(np.maximum(pooling_factor, MIN_POOLING_FACTOR)),
             workload.profile()[:, PROFILE.index("log_reuse")],
             np.log10(np.maximum(workload.unique_bytes(), 1.0)),
             workload.reuse_histogram,
