@@ -1,27 +1,26 @@
-"""The command: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
+"""One training run: `torchrun --standalone --nproc-per-node N -m dlrm_sharded.train sharder=dim`.
 
-With `-m sharder=random,dim` and without torchrun it is the driver of a sweep, which starts a job
-for every combination. A driver does not train: torch is loaded by the ranks alone.
+Without torchrun it is also installed as `dlrm-train`. With `-m sharder=random,dim` it drives a
+sweep, which starts a job for every combination. A driver does not train: only ranks load torch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.commands.cli import exit_codes, run_hydra
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.errors import ConfigError
 
-CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
-"""Overrides of ranks above 0: rank 0 alone writes files and logs."""
+"""Overrides for ranks above 0, because only rank 0 writes files and logs."""
 
 
-@hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="train")
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="train")
 def hydra_main(cfg: DictConfig) -> float:
     from dlrm_sharded.commands.job import train
 
@@ -30,7 +29,7 @@ def hydra_main(cfg: DictConfig) -> float:
 
 
 def main() -> None:
-    """Exit codes: 0; 2 for what the user can mend, with one message; 1 for anything else."""
+    """Run, and exit with 0, with 2 and one message for errors users can fix, or else with 1."""
     if "RANK" not in os.environ:
         run_hydra(hydra_main)
         return
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its own name, not as __main__: under that name the ranks of a sweep find `hydra_main`.
+    # The ranks of a sweep import `hydra_main` by its module, which must not be __main__.
     from dlrm_sharded.train import main as main_by_name
 
     main_by_name()

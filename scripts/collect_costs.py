@@ -1,62 +1,6 @@
-"""Measures what random plans cost on this machine: computation of every rank, communication.
+"""Run the command `dlrm-collect-costs` from a checkout."""
 
-python scripts/collect_costs.py out=calibration/costs.parquet collect.time_budget_s=300
-
-Started again after a kill, it goes on where it was. Under torchrun or TorchX it uses their ranks.
-"""
-
-from __future__ import annotations
-
-import os
-import sys
-import warnings
-from pathlib import Path
-
-import hydra
-import torch
-from hydra.utils import instantiate
-from omegaconf import DictConfig
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
-
-from dlrm_sharded.calibration.collect import collect
-from dlrm_sharded.commands.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes, run_hydra
-from dlrm_sharded.distributed import all_or_none, process_group
-from dlrm_sharded.errors import check_count
-
-CONF_DIR = str(Path(__file__).resolve().parents[1] / "conf")
-CPU_RANKS = 4
-
-
-@hydra.main(version_base="1.3", config_path=CONF_DIR, config_name="collect")
-def main(cfg: DictConfig) -> None:
-    if "RANK" not in os.environ:
-        with exit_codes():
-            instantiate(cfg.collect)  # what is wrong with it is said once, before ranks start
-            if cfg.num_ranks is not None:
-                check_count("num_ranks", cfg.num_ranks, least=1)
-        sys.exit(_start_ranks(cfg.num_ranks or torch.cuda.device_count() or CPU_RANKS))
-    # TorchRec uses what torch deprecates; users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    with exit_codes(), process_group(timeout_s=1800) as rank:
-        with all_or_none():
-            config = instantiate(cfg.collect)
-        collect(config, Path(cfg.out), rank)
-
-
-def _start_ranks(num_ranks: int) -> int:
-    """Ranks of this script, by torchrun in this process; the exit code that they give."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        run(parse_args(["--standalone", "--nproc-per-node", str(num_ranks), *sys.argv]))
-    except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else 1
-    except SignalException:
-        return EXIT_INTERRUPTED
-    return 0
-
+from dlrm_sharded.commands.collect_costs import main
 
 if __name__ == "__main__":
-    run_hydra(main)
+    main()

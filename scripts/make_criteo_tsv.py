@@ -1,27 +1,6 @@
-"""Writes a made-up TSV in Criteo's format, with labels that can be learned.
+"""Run the command `dlrm-make-criteo-tsv` from a checkout."""
 
-python scripts/make_criteo_tsv.py data/sample.tsv --rows 300000
-"""
-
-from __future__ import annotations
-
-import argparse
-from pathlib import Path
-
-from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)
-    print(f"{options.out}: {options.rows:,} rows, {options.out.stat().st_size:,} B")
-
+from dlrm_sharded.commands.make_criteo_tsv import main
 
 if __name__ == "__main__":
     main()

@@ -1,66 +1,8 @@
-"""Writes a set of seeded tasks, for scripts/plan.py and other planners: task_000.json and so on.
+"""Run the command `dlrm-make-tasks` from a checkout."""
 
-    python scripts/make_tasks.py paper --out tasks --num 100 --seed 0
-
-Beside them, tasks.json says which set it is and what kind of task each one is.
-"""
-
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
 
-from dlrm_sharded.datasets.task_sets import TASK_SETS
-from dlrm_sharded.errors import ConfigError, UserError, check_count
-from dlrm_sharded.json_files import write_json
-
-
-def main() -> int:
-    options = _options()
-    try:
-        num_tasks = make_tasks(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.out}: {num_tasks} tasks")
-    return 0
-
-
-def make_tasks(options: argparse.Namespace) -> int:
-    """Write the folder; the number of tasks.
-
-    Raises:
-        ConfigError: an option cannot be used, or the folder has tasks already.
-    """
-    check_count("--seed", options.seed, least=0)
-    if options.num is not None:
-        check_count("--num", options.num, least=1)
-    out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.glob("task*.json")):
-        raise ConfigError(f"{out} has tasks already; name another folder with --out")
-    given = {} if options.num is None else {"num": options.num}
-    tasks = TASK_SETS[options.set](options.seed, **given)
-    kinds = {}
-    for number, of_set in enumerate(tasks):
-        name = f"task_{number:03d}.json"
-        write_json(out / name, of_set.task.to_json())
-        kinds[name] = of_set.kind
-    write_json(out / "tasks.json", {"set": options.set, "seed": options.seed, "kinds": kinds})
-    return len(tasks)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("set", choices=TASK_SETS)
-    parser.add_argument("--out", type=Path, default=Path("tasks"), help="folder [%(default)s]")
-    parser.add_argument("--num", type=int, help="tasks; all of the set if not given")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
-
+from dlrm_sharded.commands.make_tasks import main
 
 if __name__ == "__main__":
     sys.exit(main())

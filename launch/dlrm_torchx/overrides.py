@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_sharded.commands.cli import readable_message
+from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.train import CONF_DIR
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 "`torchx run launch/component.py:train --help` lists; options come before overrides"
             )
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
             compose("train", list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(readable_message(error)) from None

@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
 from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
@@ -24,7 +25,6 @@ from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
-CONF_DIR = str(Path(__file__).resolve().parents[2] / "conf")
 REFERENCE = "neuroshard_paper"
 TIE = 1e-3
 CONFIDENCE = 0.95
@@ -68,7 +68,7 @@ def compare(
 def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None) -> Planner:
     """Of the name of a yaml, and of overrides after commas; with the learned cost model."""
     name, *overrides = sharder.split(",")
-    with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("plan", [f"sharder={name}", "cost_model=learned", "task=unused", *overrides])
         return build_planner(cfg, RunContext(device=device, hardware=hardware))
 

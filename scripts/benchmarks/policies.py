@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from benchmarks.compared import (
-    CONF_DIR,
     Row,
     add_row_arguments,
     interval_text,
@@ -22,6 +21,7 @@ from benchmarks.compared import (
     quiet,
     rows_of,
 )
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.errors import InfeasibleTaskError
 from dlrm_sharded.plan import whole_tables
@@ -142,7 +142,7 @@ def _trained(
     method: str, seed: int, size: tuple[int, int], model: CostModel, num_rounds: int
 ) -> Sharder:
     """On predicted costs; says how long it took."""
-    with initialize_config_dir(version_base="1.3", config_dir=CONF_DIR):
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = instantiate(compose("train_policy", [f"policy={method}"]).policy)
         num_samples = compose("plan", [f"sharder={method}", "task=unused"]).sharder.num_samples
     learner = build_method(config, seed=seed)

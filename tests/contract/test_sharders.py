@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
@@ -14,7 +15,6 @@ from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 
-CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")

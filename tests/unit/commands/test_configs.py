@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.cli import build_planner, own_keys
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
@@ -22,7 +23,6 @@ from dlrm_sharded.task import GIB, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
 
-CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF_DIR)}={path.stem}" for path in CONF_DIR.glob("*/*.yaml")
 )

@@ -1,4 +1,4 @@
-"""How commands end: what the user can mend is one message and exit code 2."""
+"""Commands end with one message and exit code 2 after an error that the user can fix."""
 
 import logging
 
@@ -10,12 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_sharded.commands.cli import (
-    EXIT_INTERRUPTED,
-    EXIT_USER_ERROR,
-    exit_codes,
-    readable_message,
-)
+from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.distributed import every_rank_has
 from dlrm_sharded.errors import (
     ConfigError,
@@ -34,11 +31,6 @@ def rank_0_before_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(key, raising=False)
-
-
-@pytest.fixture
-def config_dir(request: pytest.FixtureRequest) -> str:
-    return str(request.config.rootpath / "conf")
 
 
 @pytest.mark.parametrize(
@@ -84,10 +76,10 @@ def test_bugs_have_no_message(error: Exception) -> None:
     assert readable_message(error) is None
 
 
-def test_a_wrong_option_lists_the_right_ones(config_dir: str) -> None:
+def test_a_wrong_option_lists_the_right_ones() -> None:
     with (
         pytest.raises(MissingConfigException) as raised,
-        initialize_config_dir(version_base="1.3", config_dir=config_dir),
+        initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)),
     ):
         compose("train", ["sharder=nobody"])
     message = readable_message(raised.value)
@@ -96,10 +88,10 @@ def test_a_wrong_option_lists_the_right_ones(config_dir: str) -> None:
     assert "size_lookup" in message
 
 
-def test_a_wrong_key_is_named(config_dir: str) -> None:
+def test_a_wrong_key_is_named() -> None:
     with (
         pytest.raises(HydraException) as raised,
-        initialize_config_dir(version_base="1.3", config_dir=config_dir),
+        initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)),
     ):
         compose("train", ["trainer.num_stepz=3"])
     message = readable_message(raised.value)
@@ -159,8 +151,8 @@ def test_other_ranks_report_only_their_own(
 
 
 @pytest.fixture
-def within_hydra(config_dir: str) -> None:
-    with initialize_config_dir(version_base="1.3", config_dir=config_dir):
+def within_hydra() -> None:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("train", return_hydra_config=True)
     HydraConfig.instance().set_config(cfg)
 

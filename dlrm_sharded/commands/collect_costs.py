@@ -1,0 +1,70 @@
+"""Measure what random plans cost on this machine: the command `dlrm-collect-costs`.
+
+dlrm-collect-costs out=calibration/costs.parquet collect.time_budget_s=300
+
+A collection that was killed continues when it is started again. Under torchrun or TorchX it uses
+their ranks; otherwise it starts its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+from dlrm_sharded.calibration.collect import collect
+from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.distributed import all_or_none, process_group
+from dlrm_sharded.errors import check_count
+
+MODULE = "dlrm_sharded.commands.collect_costs"
+CPU_RANKS = 4
+"""Ranks on a machine without GPUs."""
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="collect")
+def hydra_main(cfg: DictConfig) -> None:
+    if "RANK" not in os.environ:
+        with exit_codes():
+            instantiate(cfg.collect)  # reports what is wrong with it once, before ranks start
+            if cfg.num_ranks is not None:
+                check_count("num_ranks", cfg.num_ranks, least=1)
+        sys.exit(_start_ranks(cfg.num_ranks or torch.cuda.device_count() or CPU_RANKS))
+    # TorchRec uses what torch deprecates; users cannot change that.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    with exit_codes(), process_group(timeout_s=1800) as rank:
+        with all_or_none():
+            config = instantiate(cfg.collect)
+        collect(config, Path(cfg.out), rank)
+
+
+def main() -> None:
+    run_hydra(hydra_main)
+
+
+def _start_ranks(num_ranks: int) -> int:
+    """Run this module on ranks that torchrun starts from this process; return the exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torchrun = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", MODULE]
+    try:
+        run(parse_args([*torchrun, *sys.argv[1:]]))
+    except ChildFailedError as error:
+        codes = {failure.exitcode for failure in error.failures.values()}
+        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else 1
+    except SignalException:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    main()

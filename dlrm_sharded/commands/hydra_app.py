@@ -1,0 +1,22 @@
+"""What commands that Hydra configures share: the folder of their yaml files, and how they start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dlrm_sharded.commands.exit_codes import exit_codes
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+"""The folder of the yaml files, which is inside an installed package and beside a checkout's."""
+
+
+def run_hydra(hydra_main: Callable[[], object]) -> None:
+    """Call a function that `hydra.main` decorates, with our exit codes for config errors too."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
+    with exit_codes(all_ranks_alike=True):
+        hydra_main()

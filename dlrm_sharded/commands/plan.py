@@ -1,0 +1,67 @@
+"""Plan a task, without training and without a GPU: the command `dlrm-plan`.
+
+dlrm-plan task=task.json sharder=torchrec out=plan.json
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import hydra
+from omegaconf import DictConfig
+
+from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.explain.diagnosis import diagnose
+from dlrm_sharded.explain.text import forecast, sections
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan_report import plan_json
+from dlrm_sharded.task import GIB, read_task
+
+log = logging.getLogger("dlrm_sharded.plan")
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="plan")
+def hydra_main(cfg: DictConfig) -> None:
+    with exit_codes():
+        if not cfg.out:
+            raise ConfigError("out is not set; name the plan.json to write")
+        task = read_task(cfg.task)
+        planner = build_planner(
+            cfg,
+            RunContext(device=task.topology.compute_device),
+            diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
+        )
+        if cfg.explain and not isinstance(planner.cost_model, AdditiveCostModel):
+            raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
+        plan, report = planner.plan(task)
+        write_json(cfg.out, plan_json(plan, report))
+        used = plan.bytes_by_rank(task.topology)
+        log.info(
+            "%s: %d shards of %d tables in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
+            report.sharder,
+            len(plan.shards),
+            len(task.tables),
+            report.solve_s,
+            f"{expected}; " if (expected := forecast(report)) else "",
+            min(used) / GIB,
+            max(used) / GIB,
+            task.topology.rank_memory_text,
+            cfg.out,
+        )
+        if report.diagnosis is not None:
+            for section in sections(report.diagnosis):
+                log.info("%s", "\n  ".join([section.title, *section.lines]))
+
+
+def main() -> None:
+    run_hydra(hydra_main)
+
+
+if __name__ == "__main__":
+    main()

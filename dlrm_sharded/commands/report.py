@@ -1,0 +1,51 @@
+"""Compare runs in tables, and in pictures for TensorBoard: the command `dlrm-report`.
+
+    dlrm-report runs/2026-11-20_09-45-08-481104     a sweep
+    dlrm-report runs --out comparisons/all          all runs in a folder
+
+It writes summary.md, summary.csv (a row for each sharder and setting), runs.csv (a row for each
+run) and comparison/ (for TensorBoard).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dlrm_sharded.errors import UserError
+from dlrm_sharded.runs import compare, short_table
+
+
+def main() -> int:
+    options = _options()
+    folders: list[Path] = options.folders
+    out: Path = options.out or (folders[0] if len(folders) == 1 else Path("comparison"))
+    try:
+        comparison = compare(folders, out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(short_table(comparison))
+    print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="runs, sweeps, or folders of them"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the given folder if it is one, else comparison/ in the current one",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Train a policy that places tables, by plan costs on this machine: `dlrm-train-policy`.
+
+dlrm-train-policy policy=dreamshard
+dlrm-train-policy policy=autoshard seed=1 costs=predicted
+
+A training that was killed continues with the interrupted round when it is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from dlrm_sharded.artifact import artifact_name, write_artifact
+from dlrm_sharded.calibration.rank_bench import Bench, PlanBench
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost import learned
+from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.rl.policy import FEATURES, LearnedPolicy, to_arrays
+from dlrm_sharded.rl.tasks import TaskPool
+from dlrm_sharded.rl.training import (
+    MeasurePlan,
+    RoundResult,
+    RoundSchedule,
+    TrainingMethod,
+    build_method,
+    train_policy,
+)
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
+from dlrm_sharded.sharders.policy import PolicySharder
+
+log = logging.getLogger("dlrm_sharded.train_policy")
+COSTS = ("measured", "predicted")
+VALIDATION_SEED = 2**32
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="train_policy")
+def hydra_main(cfg: DictConfig) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger(learned.__name__).addFilter(FirstOfEachMessage())
+    with exit_codes(), process_group() as rank:
+        hardware, device = device_name(rank.device), rank.device.type
+        model = _cost_model(cfg, hardware, device)
+        pool: TaskPool = instantiate(cfg.tasks)
+        method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
+        schedule: RoundSchedule = instantiate(cfg.schedule)
+        validation = Validation(pool, model, cfg.num_validation_tasks)
+        name = artifact_name(method.net.kind, hardware)
+        checkpoint = Path(cfg.out) / f"{name}.partial"
+        settings = _settings(cfg)
+        with Progress(cfg, schedule, method, validation, resumed=checkpoint.exists()) as progress:
+            rounds = train_policy(
+                method,
+                pool,
+                _costs(cfg, pool, model, rank),
+                schedule,
+                checkpoint=checkpoint,
+                settings=settings,
+                on_round=progress.add,
+            )
+        scores = validation.scores(method)
+        meta = {
+            "kind": method.net.kind,
+            "hardware": hardware,
+            "device": device,
+            "cores": len(os.sched_getaffinity(0)),
+            "optimizer": cfg.optimizer,
+            "features": FEATURES,
+            "training": settings,
+            "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
+            "training_s": round(sum(result.seconds for result in rounds), 1),
+            "scores_ms": scores,
+            "versions": versions(),
+            "commit": commit(),
+            "load_average": os.getloadavg(),
+        }
+        path = write_artifact(Path(cfg.out), name, to_arrays(method.net), meta)
+        checkpoint.unlink()
+        best = min(WEIGHTS, key=lambda weight: scores[weight])
+        log.info(
+            "trained in %.0f s without measurements; on %d other tasks its plans cost %.2f ms, "
+            "those of the best heuristic (%s) %.2f ms; wrote %s",
+            meta["training_s"],
+            cfg.num_validation_tasks,
+            scores[method.net.kind],
+            best,
+            scores[best],
+            path,
+        )
+
+
+def main() -> None:
+    run_hydra(hydra_main)
+
+
+class FirstOfEachMessage(logging.Filter):
+    """Drops messages after the first with the same text, such as a warning for every plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_new = record.msg not in self._seen
+        self._seen.add(record.msg)
+        return is_new
+
+
+class Validation:
+    """Compares a policy with the heuristics on tasks it is not trained on, by predicted cost."""
+
+    def __init__(self, pool: TaskPool, model: CostModel, num_tasks: int) -> None:
+        check_count("num_validation_tasks", num_tasks, least=1)
+        rng = np.random.default_rng(VALIDATION_SEED)
+        self._tasks = [pool.task(pool.draw(rng)) for _ in range(num_tasks)]
+        self._model = model
+        self._heuristics = {weight: self._mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
+
+    @property
+    def best_heuristic_ms(self) -> float:
+        return min(self._heuristics.values())
+
+    def policy_ms(self, method: TrainingMethod) -> float:
+        """Return the mean cost of the policy's most probable plans."""
+        return self._mean_ms(
+            PolicySharder(LearnedPolicy(method.net), name=method.net.kind, num_samples=0)
+        )
+
+    def scores(self, method: TrainingMethod) -> dict[str, float]:
+        """Return the mean cost of the plans of the policy and of every heuristic."""
+        return {method.net.kind: self.policy_ms(method), **self._heuristics}
+
+    def _mean_ms(self, sharder: Sharder) -> float:
+        costs = [self._model.predict(sharder.shard(task), task).cost_ms for task in self._tasks]
+        return float(np.mean(costs))
+
+
+class Progress:
+    """Shows the rounds of a training on the terminal and writes their curves for TensorBoard."""
+
+    def __init__(
+        self,
+        cfg: DictConfig,
+        schedule: RoundSchedule,
+        method: TrainingMethod,
+        validation: Validation,
+        *,
+        resumed: bool,
+    ) -> None:
+        # A new training replaces the curves of an earlier one; a resumed one appends to them.
+        self._writer = SummaryWriter(cfg.log_dir, purge_step=None if resumed else 0)
+        self._bar = tqdm(total=schedule.num_rounds, unit="round")
+        self._method = method
+        self._validation = validation
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        self._writer.close()
+
+    def add(self, finished: RoundResult) -> None:
+        policy_ms = self._validation.policy_ms(self._method)
+        best_ms = self._validation.best_heuristic_ms
+        curves = {
+            "policy/cost_ms": policy_ms,
+            "policy/best_heuristic_ms": best_ms,
+            "policy/measured_ms": finished.measured_ms,
+            "policy/estimated_ms": finished.estimated_ms,
+            "policy/entropy": finished.entropy,
+            "policy/cost_error_percent": finished.cost_error_percent,
+        }
+        for tag, value in curves.items():
+            self._writer.add_scalar(tag, value, finished.number + 1)
+        self._bar.update(finished.number + 1 - self._bar.n)
+        self._bar.set_postfix_str(f"{policy_ms:.1f} ms, best heuristic {best_ms:.1f} ms")
+
+
+def _cost_model(cfg: DictConfig, hardware: str, device: str) -> CostModel:
+    if cfg.costs not in COSTS:
+        raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
+    if cfg.get("cost_model") is None:
+        raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
+    model: CostModel = instantiate(cfg.cost_model)(
+        RunContext(device=device, hardware=hardware, optimizer=cfg.optimizer)
+    )
+    return model
+
+
+def _settings(cfg: DictConfig) -> dict[str, Any]:
+    """Return the settings that determine the networks, as JSON."""
+    keys = ("policy", "costs", "optimizer", "schedule", "tasks", "measure")
+    chosen: Any = OmegaConf.to_container(cfg, resolve=True)
+    return {key: chosen[key] for key in keys}
+
+
+def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:
+    if cfg.costs == "predicted":
+        return lambda task, ranks: model.predict(whole_tables(task, ranks), task)
+    bench = Bench(
+        instantiate(cfg.measure),
+        rank.device,
+        table_bytes=pool.rank_bytes,
+        optimizer=cfg.optimizer,
+    )
+    plans = PlanBench(bench, model, num_batches=cfg.measure.num_batches, seed=cfg.seed)
+    return lambda task, ranks: plans.measure(whole_tables(task, ranks), task)
+
+
+if __name__ == "__main__":
+    main()

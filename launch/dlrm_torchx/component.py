@@ -1,0 +1,64 @@
+"""TorchX component: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`."""
+
+from typing import Dict, List, Optional  # noqa: UP035, the only ones that TorchX's linter knows
+
+from torchx.specs import AppDef, parse_mounts
+from torchx.specs.finder import ComponentValidationException
+
+from dlrm_sharded.errors import UserError
+from dlrm_torchx.app import JobShape, torchrun_app
+from dlrm_torchx.overrides import check_overrides
+
+
+def train(
+    *overrides: str,
+    j: str = "1x2",
+    cpu: int = -1,
+    gpu: int = -1,
+    memMB: int = 0,  # noqa: N803, as TorchX's own components call it
+    max_restarts: int = 0,
+    max_retries: int = 0,
+    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    name: str = "dlrm",
+    image: str = "",
+    rdzv_port: int = 0,
+    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+) -> AppDef:
+    """One training run under torchrun on all nodes.
+
+    Args:
+        overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
+        j: NODESxRANKS: nodes, and ranks on each of them
+        cpu: cores of a node; -1 for two a rank
+        gpu: GPUs of a node; -1 for one a rank, where there are any; 0 for ranks on the CPU
+        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers want a number
+        max_restarts: how often torchrun starts all ranks again after one has failed
+        max_retries: how often the scheduler starts the job again
+        env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
+        name: of the job
+        image: container to run in; empty for this environment, on this machine or a shared disk
+        rdzv_port: where the ranks of several nodes meet; 0 for one by chance
+        mounts: of the container, such as type=bind,src=/data,dst=/data
+    """
+    try:
+        check_overrides(overrides)
+        shape = JobShape.of(
+            j=j,
+            cpu=cpu,
+            gpu=gpu,
+            memMB=memMB,
+            max_restarts=max_restarts,
+            max_retries=max_retries,
+        )
+    except UserError as error:
+        raise ComponentValidationException(str(error)) from None
+    return torchrun_app(
+        "dlrm_sharded.train",
+        overrides,
+        shape,
+        name=name,
+        image=image,
+        env=env,
+        rdzv_port=rdzv_port,
+        mounts=parse_mounts(mounts) if mounts else [],
+    )
