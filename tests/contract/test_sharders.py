@@ -13,8 +13,9 @@ from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
+from tests.conftest import ROOT
 
-CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
+CONF_DIR = ROOT / "conf"
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
