@@ -1,18 +1,31 @@
 """Tests run on the CPU, with gloo, whatever the machine has; those marked gpu say otherwise."""
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parents[1]
 SMALL_RUN = [
     *("batch_size=256", "trainer.num_steps=12", "trainer.log_every_steps=4"),
     "data.max_rows=500",
 ]
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# Examples take as long as the machine takes: slow is not wrong.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the objects of the imports, 0.3 s at each end of a job."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +37,7 @@ def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(sys.executable, "-m", "dlrm_sharded.train", "-m"),
             *("seed=0,1", "sharder=random,size_lookup", *SMALL_RUN, f"hydra.sweep.dir={sweep}"),
         ],
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -13,8 +13,8 @@ from dlrm_sharded.calibration.collect import CollectConfig, schedule
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan_cost import STAGES
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_SAMPLES = 10
 TINY = [
     f"collect.num_samples={NUM_SAMPLES}",

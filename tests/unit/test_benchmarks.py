@@ -18,8 +18,9 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
+from tests.conftest import ROOT
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = ROOT / "scripts"
 COSTS = {
     "a": {0: 1.0, 1: 2.0, 2: 3.0, 4: 1.0},
     "b": {0: 2.0, 1: 2.0, 2: 2.0, 3: 9.0},

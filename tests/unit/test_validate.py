@@ -74,7 +74,7 @@ def tasks_with_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
 
 
 @given(tasks_with_plans())
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, ShardingPlan]) -> None:
     task, plan = drawn
     try:
@@ -97,7 +97,7 @@ def test_accepts_only_exact_tilings_that_fit(drawn: tuple[ShardingTask, Sharding
 
 
 @given(tasks(), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject) -> None:
     """Columns cut anywhere at multiples of 4, each part on a rank of its own, fit ample memory."""
     ample = ShardingTask(

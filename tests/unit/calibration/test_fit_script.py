@@ -14,9 +14,10 @@ from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs,
 from dlrm_sharded.cost.learned import learned_cost_model, to_arrays
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.plan_cost import PlanCost
+from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fit_cost_model.py"
+SCRIPT = ROOT / "scripts" / "fit_cost_model.py"
 QUICK = FitConfig(num_steps=20)
 
 

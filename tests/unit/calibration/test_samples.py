@@ -13,7 +13,6 @@ import pytest
 
 from dlrm_sharded.calibration.samples import (
     SCHEMA,
-    MeasuredShard,
     Sample,
     manifest_path,
     read_costs,
@@ -21,43 +20,8 @@ from dlrm_sharded.calibration.samples import (
     write_costs,
 )
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
-
-HISTOGRAM = (0.5, 0.25, 0.25, *(0.0,) * (NUM_REUSE_BINS - 3))
-
-
-def sample(
-    number: int = 0,
-    *,
-    kind: str = "computation",
-    attempt: int = 0,
-    times_ms: tuple[tuple[float, float, float, float, float], ...] = ((1, 2, 3, 4, 5),) * 2,
-    ranks: tuple[int, ...] = (0, 1, 1),
-) -> Sample:
-    """A sample whose times are given rank by rank, in the order of `PARTS`."""
-    return Sample(
-        kind=kind,
-        number=number,
-        attempt=attempt,
-        world_size=len(times_ms),
-        ranks_per_host=len(times_ms),
-        batch_size=1024,
-        shards=tuple(
-            MeasuredShard(
-                rank=rank,
-                num_rows=1000 + number + i,
-                num_cols=4 * (i + 1),
-                pooling_factor=0.1 * (i + 1),
-                reuse_histogram=HISTOGRAM,
-                row_wise=i == 2,
-            )
-            for i, rank in enumerate(ranks)
-        ),
-        cost=PlanCost(tuple(StageCost(*map(float, rank[1:])) for rank in times_ms)),
-        input_dist_ms=tuple(float(rank[0]) for rank in times_ms),
-    )
-
+from tests.unit.calibration.cases import sample
 
 SAMPLES = [
     sample(0),

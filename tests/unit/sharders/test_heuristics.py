@@ -63,7 +63,7 @@ def packs_size_first(task: ShardingTask) -> bool:
 
 
 @given(tasks(), st.integers(0, 5))
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_valid_plan_or_clear_error(task: ShardingTask, seed: int) -> None:
     for sharder in sharders(seed):
         try:

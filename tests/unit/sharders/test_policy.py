@@ -122,7 +122,7 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 
 @each_policy
 @given(task=tasks())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
     try:
         plan = sharder(policy).shard(task)
@@ -142,7 +142,7 @@ def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
     shapes=st.lists(st.tuples(st.integers(2000, 9000), st.integers(1, 32)), min_size=1, max_size=8),
     world_size=st.integers(1, 6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_equal_ranks_can_be_filled(
     policy: Policy, shapes: list[tuple[int, int]], world_size: int
 ) -> None:

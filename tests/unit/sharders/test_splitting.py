@@ -56,7 +56,7 @@ def ample(task: ShardingTask) -> ShardingTask:
 
 
 @given(any_cuts(), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_placement_is_a_plan(cut: Cut, data: st.DataObject) -> None:
     """That TorchRec trains; and one that fits, where the pieces do."""
     task = cut.task
@@ -85,7 +85,7 @@ def test_any_placement_is_a_plan(cut: Cut, data: st.DataObject) -> None:
 
 
 @given(any_cuts())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_pieces_are_tables(cut: Cut) -> None:
     pieces = iter(cut.pieces)
     for table, parts in zip(cut.task.tables, cut.parts, strict=True):
@@ -102,7 +102,7 @@ def test_pieces_are_tables(cut: Cut) -> None:
 
 
 @given(tasks())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_cuts_become_finer(task: ShardingTask) -> None:
     """Tables that fit a rank are whole at first; rows are cut for want of any other way."""
     topology = task.topology
