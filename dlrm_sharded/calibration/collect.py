@@ -7,7 +7,6 @@ samples needs no correction for what surrounds FBGEMM's lookup or the collective
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import os
 import time
@@ -19,19 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
 from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
+from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
+from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
     Limits,
@@ -41,14 +34,14 @@ from dlrm_sharded.calibration.random_plans import (
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
 from dlrm_sharded.distributed import Rank, all_or_none, every_rank_has, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.layouts import RowBlocks, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
-from dlrm_sharded.zipf import cached_zipf, scatter_ranks
+from dlrm_sharded.torchrec_adapter import to_torchrec
+from dlrm_sharded.zipf import cached_zipf
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +49,6 @@ REPEAT_LAG = 100
 """Plans between two measurements of one."""
 
 KINDS = ("computation", "computation", "communication")
-ARENA_SLACK = 1.1
-ARENA_ALIGNMENT = 16
-"""In fp32 numbers: a cache line of 64 B, at which torch's allocator starts a tensor too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +136,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     done = {(sample.number, sample.attempt) for sample in earlier}
     slots = list(schedule(config, *group_sizes(rank)))
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
-    bench = _Bench(config, rank, {slot.world_size for slot in slots})
+    measurer = _PlanMeasurer(config, rank, {slot.world_size for slot in slots})
     started, load_before = time.perf_counter(), os.getloadavg()
     bar = tqdm(
         total=len(slots), initial=len(slots) - len(missing), unit="plan", disable=not journal
@@ -155,7 +145,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
         for slot in missing:
             if on_rank_zero(lambda: time.perf_counter() - started > config.time_budget_s):
                 break
-            sample = bench.measure(slot)
+            sample = measurer.measure(slot)
             if journal and sample:
                 journal.append(sample)
             bar.update()
@@ -234,8 +224,8 @@ def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
     }
 
 
-class _Bench:
-    """Builds and measures the plans of slots on the ranks of this job."""
+class _PlanMeasurer:
+    """Draws and measures the plans of slots on the ranks of this job."""
 
     def __init__(self, config: CollectConfig, rank: Rank, world_sizes: set[int]) -> None:
         self._config = config
@@ -249,14 +239,16 @@ class _Bench:
             for size, group in self._groups.items()
             if group is not None
         }
-        self._arena: Tensor | None = None
         computing, _ = group_sizes(rank)
-        if rank.device.type == "cpu" and rank.rank < computing:
-            # written once, so that its pages are there: lookups must not fault them in
-            self._arena = torch.full((int(config.table_gib * GIB * ARENA_SLACK) // 4,), 0.01)
+        self._bench = Bench(
+            config.measure,
+            rank.device,
+            optimizer=config.optimizer,
+            table_bytes=int(config.table_gib * GIB) if rank.rank < computing else 0,
+        )
 
     def measure(self, slot: Slot) -> Sample | None:
-        """The sample; None on ranks that have no part in it."""
+        """Return the sample; None on ranks that have no part in it."""
         if self._rank.rank >= slot.world_size:
             return None
         rng = np.random.default_rng([self._config.seed, slot.number])
@@ -265,100 +257,42 @@ class _Bench:
         draw = draw_computation if slot.kind == "computation" else draw_communication
         limits = Limits(int(self._config.table_gib * GIB), self._config.ids_per_step)
         drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=limits)
-        embeddings = self._shard(drawn, slot.world_size)
         batches = [
-            ids_of_drawn(drawn, batch_size // slot.world_size, rng_of_rank).to(self._rank.device)
-            for rng_of_rank in rng.spawn(slot.world_size)[self._rank.rank].spawn(
+            draw_batch(drawn, batch_size // slot.world_size, batch_rng)
+            for batch_rng in rng.spawn(slot.world_size)[self._rank.rank].spawn(
                 self._config.measure.num_batches
             )
         ]
-        measured = measure(
-            embeddings, batches, self._config.measure, group=self._groups[slot.world_size]
-        )
-        if self._rank.device.type == "cuda":
-            # sharded modules lie in reference cycles, and their tables are no views of an arena
-            del embeddings
-            gc.collect()
-        return _sample(slot, drawn, batch_size, self._ranks_per_host(slot.world_size), measured)
-
-    def _ranks_per_host(self, world_size: int) -> int:
-        return min(self._rank.local_world_size, world_size)
-
-    def _shard(self, drawn: Sequence[DrawnTable], world_size: int) -> ShardedEmbeddingBagCollection:
+        ranks_per_host = min(self._rank.local_world_size, slot.world_size)
         tables = [
             Table(f"t{i}", table.num_rows, table.num_cols, table.pooling_factor)
             for i, table in enumerate(drawn)
         ]
         topology = Topology(
-            world_size,
+            slot.world_size,
             memory_bytes=1,
-            local_world_size=self._ranks_per_host(world_size),
+            local_world_size=ranks_per_host,
             compute_device=self._rank.device.type,
         )
-        shards = tuple(
+        shards = [
             shard
-            for table, of in zip(tables, drawn, strict=True)
-            for shard in _shards(table, of.rank, world_size)
+            for table, drawn_table in zip(tables, drawn, strict=True)
+            for shard in _shards(table, drawn_table.rank, slot.world_size)
+        ]
+        measured = self._bench.measure(
+            tables,
+            to_torchrec(ShardingPlan(slot.world_size, tuple(shards)), tables, topology),
+            batches,
+            self._envs[slot.world_size],
+            group=self._groups[slot.world_size],
         )
-        plan = ShardingPlan(world_size, shards)
-        unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
-        fuse(self._config.optimizer, unsharded.parameters(), learning_rate=0.01)
-        with Uninitialized(self._arena):
-            return EmbeddingBagCollectionSharder().shard(
-                unsharded,
-                to_torchrec(plan, tables, topology),
-                self._envs[world_size],
-                self._rank.device,
-            )
-
-
-class Uninitialized(TorchFunctionMode):
-    """Tables are made without being filled: on CPU in one arena, whose memory they share in turn.
-
-    A plan's tables would else be written twice, by zeros and by TorchRec's uniform numbers, which
-    takes longer than to measure them.
-    """
-
-    def __init__(self, arena: Tensor | None) -> None:
-        super().__init__()
-        self._arena = arena
-        self._used = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (Tensor.uniform_, torch.nn.init.uniform_):
-            return kwargs.get("tensor", args[0] if args else None)
-        is_flat = func is torch.zeros and len(args) == 1 and isinstance(args[0], int)
-        if is_flat and self._arena is not None and kwargs.get("dtype") is torch.float32:
-            start, stop = self._used, self._used + args[0]
-            if stop <= len(self._arena):
-                self._used = -(-stop // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
-                return self._arena[start:stop]
-        return func(*args, **kwargs)
+        return _sample(slot, drawn, batch_size, ranks_per_host, measured)
 
 
 def _shards(table: Table, rank: int | None, world_size: int) -> list[Shard]:
     if rank is not None:
         return [Shard.whole(table, rank)]
     return RowBlocks(range(world_size)).shards(table)
-
-
-def ids_of_drawn(
-    drawn: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator
-) -> KeyedJaggedTensor:
-    """One rank's ids of one batch; each table's mean number a sample, rounded up or down."""
-    values, lengths = [], []
-    for i, table in enumerate(drawn):
-        length = np.floor(table.pooling_factor + rng.random(num_samples)).astype(np.int32)
-        bits = rng.integers(0, 2**64, size=length.sum(), dtype=np.uint64)
-        ranks = cached_zipf(table.num_rows, table.alpha).ranks(bits)
-        values.append(scatter_ranks(ranks, table.num_rows, shift=i).astype(np.int32))
-        lengths.append(length)
-    return KeyedJaggedTensor(
-        keys=[f"t{i}" for i in range(len(drawn))],
-        values=torch.from_numpy(np.concatenate(values)),
-        lengths=torch.from_numpy(np.concatenate(lengths)),
-    )
 
 
 def _sample(

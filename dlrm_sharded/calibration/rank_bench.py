@@ -1,13 +1,11 @@
-"""What shards cost on a rank of their own: one process measures the ranks of a plan one by one.
+"""One process measures the ranks of a plan one after the other: their computation, not exchanges.
 
-Sharded by TorchRec, looked up and timed as `collect` does it, but without other ranks: computation
-only, as nothing is exchanged; a cost model says what the exchanges would take.
+TorchRec shards the tables, and they are looked up and timed as in a collection.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,26 +13,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.calibration.collect import Uninitialized, ids_of_drawn
-from dlrm_sharded.calibration.measure import MeasureConfig, measure
+from dlrm_sharded.calibration.bench import Bench
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.fused_optimizers import fuse
 from dlrm_sharded.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, parameter_sharding
-
-OPTIMIZER_SLACK = 1.25
-"""Row-wise Adagrad keeps one number per row: a quarter of the narrowest table."""
+from dlrm_sharded.torchrec_adapter import parameter_sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,7 @@ def draw_ids(tables: Sequence[Table], *, batch_size: int, num_batches: int, seed
     ]
     batches = []
     for rng in np.random.default_rng(seed).spawn(num_batches):
-        of_tables = ids_of_drawn(drawn, batch_size, rng).to_dict().values()
+        of_tables = draw_batch(drawn, batch_size, rng).to_dict().values()
         batches.append(
             {
                 table.name: Ids(ids.values().numpy(), ids.lengths().numpy())
@@ -87,28 +80,23 @@ def draw_ids(tables: Sequence[Table], *, batch_size: int, num_batches: int, seed
     return TableIds({table.name: table for table in tables}, tuple(batches))
 
 
-class Bench:
-    """Measures shards on the one rank of this job.
+class RankBench:
+    """Measures the shards of one rank of a plan, in a job of a single rank.
 
     Args:
-        table_bytes: memory that is reserved for the shards' weights, on a CPU.
+        optimizer, table_bytes: see `Bench`.
     """
 
     def __init__(
-        self, config: MeasureConfig, device: torch.device, *, table_bytes: int, optimizer: str
+        self, config: MeasureConfig, device: torch.device, *, optimizer: str, table_bytes: int
     ) -> None:
-        assert dist.get_world_size() == 1, "a bench is one rank alone"
-        self._config = config
-        self._device = device
-        self._optimizer = optimizer
+        assert dist.get_world_size() == 1, "a job of several ranks would share the cores"
+        self._bench = Bench(config, device, optimizer=optimizer, table_bytes=table_bytes)
+        self._topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
         self._env = ShardingEnv.from_process_group(dist.group.WORLD)
-        self._arena: torch.Tensor | None = None
-        if device.type == "cpu":
-            # written once, so that its pages are there: lookups must not fault them in
-            self._arena = torch.full((int(OPTIMIZER_SLACK * table_bytes) // 4,), 0.01)
 
     def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
-        """Computation of the shards together, as one rank of a plan has it; no communication.
+        """Measure the computation of shards that share a rank; exchanges count as 0 ms.
 
         Each shard is a table of its own with the ids that reach it. A block of rows gets the
         row-wise lookup that it has among other ranks.
@@ -122,50 +110,39 @@ class Bench:
             )
             for i, shard in enumerate(shards)
         ]
-        unsharded = EmbeddingBagCollection(tables=bag_configs(pieces), device=torch.device("meta"))
-        fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
-        topology = Topology(1, memory_bytes=GIB, compute_device=self._device.type)
         plan = EmbeddingModuleShardingPlan(
             {
                 piece.name: parameter_sharding(
                     [Shard.whole(piece, rank=0)],
                     RowBlocks(range(1)) if ids.is_row_block(shard) else ColumnShards(),
-                    topology,
+                    self._topology,
                 )
                 for piece, shard in zip(pieces, shards, strict=True)
             }
         )
-        with Uninitialized(self._arena):
-            embeddings = EmbeddingBagCollectionSharder().shard(
-                unsharded, plan, self._env, self._device
-            )
         batches = [
-            _jagged([ids.of_shard(shard, batch) for shard in shards]).to(self._device)
+            _jagged([ids.of_shard(shard, batch) for shard in shards])
             for batch in range(len(ids.batches))
         ]
-        measured = measure(embeddings, batches, self._config).cost.per_rank[0]
-        if self._device.type == "cuda":
-            # sharded modules lie in reference cycles, and their tables are no views of an arena
-            del embeddings
-            gc.collect()
-        return dataclasses.replace(measured, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
+        [stages] = self._bench.measure(pieces, plan, batches, self._env).cost.per_rank
+        return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
 
 
 class PlanBench:
-    """What plans cost, rank after rank on a bench; their exchanges as a cost model predicts them.
+    """Measures the computation of plans rank after rank; a cost model predicts their exchanges.
 
     Args:
-        num_batches: of ids, drawn anew for every plan.
+        num_batches: number of batches of ids, which are drawn anew for every plan.
     """
 
-    def __init__(self, bench: Bench, model: CostModel, *, num_batches: int, seed: int) -> None:
+    def __init__(self, bench: RankBench, model: CostModel, *, num_batches: int, seed: int) -> None:
         self._bench = bench
         self._model = model
         self._num_batches = num_batches
         self._rng = np.random.default_rng(seed)
 
     def measure(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """The four stages of every rank."""
+        """Return the four stages of every rank."""
         ids = draw_ids(
             task.tables,
             batch_size=task.batch_size,

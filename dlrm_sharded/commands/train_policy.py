@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from dlrm_sharded.artifact import artifact_name, write_artifact
-from dlrm_sharded.calibration.rank_bench import Bench, PlanBench
+from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.context import RunContext
@@ -215,7 +215,7 @@ def _settings(cfg: DictConfig) -> dict[str, Any]:
 def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> MeasurePlan:
     if cfg.costs == "predicted":
         return lambda task, ranks: model.predict(whole_tables(task, ranks), task)
-    bench = Bench(
+    bench = RankBench(
         instantiate(cfg.measure),
         rank.device,
         table_bytes=pool.rank_bytes,

@@ -163,7 +163,7 @@ class AutoShard(PlacementNet):
 
     @torch.no_grad()
     def history(self, tasks: TaskTensors, ranks: Tensor) -> EpisodeHistory:
-        """Recompute what an actor reads as it places the tables on `ranks` [E, T], but no states."""
+        """Recompute what an actor reads as it places the tables on `ranks` [E, T]."""
         size = tasks.world_size
         vectors = self.cost.table(tasks)
         before = sums_before_each_step(vectors, ranks, size)

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.compared import quiet
 from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import Bench, TableIds, draw_ids
+from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.distributed import process_group
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.plan_cost import StageCost
@@ -34,13 +34,13 @@ def add_round_arguments(parser: argparse.ArgumentParser, *, rounds: int, of: str
 
 
 @contextmanager
-def open_bench(iterations: int, *, table_bytes: int) -> Iterator[tuple[Bench, torch.device]]:
+def open_bench(iterations: int, *, table_bytes: int) -> Iterator[tuple[RankBench, torch.device]]:
     """A bench, and the device that it measures on: a GPU, or one core of the CPU."""
     quiet()
     torch.set_num_threads(1)
     config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
     with process_group() as rank:
-        bench = Bench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
+        bench = RankBench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
         yield bench, rank.device
 
 
@@ -54,7 +54,7 @@ def random_ids(task: ShardingTask, rng: np.random.Generator) -> TableIds:
 
 
 def interleaved(
-    bench: Bench,
+    bench: RankBench,
     groups: Mapping[Key, Sequence[Shard]],
     ids: TableIds,
     *,

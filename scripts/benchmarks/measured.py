@@ -35,7 +35,7 @@ from benchmarks.compared import (
     versus,
 )
 from dlrm_sharded.calibration.evaluate import Comparison
-from dlrm_sharded.calibration.rank_bench import Bench
+from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.plan import ShardingPlan
@@ -91,7 +91,7 @@ def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> Pl
 
 
 def _measured(
-    bench: Bench,
+    bench: RankBench,
     task: ShardingTask,
     planned: Sequence[Planned],
     rng: np.random.Generator,

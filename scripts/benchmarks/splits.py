@@ -21,7 +21,7 @@ from benchmarks.alone import (
     random_ids,
 )
 from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
-from dlrm_sharded.calibration.rank_bench import Bench
+from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
@@ -105,7 +105,7 @@ def splits(table: Table) -> dict[str, list[tuple[Shard, int]]]:
 
 
 def _measured(
-    bench: Bench,
+    bench: RankBench,
     model: LearnedCostModel,
     table: Table,
     rng: np.random.Generator,

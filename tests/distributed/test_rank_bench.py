@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.calibration import rank_bench as alone
+from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.calibration.rank_bench import Bench, draw_ids
+from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard
@@ -30,14 +30,14 @@ def measured_with(rank: Rank) -> dict[str, Any]:
         Shard("c", 2, row_blocks(70, 4)[2], (0, 32)),
     ]
     given: list[Any] = []
-    measure = alone.measure
+    measure = bench_module.measure
 
-    def spy(embeddings: Any, batches: Any, config: MeasureConfig) -> Any:
+    def spy(embeddings: Any, batches: Any, config: MeasureConfig, **group: Any) -> Any:
         given.append((embeddings, batches))
-        return measure(embeddings, batches, config)
+        return measure(embeddings, batches, config, **group)
 
-    alone.measure = spy
-    bench = Bench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
+    bench_module.measure = spy
+    bench = RankBench(CONFIG, rank.device, table_bytes=10**6, optimizer="rowwise_adagrad")
     cost = bench.measure(shards, ids)
     bench.measure(shards[:2], ids)
     embeddings, batches = given[0]

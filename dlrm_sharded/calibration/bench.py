@@ -1,0 +1,102 @@
+"""Measures any sharded tables on the ranks of this job, one set of tables after the other."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.fused_optimizers import fuse
+from dlrm_sharded.tables import Table
+from dlrm_sharded.torchrec_adapter import bag_configs
+
+ARENA_SLACK = 1.25
+"""Memory of the arena over that of the weights: row-wise Adagrad keeps a number per row, which is a
+quarter of the narrowest table."""
+
+ARENA_ALIGNMENT = 16
+"""Tensors start at multiples of this many fp32 numbers: a cache line, as with torch's allocator."""
+
+
+class Bench:
+    """Shards tables, measures them, and forgets them.
+
+    Args:
+        optimizer: fused into the backward pass.
+        table_bytes: memory that is reserved for weights on a CPU; 0 on a rank that measures none.
+    """
+
+    def __init__(
+        self, config: MeasureConfig, device: torch.device, *, optimizer: str, table_bytes: int
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._optimizer = optimizer
+        self._arena: Tensor | None = None
+        if device.type == "cpu" and table_bytes:
+            # Written once, so that its pages are there: lookups must not fault them in.
+            self._arena = torch.full((int(ARENA_SLACK * table_bytes) // 4,), 0.01)
+
+    def measure(
+        self,
+        tables: Sequence[Table],
+        plan: EmbeddingModuleShardingPlan,
+        batches: Sequence[KeyedJaggedTensor],
+        env: ShardingEnv,
+        *,
+        group: dist.ProcessGroup | None = None,
+    ) -> MeasuredCost:
+        """Measure the tables under a plan; all ranks of the group call it together.
+
+        Args:
+            batches: ids of this rank, used in turn.
+            group: the ranks of `env`, where they are not all of the job.
+        """
+        unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
+        fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
+        with _TablesInArena(self._arena):
+            sharder = EmbeddingBagCollectionSharder()
+            embeddings = sharder.shard(unsharded, plan, env, self._device)
+        measured = measure(
+            embeddings, [batch.to(self._device) for batch in batches], self._config, group=group
+        )
+        if self._device.type == "cuda":
+            # Sharded modules lie in reference cycles, and their tables are no views of an arena.
+            del embeddings
+            gc.collect()
+        return measured
+
+
+class _TablesInArena(TorchFunctionMode):
+    """Makes tables without filling them: on a CPU in one arena, whose memory they share in turn.
+
+    Otherwise the tables of a plan would be written twice, by zeros and by TorchRec's uniform
+    numbers, which takes longer than to measure them.
+    """
+
+    def __init__(self, arena: Tensor | None) -> None:
+        super().__init__()
+        self._arena = arena
+        self._used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, torch.nn.init.uniform_):
+            return kwargs.get("tensor", args[0] if args else None)
+        is_flat = func is torch.zeros and len(args) == 1 and isinstance(args[0], int)
+        if is_flat and self._arena is not None and kwargs.get("dtype") is torch.float32:
+            start, stop = self._used, self._used + args[0]
+            if stop <= len(self._arena):
+                self._used = -(-stop // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+                return self._arena[start:stop]
+        return func(*args, **kwargs)
