@@ -24,6 +24,7 @@ from dlrm_sharded.artifact import (
     read_artifact,
     write_artifact,
 )
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
 
 KIND = cost_model_kind("learned")
@@ -307,10 +308,10 @@ def test_says_where_it_is_of_something_else(
     cores = CORES if hardware == "cpu: x" else 2
     fields = meta(kind=kind.name, hardware=hardware, device=device, cores=cores)
     write_artifact(folders[1], name, ARRAYS, fields)
-    load_artifact(None, kind, FEATURES, hardware="cpu: x", device="cpu", optimizer=optimizer)
+    load_artifact(None, kind, FEATURES, RunContext("cpu", "cpu: x", optimizer))
     assert caplog.messages == [said]
     caplog.clear()
-    load_artifact(None, kind, FEATURES, hardware=None, device="cpu", optimizer=None)
+    load_artifact(None, kind, FEATURES, RunContext())
     assert caplog.messages == []
 
 

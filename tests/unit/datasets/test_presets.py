@@ -11,7 +11,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.tables import Table
 from dlrm_sharded.zipf import cached_zipf
 
-CONF = Path(__file__).parents[2] / "conf" / "data"
+CONF = Path(__file__).parents[3] / "conf" / "data"
 SYNTHETIC = sorted(
     path
     for path in CONF.glob("*.yaml")

@@ -24,7 +24,7 @@ from dlrm_sharded.plan import validate
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import GIB, ShardingTask, read_task
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_tasks.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_tasks.py"
 FEASIBILITY = feasibility_tasks(3, num=60)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.plan_cost import PlanCost
@@ -78,7 +79,7 @@ def pool_of(
 @functools.cache
 def cost_model() -> LearnedCostModel:
     """That of the package."""
-    return learned_cost_model(device="cpu")
+    return learned_cost_model(RunContext())
 
 
 def predicted(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:

@@ -20,7 +20,7 @@ from dlrm_sharded.runs.pictures import pictures
 from dlrm_sharded.runs.summary import Comparison, summarize
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2) -> None:
