@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
@@ -24,7 +25,7 @@ MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 def build(name: str, overrides: list[str]) -> Sharder:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("plan", [f"sharder={name}", "task=unused", *overrides])
-        return build_planner(cfg, hardware=None, device="cpu", optimizer=None).sharder
+        return build_planner(cfg, RunContext()).sharder
 
 
 def overrides_of(name: str, task: ShardingTask, folder: Path) -> list[str]:
@@ -34,7 +35,7 @@ def overrides_of(name: str, task: ShardingTask, folder: Path) -> list[str]:
     try:
         plan = GreedySharder("size").shard(task)
     except ShardingError:
-        plan = ShardingPlan("none", task.topology.world_size, ())
+        plan = ShardingPlan(task.topology.world_size, ())
     write_json(folder / "plan.json", plan.to_json())
     return [f"sharder.path={folder / 'plan.json'}"]
 

@@ -56,10 +56,10 @@ def assert_whole(collected: CollectedCosts, computing: int, communicating: list[
         Counter((s.number, s.attempt, s.kind, s.world_size) for s in planned)
     )
     for sample in collected.samples:
-        assert len(sample.input_dist_ms) == len(sample.cost.per_rank) == sample.world_size
+        assert len(sample.cost.input_dist_ms) == len(sample.cost.per_rank) == sample.world_size
         assert sample.ranks_per_host == sample.world_size
         assert sample.batch_size in (66, 132)
-        assert min(sample.input_dist_ms) > 0
+        assert min(sample.cost.input_dist_ms) > 0
         for stages in sample.cost.per_rank:
             assert all(stages.stage_ms(stage) > 0 for stage in STAGES)
         assert_row_blocks_tile(sample)

@@ -27,7 +27,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
     topology = Topology(rank.world_size, 10**9, compute_device="cpu")
     blocks = enumerate(row_blocks(c.num_embeddings, rank.world_size))
     rows = [Shard(c.name, r, block, (0, c.embedding_dim)) for r, block in blocks]
-    plan = ShardingPlan("test", rank.world_size, (Shard.whole(a, 0), Shard.whole(b, 0), *rows))
+    plan = ShardingPlan(rank.world_size, (Shard.whole(a, 0), Shard.whole(b, 0), *rows))
     config = OptimizerConfig(
         embedding="rowwise_adagrad",
         embedding_learning_rate=0.1,
@@ -56,7 +56,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
         "changed": gathered(rank, changed),
         "num_states": len(before),
         "per_rank": [cost.to_json() for cost in measured.cost.per_rank],
-        "input_dist_ms": list(measured.input_dist_ms),
+        "input_dist_ms": list(measured.cost.input_dist_ms),
         "spread": measured.spread,
         "iterations": measured.iterations,
         "agree": len(set(gathered(rank, measured.cost))) == 1,
@@ -92,7 +92,7 @@ def measure_big(rank: Rank) -> list[float]:
     """Rank 0 has all the work."""
     tables = (Table("big", 50_000, 128, 20.0), Table("tiny", 10, 4, 1.0))
     topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    plan = ShardingPlan("t", 2, (Shard.whole(tables[0], 0), Shard.whole(tables[1], 1)))
+    plan = ShardingPlan(2, (Shard.whole(tables[0], 0), Shard.whole(tables[1], 1)))
     model = dlrm(tables, 3, dense_layers=[8, 8], over_layers=[8, 1], device=rank.device)
     OptimizerConfig(
         embedding="sgd", embedding_learning_rate=0.1, dense="sgd", dense_learning_rate=0.1

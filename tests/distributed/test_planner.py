@@ -254,15 +254,13 @@ TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
     ids=["whole", "columns", "rows"],
 )
 def test_there_and_back(shards: tuple[Shard, ...]) -> None:
-    plan = ShardingPlan("test", 4, shards)
+    plan = ShardingPlan(4, shards)
     module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
     assert sorted(from_torchrec(module_plan)) == sorted(shards)
 
 
 def test_data_parallel_is_refused() -> None:
-    module_plan = to_torchrec(
-        ShardingPlan("test", 4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY
-    )
+    module_plan = to_torchrec(ShardingPlan(4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY)
     module_plan["a"].sharding_spec = None
     module_plan["a"].sharding_type = "data_parallel"
     with pytest.raises(InvalidPlanError, match="'a' is data_parallel"):

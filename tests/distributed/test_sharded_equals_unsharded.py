@@ -69,7 +69,7 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         "row_wise": [*rows(a), *rows(b), *rows(c)],
         "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
     }[kind]
-    return ShardingPlan("test", world_size, tuple(shards))
+    return ShardingPlan(world_size, tuple(shards))
 
 
 def global_batches(world_size: int) -> list[Batch]:
@@ -286,7 +286,7 @@ def make_host_rows_plan(world_size: int) -> ShardingPlan:
         Shard(a.name, world_size // 2 + i, rows, (0, a.embedding_dim))
         for i, rows in enumerate(blocks)
     ]
-    return ShardingPlan("test", world_size, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
+    return ShardingPlan(world_size, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
 
 
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])

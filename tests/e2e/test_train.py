@@ -1,16 +1,18 @@
 """Runs as a user starts them: torchrun, two gloo ranks, and what they leave behind."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.plan import read_plan
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import read_task
 from dlrm_sharded.validation import validate
@@ -82,27 +84,35 @@ def test_result_json(run_dir: Path) -> None:
 def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
     """By the named model, of the plan and task that the run leaves behind."""
     plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
-    model = learned_cost_model(
-        str(artifact), hardware=device_name(torch.device("cpu")), device="cpu"
-    )
+    hardware = device_name(torch.device("cpu"))
+    model = learned_cost_model(RunContext("cpu", hardware), str(artifact))
     predicted = model.predict(plan, task)
-    assert plan.predicted == predicted
+    written = json.loads((run_dir / "plan.json").read_text())
+    assert PlanCost.from_json(written["predicted"]) == PlanCost(predicted.per_rank)
     result = result_of(run_dir)
     assert result["predicted_ms"] == predicted.cost_ms
     assert result["predicted_critical_path_ms"] == predicted.critical_path_ms
     assert result["predicted_stages_ms"] == {
         stage: predicted.stage_max_ms(stage) for stage in STAGES
     }
-    assert result["predicted_input_dist_ms"] == max(model.predict_input_dist_ms(plan, task))
-    assert result["lower_bound_ms"] == plan.lower_bound_ms == lower_bound_ms(task, model)
-    assert result["gap"] == plan.gap == predicted.cost_ms / lower_bound_ms(task, model) - 1
+    assert result["predicted_input_dist_ms"] == predicted.input_dist_max_ms
+    assert result["lower_bound_ms"] == written["lower_bound_ms"] == lower_bound_ms(task, model)
+    assert result["gap"] == written["gap"] == predicted.cost_ms / lower_bound_ms(task, model) - 1
     events = events_of(run_dir)
     shown = {tag: events.Scalars(f"plan/{tag}")[0].value for tag in ("predicted_ms", "gap")}
-    assert shown == pytest.approx({"predicted_ms": predicted.cost_ms, "gap": plan.gap}, rel=1e-5)
+    expected = {"predicted_ms": predicted.cost_ms, "gap": written["gap"]}
+    assert shown == pytest.approx(expected, rel=1e-5)
     (explained,) = events.Tensors("plan/explained/text_summary")
     text = explained.tensor_proto.string_val[0].decode()
     assert f"slowest rank's {predicted.cost_ms:.2f} ms" in text
-    assert "- one more rank: " in text
+    assert "one more rank" not in text, "nobody asked for it"
+
+
+def test_explains_on_request(tmp_path: Path) -> None:
+    done = train_alone(tmp_path, *SMALL_RUN, "explain=true")
+    assert done.returncode == 0, done.stderr
+    (explained,) = events_of(tmp_path).Tensors("plan/explained/text_summary")
+    assert "- one more rank: " in explained.tensor_proto.string_val[0].decode()
 
 
 def test_runs_without_a_cost_model(tmp_path: Path) -> None:
@@ -116,7 +126,7 @@ def test_runs_without_a_cost_model(tmp_path: Path) -> None:
     predicted = {key: value for key, value in result.items() if key.startswith(about)}
     assert len(predicted) == 6
     assert set(predicted.values()) == {None}
-    assert read_plan(tmp_path / "plan.json").predicted is None
+    assert json.loads((tmp_path / "plan.json").read_text())["predicted"] is None
 
 
 def test_plan_json(run_dir: Path) -> None:
@@ -171,6 +181,8 @@ def test_trains_again_from_its_plan_file(run_dir: Path, tmp_path: Path) -> None:
     done = train(tmp_path, *SMALL_RUN, *plan, "trainer.pipeline=sparse_dist")
     assert done.returncode == 0, done.stderr
     assert read_plan(tmp_path / "plan.json").shards == read_plan(run_dir / "plan.json").shards
+    assert json.loads((tmp_path / "plan.json").read_text())["sharder"] == "plan_file"
+    assert result_of(tmp_path)["sharder"] == "plan_file"
     wrong = train(tmp_path / "wrong", *SMALL_RUN, *plan, ranks=1)
     assert "the plan is for 2 ranks, the job has 1" in wrong.stderr
 

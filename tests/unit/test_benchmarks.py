@@ -119,8 +119,10 @@ def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:
     compared.quiet()
 
     solved = plans.outcome(0, tasks["roomy"], "size", planner)
-    plan = planner.plan(tasks["roomy"].task)
-    assert solved.cost_ms == plan.predicted.cost_ms
+    plan, report = planner.plan(tasks["roomy"].task)
+    assert solved.cost_ms == report.cost.cost_ms
+    assert (solved.lower_bound_ms, solved.gap) == (report.lower_bound_ms, report.gap)
+    assert solved.num_shards == len(plan.shards)
     assert solved.error is None
     for kind in ("large_columns", "infeasible"):
         refused = plans.outcome(1, tasks[kind], "size", planner)
@@ -131,7 +133,7 @@ def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:
     @dataclasses.dataclass
     class Nothing:
         def shard(self, task: ShardingTask) -> ShardingPlan:
-            return ShardingPlan("nothing", task.topology.world_size, ())
+            return ShardingPlan(task.topology.world_size, ())
 
     broken = dataclasses.replace(planner, sharder=Nothing())
     failed = plans.outcome(2, tasks["roomy"], "nothing", broken)
@@ -178,7 +180,7 @@ def test_splits_are_valid_plans(dim: int) -> None:
                 shards.append(Shard("t", rank, piece.rows, (start, stop)))
                 start = stop
         task = ShardingTask((table,), Topology(len(shards), 10**9), 64)
-        validate(ShardingPlan("split", len(shards), tuple(shards)), task)
+        validate(ShardingPlan(len(shards), tuple(shards)), task)
 
 
 def test_prices_of_splits() -> None:

@@ -12,7 +12,6 @@ from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan, read_plan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, read_task
 from dlrm_sharded.validation import validate
@@ -25,7 +24,7 @@ def task(world_size: int = 2, memory: int = 10**6, **topology: int) -> ShardingT
 
 
 def plan(*shards: Shard, world_size: int = 2) -> ShardingPlan:
-    return ShardingPlan("test", world_size, shards)
+    return ShardingPlan(world_size, shards)
 
 
 def shard(rank: int, rows: tuple[int, int] = (0, 100), cols: tuple[int, int] = (0, 16)) -> Shard:
@@ -157,24 +156,17 @@ def test_row_blocks_tile(rows: int, blocks: int) -> None:
     assert all(stop - start == found[0][1] for start, stop in found[:-1])
 
 
-def test_prediction_of_other_ranks() -> None:
-    predicted = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),))
-    with pytest.raises(InvalidPlanError, match="cost of 1 ranks, it is for 2"):
-        validate(ShardingPlan("test", 2, (shard(0),), predicted=predicted), task())
-
-
 def test_unwritable_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write"):
         write_json(tmp_path / "none" / "plan.json", {})
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
-    cost = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(0.5, 0.5, 0.5, 0.5)))
-    full = ShardingPlan("test", 2, VALID["columns"].shards, 0.1, 9.0, 0.11, cost)
-    write_json(tmp_path / "plan.json", full.to_json())
-    assert read_plan(tmp_path / "plan.json") == full
+    columns = VALID["columns"]
+    write_json(tmp_path / "plan.json", columns.to_json())
+    assert read_plan(tmp_path / "plan.json") == columns
     fields = json.loads((tmp_path / "plan.json").read_text())
-    assert fields["predicted"]["max_ms"] == 10.0
+    assert fields.keys() == {"world_size", "shards"}
     assert fields["shards"][0] == {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]}
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
 
@@ -192,7 +184,6 @@ def test_json_round_trip(tmp_path: Path) -> None:
         '{"sharder": "s", "world_size": "2", "shards": []}',
         '{"sharder": "s", "world_size": 2.7, "shards": []}',
         '{"sharder": "s", "world_size": Infinity, "shards": []}',
-        '{"sharder": "s", "world_size": 2, "shards": [], "solve_s": "abc"}',
     ],
 )
 def test_bad_plan_file(tmp_path: Path, text: str) -> None:
@@ -326,11 +317,3 @@ def test_bad_table(fields: tuple[object, ...], message: str) -> None:
 def test_same_name_twice() -> None:
     with pytest.raises(ConfigError, match="2 tables are named 't'"):
         ShardingTask((TABLE, TABLE), Topology(1, 1), 1)
-
-
-def test_costs() -> None:
-    cost = PlanCost((StageCost(1, 2, 3, 4), StageCost(4, 1, 1, 1)))
-    assert cost.cost_ms == 10
-    assert cost.critical_path_ms == 4 + 2 + 3 + 4
-    assert cost.imbalance == pytest.approx(10 / 8.5)
-    assert PlanCost.from_json(cost.to_json()) == cost

@@ -70,7 +70,7 @@ def shards_of(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
 def tasks_with_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
     task = draw(tasks())
     shards = [s for table in task.tables for s in draw(shards_of(table, task.topology))]
-    return task, ShardingPlan("test", task.topology.world_size, tuple(shards))
+    return task, ShardingPlan(task.topology.world_size, tuple(shards))
 
 
 @given(tasks_with_plans())
@@ -121,4 +121,4 @@ def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject)
             Shard(table.name, rank, (0, table.num_embeddings), part)
             for rank, part in enumerate(itertools.pairwise(edges))
         ]
-    validate(ShardingPlan("test", ample.topology.world_size, tuple(shards)), ample)
+    validate(ShardingPlan(ample.topology.world_size, tuple(shards)), ample)

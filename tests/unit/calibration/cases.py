@@ -34,6 +34,8 @@ def sample(
             )
             for i, rank in enumerate(ranks)
         ),
-        cost=PlanCost(tuple(StageCost(*map(float, rank[1:])) for rank in times_ms)),
-        input_dist_ms=tuple(float(rank[0]) for rank in times_ms),
+        cost=PlanCost(
+            tuple(StageCost(*map(float, rank[1:])) for rank in times_ms),
+            input_dist_ms=tuple(float(rank[0]) for rank in times_ms),
+        ),
     )

@@ -1,24 +1,29 @@
 """Errors of a cost model, by hand."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.evaluate import (
     Comparison,
+    Predictor,
     averaged,
     compare,
     compare_attempts,
     errors_table,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
 Times = tuple[float, float, float, float]
 ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
+
+
+def cost_of(times: Sequence[Times], *, ids_ms: float) -> PlanCost:
+    return PlanCost(tuple(StageCost(*rank) for rank in times), (ids_ms,) * len(times))
 
 
 def sample(kind: str, *times: Times, shards: tuple[int, ...], by_rows: int = 0) -> Sample:
@@ -35,19 +40,14 @@ def sample(kind: str, *times: Times, shards: tuple[int, ...], by_rows: int = 0) 
             for rank, count in enumerate(shards)
             for i in range(count + by_rows)
         ),
-        cost=PlanCost(tuple(StageCost(*rank) for rank in times)),
-        input_dist_ms=(2.0,) * len(times),
+        cost=cost_of(times, ids_ms=2.0),
     )
 
 
-def always(*times: Times):
+def always(*times: Times) -> Predictor:
     """A model that predicts these times, whatever the plan, and 3 ms of input redistribution."""
 
-    def predict(workload: Workload) -> tuple[PlanCost, tuple[float, ...]]:
-        of_ranks = tuple(StageCost(*rank) for rank in times[: workload.world_size])
-        return PlanCost(of_ranks), (3.0,) * workload.world_size
-
-    return predict
+    return lambda workload: cost_of(times[: workload.world_size], ids_ms=3.0)
 
 
 def test_compares_ranks_and_slowest_ranks() -> None:
@@ -70,8 +70,8 @@ def test_compares_ranks_and_slowest_ranks() -> None:
 
 def test_a_model_may_leave_out_input_redistribution() -> None:
     samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
-    cost = samples[0].cost
-    assert list(compare(lambda workload: (cost, None), samples)) == [
+    cost = PlanCost(samples[0].cost.per_rank)
+    assert list(compare(lambda workload: cost, samples)) == [
         "backward communication, 2 ranks",
         "forward communication, 2 ranks",
     ]
@@ -80,7 +80,7 @@ def test_a_model_may_leave_out_input_redistribution() -> None:
 def attempt(number: int, *times: Times, ids_ms: float = 2.0, of: int = 0) -> Sample:
     measured = sample("computation", *times, shards=(1,) * len(times))
     return dataclasses.replace(
-        measured, number=of, attempt=number, input_dist_ms=(ids_ms,) * len(times)
+        measured, number=of, attempt=number, cost=cost_of(times, ids_ms=ids_ms)
     )
 
 
@@ -107,8 +107,7 @@ def test_averages_are_medians_time_by_time() -> None:
     ]
     first, other = averaged(samples)
     assert other == samples[1]
-    assert first.cost == PlanCost((StageCost(2, 3, 3, 4), StageCost(5, 6, 7, 9)))
-    assert first.input_dist_ms == (4.0, 4.0)
+    assert first.cost == cost_of([(2, 3, 3, 4), (5, 6, 7, 9)], ids_ms=4.0)
     assert (first.attempt, first.shards) == (0, samples[0].shards)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs, write_costs
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model, to_arrays
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.plan_cost import PlanCost
 from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
@@ -49,7 +49,7 @@ def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> No
     assert str(path.relative_to(tmp_path)) in done.stdout + done.stderr
     assert "| computation, groups |" in done.stdout + done.stderr
 
-    loaded = learned_cost_model(artifact=str(path), hardware="made up", device="cpu")
+    loaded = learned_cost_model(RunContext(hardware="made up"), str(path))
     expected = fit_cost_model(read_costs(tmp_path / "costs.parquet"), QUICK)
     arrays = to_arrays(loaded.compute, loaded.communication)
     assert arrays.keys() == expected.arrays.keys()
@@ -84,7 +84,8 @@ def test_a_time_of_nothing(collected: tuple[Sample, ...], stage: str) -> None:
     """A clock may say 0 ms, which `read_costs` allows: a model or a message, but no crash."""
     first = collected[0]
     ranks = [dataclasses.replace(rank, **{stage: 0.0}) for rank in first.cost.per_rank]
-    nothing = dataclasses.replace(first, cost=PlanCost(tuple(ranks)))
+    cost = dataclasses.replace(first.cost, per_rank=tuple(ranks))
+    nothing = dataclasses.replace(first, cost=cost)
     try:
         model = fit_learned([nothing, *collected[1:]], MANIFEST, QUICK)
     except DataError:

@@ -14,9 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.cli import build_planner, own_keys
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, Topology
@@ -128,57 +130,64 @@ def test_sharder_builds(name: str, config: str) -> None:
     cfg = composed(f"sharder={name}", config=config)
     for key in OmegaConf.missing_keys(cfg.sharder):
         OmegaConf.update(cfg, key, "plan.json")
-    planner = build_planner(cfg, hardware=None, device="cpu", optimizer=None)
+    planner = build_planner(cfg, RunContext())
     assert callable(planner.sharder.shard)
 
 
-class TakesSome(GreedySharder):
-    def __init__(self, weight: str, *, device: str, optimizer: str | None = "none") -> None:
+class Contextual(GreedySharder):
+    """Keeps the context that it is built with."""
+
+    def __init__(self, context: SharderContext, weight: str, seed: int = 0) -> None:
         super().__init__(weight)
-        self.given = {"device": device, "optimizer": optimizer}
+        self.context, self.seed = context, seed
 
 
-class TakesAll(GreedySharder):
-    def __init__(self, weight: str, **given: object) -> None:
-        super().__init__(weight)
-        self.given = given
-
-
-RUN = {"hardware": "cpu: x", "device": "cpu", "optimizer": "sgd"}
-GIVEN = {
-    "some": (TakesSome, {}, {"device": "cpu", "optimizer": "sgd"}),
-    "all": (TakesAll, {}, {**RUN, "cost_model": None}),
-    "some_in_the_yaml": (TakesSome, {"device": "cuda"}, {"device": "cuda", "optimizer": "sgd"}),
-    "all_but_one_in_the_yaml": (
-        TakesAll,
-        {"optimizer": "adam"},
-        {**RUN, "cost_model": None, "optimizer": "adam"},
-    ),
+RUN = RunContext(device="cpu", hardware="cpu: x", optimizer="sgd")
+CONTEXTUAL = {
+    "_target_": f"{Contextual.__module__}.Contextual",
+    "_partial_": True,
+    "weight": "dim",
+    "seed": 5,
 }
 
 
-@pytest.mark.parametrize(("sharder", "keys", "given"), GIVEN.values(), ids=GIVEN)
-def test_a_partial_sharder_is_given_what_it_takes(
-    sharder: type[TakesSome], keys: dict[str, str], given: dict[str, object]
-) -> None:
-    target = f"{sharder.__module__}.{sharder.__name__}"
-    node = {"_target_": target, "_partial_": True, "weight": "dim", **keys}
-    planner = build_planner(OmegaConf.create({"sharder": node}), **RUN)
-    assert planner.sharder.given == given
+def test_a_partial_sharder_is_given_its_context() -> None:
+    sharder = build_planner(OmegaConf.create({"sharder": CONTEXTUAL}), RUN).sharder
+    assert sharder.context == SharderContext(RUN, None)
+    assert (sharder.name, sharder.seed) == ("dim", 5)
 
 
 def test_a_partial_sharder_is_given_the_runs_cost_model() -> None:
-    target = f"{TakesAll.__module__}.TakesAll"
-    node = {"_target_": target, "_partial_": True, "weight": "dim"}
-    cfg = OmegaConf.create({"sharder": node, "cost_model": composed().cost_model})
-    planner = build_planner(cfg, **RUN)
+    cfg = OmegaConf.create({"sharder": CONTEXTUAL, "cost_model": composed().cost_model})
+    planner = build_planner(cfg, RUN)
     assert isinstance(planner.cost_model, LearnedCostModel)
-    assert planner.sharder.given["cost_model"] is planner.cost_model
+    assert planner.sharder.context.run == RUN
+    assert planner.sharder.context.cost_model is planner.cost_model
+
+
+def test_a_complete_sharder_is_given_nothing() -> None:
+    planner = build_planner(composed("sharder=dim", "cost_model=none"), RUN)
+    assert isinstance(planner.sharder, GreedySharder)
+    assert (planner.cost_model, planner.diagnose) == (None, None)
 
 
 def test_a_wrong_key_of_a_partial_sharder() -> None:
-    with pytest.raises(ConfigError, match=r"sharder: .*unexpected keyword argument 'beam'"):
-        build_planner(composed("sharder=neuroshard_paper", "+sharder.beam=3"), **RUN)
+    with pytest.raises(ConfigError, match=r"^sharder: .*unexpected keyword argument 'beam'"):
+        build_planner(composed("sharder=neuroshard_paper", "+sharder.beam=3"), RUN)
+
+
+def test_a_wrong_key_of_a_cost_model() -> None:
+    with pytest.raises(ConfigError, match=r"^cost_model: .*unexpected keyword argument 'file'"):
+        build_planner(composed("+cost_model.file=x.json"), RUN)
+
+
+@pytest.mark.parametrize(
+    ("key", "method"), [("sharder", "shard"), ("cost_model", "predict")], ids=str
+)
+def test_a_class_that_is_something_else(key: str, method: str) -> None:
+    cfg = OmegaConf.create({"sharder": CONTEXTUAL, key: {"_target_": "collections.Counter"}})
+    with pytest.raises(ConfigError, match=rf"^{key}\._target_ makes .*no method `{method}`"):
+        build_planner(cfg, RUN)
 
 
 @pytest.mark.parametrize("name", sorted({*names("cost_model")} - {"none"}))
@@ -188,7 +197,7 @@ def test_cost_model_waits_for_the_hardware(name: str) -> None:
     assert cfg.artifact is None
     parameters = inspect.signature(instantiate(cfg)).parameters.values()
     missing = {p.name for p in parameters if p.default is inspect.Parameter.empty}
-    assert missing == {"device"}
+    assert missing == {"context"}
 
 
 def test_runs_can_do_without_a_cost_model() -> None:

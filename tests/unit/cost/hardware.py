@@ -188,6 +188,7 @@ def measure(
         ranks_per_host=world_size,
         batch_size=batch_size,
         shards=tuple(shards),
-        cost=PlanCost(tuple(StageCost(*rank) for rank in times.tolist())),
-        input_dist_ms=tuple(input_dist.tolist()),
+        cost=PlanCost(
+            tuple(StageCost(*rank) for rank in times.tolist()), tuple(input_dist.tolist())
+        ),
     )

@@ -50,7 +50,7 @@ def planned(draw: st.DrawFn, *, max_hosts: int = 3, layouts: tuple[str, ...] = (
     for table in task_tables:
         shards += draw(shards_of(table, topology, layouts))
     task = ShardingTask(task_tables, topology, draw(st.sampled_from([64, 1024, 8192])))
-    return ShardingPlan("random", topology.world_size, tuple(shards)), task
+    return ShardingPlan(topology.world_size, tuple(shards)), task
 
 
 @st.composite

@@ -195,7 +195,7 @@ def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:
 def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCostModel) -> None:
     """The fit knew no bandwidths, so those of a preset must not scale its times."""
     tables = tuple(Table(f"t{i}", 1000, 128, 2.0) for i in range(4))
-    plan = ShardingPlan("test", 4, tuple(Shard.whole(table, i) for i, table in enumerate(tables)))
+    plan = ShardingPlan(4, tuple(Shard.whole(table, i) for i, table in enumerate(tables)))
     silent = Topology(4, 10**9, 4)
     stated = dataclasses.replace(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
     expected, found = (

@@ -61,7 +61,7 @@ def columns(table: Table, *widths: tuple[int, int]) -> list[Shard]:
 
 def workload(*shards: Shard, task: ShardingTask | None = None) -> Workload:
     task = task or task_of()
-    plan = ShardingPlan("test", task.topology.world_size, shards)
+    plan = ShardingPlan(task.topology.world_size, shards)
     validate(plan, task)
     return workload_of_plan(plan, task)
 
@@ -181,8 +181,7 @@ def test_plan_and_sample_agree() -> None:
             )
             for shard in MIXED
         ),
-        cost=PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 2),
-        input_dist_ms=(1.0, 1.0),
+        cost=PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 2, (1.0, 1.0)),
     )
     measured, planned = workload_of_sample(sample), workload(*MIXED)
     for field in dataclasses.fields(Workload):

@@ -17,6 +17,7 @@ from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit import LookupData, _PriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.features import COLUMNS, Workload
 from dlrm_sharded.cost.learned import (
@@ -55,7 +56,8 @@ def test_times_are_times(model: LearnedCostModel, of: Planned) -> None:
     for rank, stages in enumerate(cost.per_rank):
         computing = [stages.stage_ms(stage) for stage in COMPUTING]
         assert all(time > 0 for time in computing) if rank in used else computing == [0.0, 0.0]
-    assert all(time >= 0 and np.isfinite(time) for time in model.predict_input_dist_ms(*of))
+    assert len(cost.input_dist_ms) == len(cost.per_rank)
+    assert all(time >= 0 and np.isfinite(time) for time in cost.input_dist_ms)
 
 
 @given(of=planned(), data=st.data())
@@ -150,9 +152,8 @@ def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.Da
     expected = [before.per_rank[new_rank.index(rank)] for rank in range(plan.world_size)]
     for stages, found in zip(expected, after.per_rank, strict=True):
         assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(stages), rel=1e-9)
-    ids = model.predict_input_dist_ms(plan, task)
-    renamed_ids = model.predict_input_dist_ms(renamed, task)
-    assert [renamed_ids[rank] for rank in new_rank] == pytest.approx(ids, rel=1e-9)
+    renamed_ids = [after.input_dist_ms[rank] for rank in new_rank]
+    assert renamed_ids == pytest.approx(before.input_dist_ms, rel=1e-9)
 
 
 @given(of=planned(max_hosts=1, layouts=("whole", "columns")))
@@ -164,7 +165,7 @@ def test_one_rank_has_nobody_to_talk_to(model: LearnedCostModel, of: Planned) ->
     on_one = dataclasses.replace(task, topology=Topology(1, task.topology.memory_bytes))
     cost = model.predict(alone, on_one)
     assert times_ms(cost, EXCHANGING) == [[0.0], [0.0]]
-    assert model.predict_input_dist_ms(alone, on_one) == (0.0,)
+    assert cost.input_dist_ms == (0.0,)
     assert cost.cost_ms == cost.critical_path_ms > 0
 
 
@@ -178,7 +179,7 @@ def cost_of(model: LearnedCostModel, *of: Table, world_size: int = 1) -> list[li
     """[stages, ranks], of whole tables, one rank after the other."""
     shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(of))
     task = ShardingTask(of, Topology(world_size, 10**15), 4096)
-    return times_ms(model.predict(ShardingPlan("test", world_size, shards), task))
+    return times_ms(model.predict(ShardingPlan(world_size, shards), task))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_an_artefact_is_the_model(
 ) -> None:
     """What was written and read is what was fitted, to the last bit."""
     path = write_artifact(tmp_path, "calibrated-made_up", fitted.arrays, fitted.meta)
-    loaded = learned_cost_model(str(path), hardware="made up", device="cpu")
+    loaded = learned_cost_model(RunContext(hardware="made up"), str(path))
     assert_same(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
     assert (loaded.name, loaded.ranges) == (model.name, model.ranges)
     assert loaded.measured_links == model.measured_links
@@ -312,17 +313,12 @@ def test_says_what_it_extrapolates(
     assert "of made up" in message
 
 
-def test_tables_without_a_profile(
-    model: LearnedCostModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    plan = ShardingPlan("test", 2, (Shard.whole(uniform("a"), 0), Shard.whole(uniform("b"), 1)))
+def test_tables_without_a_profile(model: LearnedCostModel) -> None:
+    plan = ShardingPlan(2, (Shard.whole(uniform("a"), 0), Shard.whole(uniform("b"), 1)))
     known = ShardingTask((uniform("a"), uniform("b")), Topology(2, 10**15), 4096)
     unknown = with_table(known, uniform("b", reuse_histogram=None))
-    caplog.set_level(logging.WARNING)
     expected = model.predict(plan, known)
-    assert "reuse_histogram" not in caplog.text
     cost = model.predict(plan, unknown)
-    assert "1 of 2 tables have no reuse_histogram" in caplog.text
     assert are_times(cost)
     assert cost.per_rank[0] == expected.per_rank[0]
     # what is assumed is skewed, so it reads less than ids that are all different

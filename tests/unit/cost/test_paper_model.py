@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dlrm_sharded.artifact import write_artifact
-from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, paper_predictor
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
@@ -42,12 +43,12 @@ def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
     )
     shards = tuple(Shard.whole(table, i) for i, table in enumerate(tables))
     task = ShardingTask(tables, Topology(world_size, 10**12), 4096)
-    return ShardingPlan("test", world_size, shards), task
+    return ShardingPlan(world_size, shards), task
 
 
 def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> float:
     """Root of the mean squared error, which is what the nets are trained for."""
-    pairs = compare(paper_predictor(model), samples)[name]
+    pairs = compare(model.predict_workload, samples)[name]
     differences = np.array(pairs.predicted) - np.array(pairs.measured)
     return float(np.sqrt(np.mean(differences**2)))
 
@@ -74,7 +75,7 @@ def test_one_rank_has_nobody_to_talk_to(paper: PaperCostModel) -> None:
 
 
 def test_does_not_model_input_redistribution(paper: PaperCostModel) -> None:
-    assert paper.predict_input_dist_ms(*planned(2)) is None
+    assert paper.predict(*planned(2)).input_dist_ms is None
 
 
 def test_an_artefact_is_the_model(
@@ -82,7 +83,7 @@ def test_an_artefact_is_the_model(
 ) -> None:
     fitted = fit_cost_model(costs, FitConfig(model="neuroshard_paper", num_steps=3))
     path = write_artifact(tmp_path, "neuroshard_paper-made_up", fitted.arrays, fitted.meta)
-    loaded = paper_cost_model(str(path), hardware="made up", device="cpu")
+    loaded = paper_cost_model(RunContext(hardware="made up"), str(path))
     in_memory = PaperCostModel(from_arrays(fitted.arrays))
     for sample in unseen[:10] + unseen[-10:]:
         workload = workload_of_sample(sample)

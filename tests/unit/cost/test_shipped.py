@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.artifact import SHIPPED
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
@@ -20,5 +21,5 @@ def test_there_is_one_of_each_kind() -> None:
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_loads(path: Path) -> None:
     meta = json.loads(path.read_text())
-    LOADERS[meta["kind"]](str(path), device=meta["device"])
+    LOADERS[meta["kind"]](RunContext(device=meta["device"]), str(path))
     assert meta["held_out_errors"]["computation, groups"]["num"] > 50

@@ -18,16 +18,19 @@ from dlrm_sharded.explain.diagnosis import (
     MAX_RANKS,
     MAX_SPLITS,
     NEARLY_MOST,
-    Alternative,
-    Insight,
-    RankCost,
-    ShardCost,
-    Split,
-    insight,
+    diagnose,
 )
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_report import (
+    Alternative,
+    Diagnosis,
+    PlanReport,
+    RankCost,
+    ShardCost,
+    SplitGain,
+)
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -76,23 +79,23 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
     """What is said of ranks, shards and splits is what the model predicts."""
     model = model_of(name)
     plan, task = data.draw(limited())
-    found = insight(plan, task, model)
+    found = diagnose(plan, task, model, alternatives=True)
     cost = cost_of(plan, task, model)
     assert found.cost_ms == cost.cost_ms
     assert pickle.loads(pickle.dumps(found)) == found
     check_ranks(found, plan, cost)
     check_splits(found, plan, task, model)
-    for other in found.alternatives:
+    for other in found.alternatives or ():
         assert other.cost_ms is None or other.cost_ms < cost.cost_ms
 
 
-def check_ranks(found: Insight, plan: ShardingPlan, cost: PlanCost) -> None:
+def check_ranks(found: Diagnosis, plan: ShardingPlan, cost: PlanCost) -> None:
     totals = [rank.total_ms for rank in cost.per_rank]
     near = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
     assert found.num_bounding == len(near)
-    assert len(found.ranks) == min(len(near), MAX_RANKS)
-    assert found.ranks[0].cost_ms == max(totals)
-    for of_rank in found.ranks:
+    assert len(found.bounding) == min(len(near), MAX_RANKS)
+    assert found.bounding[0].cost_ms == max(totals)
+    for of_rank in found.bounding:
         assert of_rank.rank in near
         assert of_rank.cost_ms == totals[of_rank.rank]
         assert sorted(of.shard for of in of_rank.shards) == sorted(
@@ -109,7 +112,7 @@ def check_ranks(found: Insight, plan: ShardingPlan, cost: PlanCost) -> None:
 
 
 def check_splits(
-    found: Insight, plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel
+    found: Diagnosis, plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel
 ) -> None:
     tables = {table.name: table for table in task.tables}
     split = {name for name, shards in plan.shards_by_table().items() if len(shards) > 1}
@@ -132,6 +135,11 @@ IDLE = Table("idle", 1, 4, 0.5)
 MODEL = model_of("shipped")
 
 
+def diagnosed(plan: ShardingPlan, task: ShardingTask) -> Diagnosis:
+    """As every run does it, without a search."""
+    return diagnose(plan, task, MODEL, alternatives=False)
+
+
 def halves(table: Table) -> list[Shard]:
     edges = (0, table.embedding_dim // 2, table.embedding_dim)
     return [
@@ -145,7 +153,7 @@ def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
     thin = Table("thin", 100, 8, 0.1)
     task = ShardingTask((BUSY, thin), HALVES, 1024)
     shards = [Shard.whole(BUSY, 0), *halves(thin)]
-    (split,) = insight(ShardingPlan("test", 2, tuple(shards)), task, MODEL).splits
+    (split,) = diagnosed(ShardingPlan(2, tuple(shards)), task).splits
     assert (split.table, split.num_shards, split.by_rows) == ("thin", 2, False)
     assert split.gain_ms is not None
     assert split.gain_ms < 0
@@ -154,8 +162,8 @@ def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
 def test_the_costliest_of_many_splits() -> None:
     """Those with the most work, whatever their order in the task."""
     tables = tuple(Table(f"t{i}", 1000, 8, 1.0 + i % 7 + i / 100) for i in range(MAX_SPLITS + 6))
-    plan = ShardingPlan("test", 2, tuple(shard for table in tables for shard in halves(table)))
-    found = insight(plan, ShardingTask(tables, HALVES, 512), MODEL)
+    plan = ShardingPlan(2, tuple(shard for table in tables for shard in halves(table)))
+    found = diagnosed(plan, ShardingTask(tables, HALVES, 512))
     assert found.num_split == MAX_SPLITS + 6
     idlest = sorted(tables, key=lambda table: table.pooling_factor)[:6]
     left = {table.name for table in tables} - {split.table for split in found.splits}
@@ -163,7 +171,8 @@ def test_the_costliest_of_many_splits() -> None:
     assert "split tables not looked at: 6" in sections(found)[1].lines
 
 
-def changes_of(found: Insight) -> dict[str, float | None]:
+def changes_of(found: Diagnosis) -> dict[str, float | None]:
+    assert found.alternatives is not None
     return {other.change: other.cost_ms for other in found.alternatives}
 
 
@@ -191,8 +200,8 @@ def test_alternatives_to_a_bad_plan(
         memory_bytes_by_rank=(10**8,) * world_size if by_rank else None,
     )
     task = ShardingTask(tables, topology, 4096)
-    plan = ShardingPlan("test", world_size, tuple(Shard.whole(table, 0) for table in tables))
-    found = insight(plan, task, MODEL)
+    plan = ShardingPlan(world_size, tuple(Shard.whole(table, 0) for table in tables))
+    found = diagnose(plan, task, MODEL, alternatives=True)
     costs = changes_of(found)
     assert list(costs) == ["another plan", more, "10 % more memory"]
     assert costs[more] is not None
@@ -206,7 +215,7 @@ def test_alternatives_to_a_bad_plan(
 
 def test_nothing_better_is_found_where_there_is_nothing() -> None:
     task = ShardingTask((IDLE,), Topology(1, 10**6, compute_device="cpu"), 64)
-    found = insight(ShardingPlan("test", 1, (Shard.whole(IDLE, 0),)), task, MODEL)
+    found = diagnose(ShardingPlan(1, (Shard.whole(IDLE, 0),)), task, MODEL, alternatives=True)
     assert set(changes_of(found).values()) == {None}
 
 
@@ -215,22 +224,22 @@ def test_memory_that_a_plan_lacks() -> None:
     tables = tuple(Table(f"t{i}", 1, 4, 1000.0 if i == 0 else 300.0) for i in range(4))
     task = ShardingTask(tables, Topology(2, 47, compute_device="cpu"), 4096)
     shards = tuple(Shard.whole(table, i // 2) for i, table in enumerate(tables))
-    found = insight(ShardingPlan("test", 2, shards), task, MODEL)
+    found = diagnose(ShardingPlan(2, shards), task, MODEL, alternatives=True)
     costs = changes_of(found)
     assert costs["another plan"] is None
     alone = tuple(Shard.whole(table, min(i, 1)) for i, table in enumerate(tables))
-    best = cost_of(ShardingPlan("test", 2, alone), with_profiles(task), MODEL)
+    best = cost_of(ShardingPlan(2, alone), with_profiles(task), MODEL)
     assert costs["10 % more memory"] == pytest.approx(best.cost_ms)
 
 
 def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
     task = ShardingTask((BUSY, IDLE), Topology(1, 10**9, compute_device="cpu"), 1024)
-    plan = ShardingPlan("test", 1, (Shard.whole(IDLE, 0), Shard.whole(BUSY, 0)))
-    (of_rank,) = insight(plan, task, MODEL).ranks
+    plan = ShardingPlan(1, (Shard.whole(IDLE, 0), Shard.whole(BUSY, 0)))
+    (of_rank,) = diagnosed(plan, task).bounding
     launch_ms = float(MODEL.compute.launch_ms(np.ones(1)).sum())
     assert [of.shard.table for of in of_rank.shards] == ["busy", "idle"]
-    assert of_rank.other_ms == pytest.approx(launch_ms)
+    assert of_rank.overhead_ms == pytest.approx(launch_ms)
     assert sum(of.cost_ms for of in of_rank.shards) == pytest.approx(of_rank.cost_ms - launch_ms)
 
 
@@ -238,18 +247,18 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     """And no split is priced; what it costs to explain a plan has an end."""
     monkeypatch.setattr(module, "SEARCH_S", 0.0)
     task = ShardingTask((BUSY,), HALVES, 1024)
-    found = insight(ShardingPlan("test", 2, tuple(halves(BUSY))), task, MODEL)
+    found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), task, MODEL, alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
     assert sections(found)[1].lines == ("split tables not looked at: 1",)
-    assert len(found.ranks) == found.num_bounding > 0
+    assert len(found.bounding) == found.num_bounding > 0
 
 
 def test_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The prediction of the plan has said what the model assumes."""
     task = ShardingTask((BUSY,), Topology(8, 10**9, 2, compute_device="cpu"), 65_536)
     with caplog.at_level(logging.DEBUG):
-        insight(ShardingPlan("test", 8, tuple(halves(BUSY))), task, MODEL)
+        diagnose(ShardingPlan(8, tuple(halves(BUSY))), task, MODEL, alternatives=True)
     assert caplog.messages == []
 
 
@@ -257,10 +266,10 @@ def shard_cost(table: Table, shard: Shard, compute_ms: float) -> ShardCost:
     return ShardCost(shard, table, compute_ms, comm_ms=0.5)
 
 
-SHOWN = Insight(
+SHOWN = Diagnosis(
     world_size=4,
     cost_ms=20.0,
-    ranks=(
+    bounding=(
         RankCost(
             3,
             20.0,
@@ -274,8 +283,8 @@ SHOWN = Insight(
     ),
     num_bounding=2,
     splits=(
-        *(Split(f"t{i}", 2, by_rows=False, gain_ms=6.0 - i) for i in range(10)),
-        Split("huge", 4, by_rows=True, gain_ms=None),
+        *(SplitGain(f"t{i}", 2, by_rows=False, gain_ms=6.0 - i) for i in range(10)),
+        SplitGain("huge", 4, by_rows=True, gain_ms=None),
     ),
     num_split=11,
     alternatives=(
@@ -305,6 +314,13 @@ def test_in_words() -> None:
     assert more.lines[1:] == ("another plan: nothing found", "one more rank: 15.00 ms, 25.0 % less")
 
 
+def test_nobody_asked_for_alternatives() -> None:
+    found = diagnosed(ShardingPlan(2, tuple(halves(BUSY))), ShardingTask((BUSY,), HALVES, 1024))
+    assert found.alternatives is None
+    unasked = sections(dataclasses.replace(SHOWN, alternatives=None))
+    assert unasked == sections(SHOWN)[:2]
+
+
 def test_without_splits() -> None:
     assert sections(dataclasses.replace(SHOWN, splits=(), num_split=0))[1].lines == (
         "No table is split.",
@@ -312,17 +328,18 @@ def test_without_splits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "text"),
+    ("bound_ms", "text"),
     [
         (None, "predicted 36.20 ms"),
-        (0.0131, "predicted 36.20 ms, at most 1.3 % above the best possible"),
-        (-1e-12, "predicted 36.20 ms, at most 0.0 % above the best possible"),
+        (0.0, "predicted 36.20 ms"),
+        (36.2 / 1.0131, "predicted 36.20 ms, at most 1.3 % above the best possible"),
+        (36.2 * (1 + 1e-12), "predicted 36.20 ms, at most 0.0 % above the best possible"),
     ],
 )
-def test_forecast(gap: float | None, text: str) -> None:
-    predicted = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
-    assert forecast(ShardingPlan("test", 1, (), predicted=predicted, gap=gap)) == text
+def test_forecast(bound_ms: float | None, text: str) -> None:
+    cost = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
+    assert forecast(PlanReport("test", 0.1, cost=cost, lower_bound_ms=bound_ms)) == text
 
 
 def test_no_forecast() -> None:
-    assert forecast(ShardingPlan("test", 1, ())) is None
+    assert forecast(PlanReport("test", 0.1)) is None

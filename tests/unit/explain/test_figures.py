@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 from matplotlib.figure import Figure
 
-from dlrm_sharded.explain.diagnosis import Alternative, Insight, RankCost, ShardCost, Split
 from dlrm_sharded.explain.figures import (
     MANY_RANKS,
     MAX_TABLES_SHOWN,
@@ -16,6 +15,14 @@ from dlrm_sharded.explain.figures import (
 from dlrm_sharded.explain.text import STAGE_LABELS, ShardShare, difference, explain, shares_of_rank
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_report import (
+    Alternative,
+    Diagnosis,
+    PlanReport,
+    RankCost,
+    ShardCost,
+    SplitGain,
+)
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -27,7 +34,6 @@ TASK = ShardingTask(
     (WIDE, BUSY, SPLIT, IDLE), Topology(3, 10**7, optimizer_bytes_per_row=4), batch_size=96
 )
 PLAN = ShardingPlan(
-    "test",
     3,
     (
         Shard.whole(WIDE, 1),
@@ -38,6 +44,8 @@ PLAN = ShardingPlan(
     ),
 )
 """Rank 2 is empty."""
+
+REPORT = PlanReport("test", solve_s=0.1)
 
 COST = PlanCost(
     (StageCost(1.0, 0.5, 0.25, 1.25), StageCost(4.0, 2.0, 3.0, 5.0), StageCost(0, 0.5, 0.5, 0))
@@ -91,7 +99,7 @@ def test_computation_is_shared_by_work_and_communication_by_columns() -> None:
 
 
 def test_a_rank_without_lookups_still_sums_up() -> None:
-    plan = ShardingPlan("test", 3, (Shard.whole(IDLE, 0),))
+    plan = ShardingPlan(3, (Shard.whole(IDLE, 0),))
     (share,) = shares_of_rank(plan, TASK, 0, COST)
     assert share.cost_ms == pytest.approx(COST.per_rank[0].total_ms)
 
@@ -118,7 +126,7 @@ def test_the_costliest_come_first(cost: PlanCost | None, order: list[str]) -> No
     ids=["compute_bound", "comm_bound"],
 )
 def test_names_the_slowest_rank_and_its_tables(cost: PlanCost, blamed: Sequence[str]) -> None:
-    text = explain(PLAN, TASK, cost)
+    text = explain(PLAN, REPORT, TASK, cost)
     line = next(line for line in text.splitlines() if "slowest" in line)
     assert line.startswith(f"Rank 1 is the slowest with {cost.cost_ms:.2f} ms")
     assert f"{cost.imbalance:.2f} x the mean" in line
@@ -128,7 +136,7 @@ def test_names_the_slowest_rank_and_its_tables(cost: PlanCost, blamed: Sequence[
 
 
 def test_lists_ranks_and_shards() -> None:
-    text = explain(PLAN, TASK, COST)
+    text = explain(PLAN, REPORT, TASK, COST)
     assert text.startswith("**test**: 5 shards of 4 tables on 3 ranks, 0.001 GiB.")
     assert section(text, "| rank | shards") == [
         ["0", "1", "0.000", "32", "64", "3.00"],
@@ -147,7 +155,7 @@ def test_lists_ranks_and_shards() -> None:
 
 
 def test_explains_without_a_cost() -> None:
-    text = explain(PLAN, TASK, None)
+    text = explain(PLAN, REPORT, TASK, None)
     assert "slowest" not in text
     assert [row[-1] for row in section(text, "| rank | shards")] == ["-", "-", "-"]
     assert len(section(text, "| rank | table")) == 5
@@ -155,13 +163,13 @@ def test_explains_without_a_cost() -> None:
 
 def test_explains_where_the_slowest_rank_is_empty() -> None:
     cost = PlanCost((StageCost(0, 0, 0, 0), StageCost(0, 0, 0, 0), StageCost(0, 3.0, 0, 0)))
-    text = explain(PLAN, TASK, cost)
+    text = explain(PLAN, REPORT, TASK, cost)
     assert [row[-1] for row in section(text, "| rank | shards")] == ["0.00", "0.00", "3.00"]
 
 
 def test_predicted_beside_measured() -> None:
     """Each the max over its own ranks; the stages sum to the critical path."""
-    text = explain(dataclasses.replace(PLAN, predicted=PREDICTED), TASK, COST)
+    text = explain(PLAN, dataclasses.replace(REPORT, cost=PREDICTED), TASK, COST)
     assert section(text, "| stage") == [
         ["fwd compute", "5.00", "4.00", "+25 %"],
         ["fwd comm", "1.50", "2.00", "-25 %"],
@@ -171,22 +179,22 @@ def test_predicted_beside_measured() -> None:
         ["embedding cost", "13.00", "14.00", "-7 %"],
     ]
     assert section(text, "| rank | shards")[1][-1] == "14.00", "of what was measured"
-    assert "predicted" not in explain(PLAN, TASK, COST)
+    assert "predicted" not in explain(PLAN, REPORT, TASK, COST)
 
 
 def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
     """As lists below titles, after what was measured."""
-    said = Insight(
+    diagnosis = Diagnosis(
         world_size=3,
         cost_ms=13.0,
-        ranks=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
+        bounding=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
         num_bounding=1,
-        splits=(Split("split", 2, by_rows=True, gain_ms=0.25),),
+        splits=(SplitGain("split", 2, by_rows=True, gain_ms=0.25),),
         num_split=1,
         alternatives=(Alternative("one more rank", 6.5),),
     )
-    plan = dataclasses.replace(PLAN, predicted=PREDICTED, lower_bound_ms=10.0, gap=0.3)
-    lines = explain(plan, TASK, COST, said).splitlines()
+    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=diagnosis)
+    lines = explain(PLAN, report, TASK, COST).splitlines()
     start = lines.index("It is predicted 13.00 ms, at most 30.0 % above the best possible.")
     assert lines[start + 1 : start + 16] == [
         "",
@@ -280,7 +288,7 @@ def test_memory_figure_orders_tables_by_all_their_shards() -> None:
     halved, whole = Table("halved", 100, 16, 1.0), Table("whole", 120, 8, 1.0)
     task = ShardingTask((whole, halved), Topology(2, 10**6), batch_size=4)
     halves = [Shard("halved", rank, (0, 100), (8 * rank, 8 * rank + 8)) for rank in range(2)]
-    figure = plot_memory_by_rank(ShardingPlan("test", 2, (Shard.whole(whole, 0), *halves)), task)
+    figure = plot_memory_by_rank(ShardingPlan(2, (Shard.whole(whole, 0), *halves)), task)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["halved", "whole"]
 
 
@@ -290,7 +298,7 @@ def test_figures_of_many_tables_and_ranks(world_size: int) -> None:
     tables = tuple(Table(f"t{i}", 10 * (i + 1), 4, 1.0) for i in range(30))
     task = ShardingTask(tables, Topology(world_size, 10**6), batch_size=24)
     shards = tuple(Shard.whole(table, i % world_size) for i, table in enumerate(tables))
-    plan = ShardingPlan("test", world_size, shards)
+    plan = ShardingPlan(world_size, shards)
     figure = plot_memory_by_rank(plan, task)
     widths = bars(figure)
     assert len(widths) == MAX_TABLES_SHOWN + 1

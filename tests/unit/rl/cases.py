@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.plan_cost import PlanCost
@@ -67,7 +68,7 @@ def small_pool(
 @functools.cache
 def cost_model() -> LearnedCostModel:
     """Load the packaged cost model."""
-    return learned_cost_model(device="cpu")
+    return learned_cost_model(RunContext())
 
 
 def predicted(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:

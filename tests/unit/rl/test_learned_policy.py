@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dlrm_sharded.artifact import write_artifact
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.env import roll_out
@@ -174,9 +175,7 @@ def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
     }
     path = write_artifact(tmp_path, "policy", to_arrays(net), meta)
     before = torch.get_rng_state()
-    loaded = load_policy(
-        kind, str(path), hardware="made up", device="cpu", optimizer="rowwise_adagrad"
-    )
+    loaded = load_policy(kind, str(path), RunContext("cpu", "made up", "rowwise_adagrad"))
     assert torch.equal(torch.get_rng_state(), before)
     for task in [*other_tasks(4), *other_tasks(2, num_tables=20, world_size=4)]:
         plans = [each.place(task, num_samples=8, seed=1) for each in (LearnedPolicy(net), loaded)]
@@ -187,4 +186,4 @@ def test_an_unknown_method() -> None:
     with pytest.raises(
         ConfigError, match=r"sharder.method is 'guessing'; known: autoshard, dreamshard"
     ):
-        load_policy("guessing", None, hardware=None, device="cpu", optimizer=None)
+        load_policy("guessing", None, RunContext())

@@ -5,10 +5,11 @@ import logging
 import numpy as np
 import pytest
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.tasks import training_tasks
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import policy_sharder
 from dlrm_sharded.validation import validate
@@ -22,7 +23,7 @@ def test_is_below_every_heuristic(
     method: str, num_tables: int, world_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
-    model = learned_cost_model(device="cpu")
+    model = learned_cost_model(RunContext())
     pool = training_tasks(part="unseen", num_tables=num_tables, world_size=world_size)
     rng = np.random.default_rng(1)
     tasks = [pool.task(pool.draw(rng)) for _ in range(NUM_TASKS)]
@@ -34,6 +35,6 @@ def test_is_below_every_heuristic(
         costs = [model.predict(plan, task) for plan, task in zip(plans, tasks, strict=True)]
         return float(np.mean([cost.cost_ms for cost in costs]))
 
-    policy_ms = mean_ms(policy_sharder(method, num_samples=0, device="cpu"))
+    policy_ms = mean_ms(policy_sharder(SharderContext(), method=method, num_samples=0))
     heuristics_ms = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}
     assert policy_ms < min(heuristics_ms.values())

@@ -1,38 +1,31 @@
 """What a run leaves for TensorBoard, read back as TensorBoard reads it."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.explain.diagnosis import insight
+from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.runs.tensorboard import RunWriter
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)
-PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
+PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 PLAN = ShardingPlan(
-    "test",
     2,
     (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)),
-    solve_s=0.25,
-    lower_bound_ms=5.0,
-    gap=0.25,
-    predicted=PREDICTED,
 )
-MEASURED = MeasuredCost(
-    cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0))),
-    input_dist_ms=(0.5, 0.75),
-    spread={},
-    iterations=20,
-)
+REPORT = PlanReport("test", solve_s=0.25, cost=PREDICTED, lower_bound_ms=5.0)
+MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
 SCALARS = {
     "embedding/cost_ms": 10.0,
     "embedding/critical_path_ms": 14.0,
@@ -73,7 +66,7 @@ def text(events: EventAccumulator, tag: str) -> str:
 
 def test_the_plan_and_its_cost(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=True) as writer:
-        writer.plan(PLAN, TASK, MEASURED, (0.5, 0.625))
+        writer.plan(PLAN, REPORT, TASK, MEASURED)
     events = read(tmp_path)
     found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
     assert found == pytest.approx(SCALARS)
@@ -88,24 +81,26 @@ def test_the_plan_and_its_cost(tmp_path: Path) -> None:
     assert "| embedding cost | 6.25 | 10.00 | -38 % |" in explained
 
 
-def test_what_the_cost_model_says_of_the_plan(tmp_path: Path) -> None:
-    said = insight(PLAN, TASK, learned_cost_model(device="cpu"))
+@pytest.mark.parametrize("alternatives", [False, True])
+def test_what_the_cost_model_says_of_the_plan(tmp_path: Path, alternatives: bool) -> None:
+    model = learned_cost_model(RunContext())
+    diagnosis = diagnose(PLAN, TASK, model, alternatives=alternatives)
     with RunWriter(tmp_path, enabled=True) as writer:
-        writer.plan(PLAN, TASK, MEASURED, insight=said)
+        writer.plan(PLAN, dataclasses.replace(REPORT, diagnosis=diagnosis), TASK, MEASURED)
     explained = text(read(tmp_path), "plan/explained")
     assert "It is predicted 6.25 ms, at most 25.0 % above the best possible." in explained
-    for title in ("What bounds it", "What splits bought", "What more would buy"):
+    for title in ("What bounds it", "What splits bought"):
         assert f"**{title}**" in explained
+    assert ("**What more would buy**" in explained) == alternatives
 
 
 def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=True) as writer:
-        writer.plan(ShardingPlan("by_hand", 2, PLAN.shards), TASK, MEASURED)
+        writer.plan(PLAN, PlanReport("by_hand", solve_s=0.25), TASK, MEASURED)
     events = read(tmp_path)
     missing = SCALARS.keys() - set(events.Tags()["scalars"])
     predicted = {tag for tag in SCALARS if tag.startswith("predicted/")}
-    of_plan = {tag for tag in SCALARS if tag.startswith("plan/")}
-    assert missing == of_plan | predicted
+    assert missing == predicted | {"plan/predicted_ms", "plan/lower_bound_ms", "plan/gap"}
     assert "predicted" not in text(events, "plan/explained")
 
 
@@ -135,7 +130,7 @@ def test_scalars_have_steps(tmp_path: Path) -> None:
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     with RunWriter(tmp_path, enabled=False) as writer:
         writer.config("seed: 0", HPARAMS)
-        writer.plan(PLAN, TASK, MEASURED)
+        writer.plan(PLAN, REPORT, TASK, MEASURED)
         writer.scalar("train/loss", 0.5, 20)
     assert list(tmp_path.iterdir()) == []
 

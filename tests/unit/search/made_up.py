@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -53,7 +54,7 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
     hosts. `receiving`: a rank waits for what it gets. `sparse`: few exchange terms have a weight.
     """
     if name == "shipped":
-        return learned_cost_model(device="cpu")
+        return learned_cost_model(RunContext())
     rng = np.random.default_rng([seed, MADE_UP.index(name)])
     overflow = name == "overflowing"
     compute = ComputeModel(
@@ -120,7 +121,7 @@ def problem_of(
 
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:
     """What `model.predict` gives, without its warnings; the tables have reuse histograms."""
-    plan = ShardingPlan("any", task.topology.world_size, shards)
+    plan = ShardingPlan(task.topology.world_size, shards)
     return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
 
 
@@ -130,7 +131,7 @@ def all_plans(task: ShardingTask) -> Iterator[tuple[Shard, ...]]:
     for chosen in itertools.product(*layouts):
         shards = tuple(itertools.chain.from_iterable(chosen))
         try:
-            validate(ShardingPlan("any", task.topology.world_size, shards), task)
+            validate(ShardingPlan(task.topology.world_size, shards), task)
         except InvalidPlanError:  # memory
             continue
         yield shards

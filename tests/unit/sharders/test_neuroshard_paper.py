@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard_paper import NeuroShardPaperSharder, candidates
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -28,7 +30,11 @@ Columns = dict[tuple[str, int], int]
 
 @pytest.fixture(scope="module")
 def model() -> LearnedCostModel:
-    return learned_cost_model(device="cpu")
+    return learned_cost_model(RunContext())
+
+
+def paper_sharder(model: LearnedCostModel, **arguments: int) -> NeuroShardPaperSharder:
+    return NeuroShardPaperSharder(SharderContext(cost_model=model), **arguments)
 
 
 def task_of(world_size: int, *shapes: tuple[int, int, float], memory: int = 10**10) -> ShardingTask:
@@ -50,10 +56,9 @@ def by_rank(plan: ShardingPlan) -> list[int]:
 
 @pytest.mark.parametrize("task", SMALL.values(), ids=SMALL)
 def test_contract(model: LearnedCostModel, task: ShardingTask) -> None:
-    plan = check_sharder(lambda: NeuroShardPaperSharder(model), task)
+    plan = check_sharder(lambda: paper_sharder(model), task)
     if plan is None:
         return
-    assert plan.predicted is None
     assert len(columns_of(plan)) == len(plan.shards), "a rank has one shard of a table"
     mean = sum(table.embedding_dim for table in task.tables) / plan.world_size
     assert max(by_rank(plan)) <= 1.5 * mean
@@ -63,7 +68,7 @@ def test_some_small_tasks_have_plans_and_some_do_not(model: LearnedCostModel) ->
     found = set()
     for name, task in SMALL.items():
         try:
-            NeuroShardPaperSharder(model).shard(task)
+            paper_sharder(model).shard(task)
         except InfeasibleTaskError:
             continue
         found.add(name)
@@ -73,15 +78,15 @@ def test_some_small_tasks_have_plans_and_some_do_not(model: LearnedCostModel) ->
 
 @pytest.mark.parametrize("name", ["none", "neuroshard_paper"])
 def test_needs_the_learned_cost_model(name: str) -> None:
-    cost_model = None if name == "none" else paper_cost_model(device="cpu")
+    cost_model = None if name == "none" else paper_cost_model(RunContext())
     with pytest.raises(ConfigError, match="choose cost_model=learned"):
-        NeuroShardPaperSharder(cost_model)
+        NeuroShardPaperSharder(SharderContext(cost_model=cost_model))
 
 
 @pytest.mark.parametrize("key", ["beam_width", "num_candidates", "num_limits"])
 def test_counts_are_checked(model: LearnedCostModel, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"sharder\.{key} is 0"):
-        NeuroShardPaperSharder(model, **{key: 0})
+        paper_sharder(model, **{key: 0})
 
 
 @pytest.mark.parametrize(
@@ -98,31 +103,32 @@ def test_candidates_are_the_largest_and_the_most_costly(
 
 def test_a_split_that_pays_is_made(model: LearnedCostModel) -> None:
     task = task_of(2, (1_000_000, 256, 50.0), *[(1000, 64, 1.0)] * 3)
-    whole, split = (
-        Planner(NeuroShardPaperSharder(model, max_splits=n), model).plan(task) for n in (0, 1)
+    (whole, whole_report), (split, split_report) = (
+        Planner(paper_sharder(model, max_splits=n), model).plan(task) for n in (0, 1)
     )
     assert len(whole.shards) == 4
     assert [shard.num_cols for shard in split.shards if shard.table == "t0"] == [128, 128]
-    assert split.predicted.cost_ms < 0.7 * whole.predicted.cost_ms
+    assert split_report.cost.cost_ms < 0.7 * whole_report.cost.cost_ms
+    assert split_report.sharder == whole_report.sharder == "neuroshard_paper"
 
 
 def test_limits_begin_at_the_mean(model: LearnedCostModel) -> None:
     """The first one alone asks for even columns; the others allow half as much again."""
     task = task_of(2, (1000, 8, 9.0), (1000, 8, 1.0), (1000, 8, 1.0))
-    assert by_rank(NeuroShardPaperSharder(model, num_limits=1).shard(task)) == [12, 12]
+    assert by_rank(paper_sharder(model, num_limits=1).shard(task)) == [12, 12]
     with pytest.raises(InfeasibleTaskError):
-        NeuroShardPaperSharder(model, num_limits=1, max_splits=0).shard(task)
-    assert sorted(by_rank(NeuroShardPaperSharder(model, max_splits=0).shard(task))) == [8, 16]
+        paper_sharder(model, num_limits=1, max_splits=0).shard(task)
+    assert sorted(by_rank(paper_sharder(model, max_splits=0).shard(task))) == [8, 16]
     nearly = task_of(2, (1000, 76, 1.0), (1000, 84, 1.0))  # neither has a half
     with pytest.raises(InfeasibleTaskError):
-        NeuroShardPaperSharder(model, num_limits=1).shard(nearly)
-    assert sorted(by_rank(NeuroShardPaperSharder(model).shard(nearly))) == [76, 84]
+        paper_sharder(model, num_limits=1).shard(nearly)
+    assert sorted(by_rank(paper_sharder(model).shard(nearly))) == [76, 84]
 
 
 def test_ranks_of_equal_cost_by_memory(model: LearnedCostModel) -> None:
     """Without ids, and beyond the fitted rows, the number of rows costs nothing but memory."""
     rows = (4 * 10**8, 2 * 10**8, 10**8)
-    plan = NeuroShardPaperSharder(model).shard(task_of(2, *[(n, 4, 0.0) for n in rows]))
+    plan = paper_sharder(model).shard(task_of(2, *[(n, 4, 0.0) for n in rows]))
     assert [shard.rank for shard in plan.shards] == [0, 1, 1]
 
 
@@ -140,7 +146,7 @@ def test_ranks_are_compared_as_they_are_without_the_shard(model: LearnedCostMode
     )
     model = dataclasses.replace(model, compute=dataclasses.replace(model.compute, forward=cache))
     task = task_of(2, (1000, 32, 100.0), (10**6, 32, 20.0), (10**6, 32, 8.0))
-    plan = NeuroShardPaperSharder(model, max_splits=0).shard(task)
+    plan = paper_sharder(model, max_splits=0).shard(task)
     assert [shard.rank for shard in plan.shards] == [0, 1, 1]
     beside_t0 = tuple(Shard.whole(table, i % 2) for i, table in enumerate(task.tables))
     better = dataclasses.replace(plan, shards=beside_t0)
@@ -150,10 +156,10 @@ def test_ranks_are_compared_as_they_are_without_the_shard(model: LearnedCostMode
 def test_limits_end_at_half_as_much_again(model: LearnedCostModel) -> None:
     """A mean of 24: 36 columns are allowed, 40 are not."""
     allowed, refused = [(1000, 36, 9.0), (1000, 12, 1.0)], [(1000, 40, 9.0), (1000, 8, 1.0)]
-    plan = NeuroShardPaperSharder(model, max_splits=0).shard(task_of(2, *allowed))
+    plan = paper_sharder(model, max_splits=0).shard(task_of(2, *allowed))
     assert sorted(by_rank(plan)) == [12, 36]
     with pytest.raises(InfeasibleTaskError):
-        NeuroShardPaperSharder(model, max_splits=0).shard(task_of(2, *refused))
+        paper_sharder(model, max_splits=0).shard(task_of(2, *refused))
 
 
 def test_at_most_10_splits(model: LearnedCostModel) -> None:
@@ -162,17 +168,17 @@ def test_at_most_10_splits(model: LearnedCostModel) -> None:
     with pytest.raises(
         InfeasibleTaskError, match=r"may be one.* at most 10 column splits tried: \d+;"
     ):
-        NeuroShardPaperSharder(model).shard(task)
-    assert by_rank(NeuroShardPaperSharder(model, max_splits=15).shard(task)) == [4] * 16
+        paper_sharder(model).shard(task)
+    assert by_rank(paper_sharder(model, max_splits=15).shard(task)) == [4] * 16
 
 
 def test_halves_only(model: LearnedCostModel) -> None:
     """Thirds would fit; halves of 48 columns end at 12, of which a rank can hold one."""
     task = task_of(3, (1000, 48, 1.0), memory=1000 * 16 * 4)
     thirds = [Shard("t0", r, (0, 1000), (16 * r, 16 * r + 16)) for r in range(3)]
-    validate(ShardingPlan("by hand", 3, tuple(thirds)), task)
+    validate(ShardingPlan(3, tuple(thirds)), task)
     with pytest.raises(InfeasibleTaskError, match="found no plan"):
-        NeuroShardPaperSharder(model).shard(task)
+        paper_sharder(model).shard(task)
 
 
 def quarters_needed(order: str) -> ShardingTask:
@@ -193,11 +199,11 @@ def quarters_needed(order: str) -> ShardingTask:
 
 def test_the_beam_keeps_the_first_of_nodes_without_a_plan(model: LearnedCostModel) -> None:
     """No node has a plan after one split; whether `large` is split on is a matter of the order."""
-    two_splits = NeuroShardPaperSharder(model, beam_width=1, max_splits=2)
+    two_splits = paper_sharder(model, beam_width=1, max_splits=2)
     assert two_splits.shard(quarters_needed("large odd rest tiny")).shards
     with pytest.raises(InfeasibleTaskError, match="tried: 4;"):
         two_splits.shard(quarters_needed("tiny large odd rest"))
-    wider = NeuroShardPaperSharder(model, beam_width=2, max_splits=2)
+    wider = paper_sharder(model, beam_width=2, max_splits=2)
     assert wider.shard(quarters_needed("tiny large odd rest")).shards
 
 
@@ -205,18 +211,18 @@ def test_nodes_are_visited_again(model: LearnedCostModel) -> None:
     """Both orders of two splits are tried."""
     task = task_of(2, (10, 8, 1.0), (10, 16, 1.0), (1000, 4, 1.0), memory=2000)
     with pytest.raises(InfeasibleTaskError, match="tried: 1;"):
-        NeuroShardPaperSharder(model, max_splits=0).shard(task)
+        paper_sharder(model, max_splits=0).shard(task)
     with pytest.raises(InfeasibleTaskError, match="tried: 3;"):
-        NeuroShardPaperSharder(model, max_splits=1).shard(task)
+        paper_sharder(model, max_splits=1).shard(task)
     # 8, 16 -> 4, 16, 4 | 8, 8, 8 -> 4, 8, 4, 8 || 4, 8, 8, 4 | 8, 4, 8, 4 | 8, 8, 4, 4
     with pytest.raises(InfeasibleTaskError, match="tried: 7;"):
-        NeuroShardPaperSharder(model, max_splits=2).shard(task)
+        paper_sharder(model, max_splits=2).shard(task)
 
 
 def test_halves_that_meet_are_one_shard(model: LearnedCostModel) -> None:
     """A half and a quarter, which TorchRec would not train beside each other."""
     task = quarters_needed("large odd rest tiny")
-    plan = NeuroShardPaperSharder(model).shard(task)
+    plan = paper_sharder(model).shard(task)
     validate(plan, task)
     of_large = [shard for shard in plan.shards if shard.table == "large"]
     assert [shard.cols for shard in of_large] in ([(0, 24), (24, 32)], [(0, 8), (8, 32)])
@@ -243,7 +249,7 @@ def plain_search(
             Shard(tables[t].name, rank, (0, tables[t].num_embeddings), (0, width))
             for t, width, rank in placed
         ]
-        return ShardingPlan("plain", num_ranks, tuple(shards))
+        return ShardingPlan(num_ranks, tuple(shards))
 
     @functools.cache
     def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:
@@ -329,7 +335,7 @@ def test_finds_what_a_plain_search_finds(model: LearnedCostModel, seed: int) -> 
     task = random_task(seed)
     arguments = {"beam_width": 2, "num_candidates": 2, "num_limits": 4, "max_splits": 3}
     expected = plain_search(task, model, **arguments)
-    sharder = NeuroShardPaperSharder(model, **arguments)
+    sharder = paper_sharder(model, **arguments)
     if expected is None:
         with pytest.raises(InfeasibleTaskError, match="found no plan"):
             sharder.shard(task)

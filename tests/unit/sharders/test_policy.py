@@ -13,6 +13,7 @@ from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.rl.base import Policy
+from dlrm_sharded.sharders.base import SharderContext, sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.tables import Table
@@ -79,11 +80,9 @@ def sharder(policy: Policy, *, split: bool = True) -> PolicySharder:
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
 def test_contract(policy: Policy, task: ShardingTask) -> None:
     plan = check_sharder(lambda: sharder(policy), task)
+    assert sharder_name(sharder(policy)) == "test"
     if len(task.tables) <= 9 and task.topology.world_size <= 3:
         assert (plan is not None) or not packable(task)
-    if plan is not None:
-        assert plan.sharder == "test"
-        assert plan.solve_s is not None
 
 
 @pytest.fixture(scope="module")
@@ -243,5 +242,5 @@ def test_arguments(arguments: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
 def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
-        policy_sharder(method, str(tmp_path / "mine.json"), device="cpu")
+        policy_sharder(SharderContext(), method=method, artifact=str(tmp_path / "mine.json"))
     assert f"scripts/train_policy.py policy={method}" in str(error.value)

@@ -47,7 +47,7 @@ def any_cuts(draw: st.DrawFn) -> Cut:
 
 
 def plan_of(cut: Cut, ranks: list[int]) -> ShardingPlan:
-    return ShardingPlan("test", cut.task.topology.world_size, cut.shards(ranks))
+    return ShardingPlan(cut.task.topology.world_size, cut.shards(ranks))
 
 
 def ample(task: ShardingTask) -> ShardingTask:

@@ -1,0 +1,134 @@
+"""The planner: a plan, timed, named and judged in one call."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_report import Diagnosis
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.base import sharder_name
+from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+PROFILED = Table("profiled", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
+TABLES = (PROFILED, Table("unprofiled", 500, 8, 1.0))
+TASK = ShardingTask(TABLES, Topology(2, 10**6, compute_device="cpu"), batch_size=64)
+PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)))
+SOLVE_S = 0.05
+
+
+class Fixed:
+    """Returns what it was made with, after a while."""
+
+    def __init__(self, plan: object) -> None:
+        self._plan = plan
+        self.tasks: list[ShardingTask] = []
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        self.tasks.append(task)
+        time.sleep(SOLVE_S)
+        return self._plan
+
+
+class Flat:
+    """A cost model that knows nothing of shards: all ranks cost the same."""
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * plan.world_size)
+
+
+def test_names() -> None:
+    assert sharder_name(GreedySharder("size_lookup")) == "size_lookup"
+    assert sharder_name(RandomSharder()) == "random"
+    assert sharder_name(Fixed(PLAN)) == "Fixed"
+
+
+def test_without_a_cost_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    plan, report = Planner(Fixed(PLAN), None).plan(TASK)
+    assert plan == PLAN
+    assert report.sharder == "Fixed"
+    assert report.solve_s >= SOLVE_S
+    assert (report.cost, report.lower_bound_ms, report.gap, report.diagnosis) == (None,) * 4
+    assert caplog.messages == [], "nothing is predicted, so nothing is assumed"
+
+
+def test_with_a_cost_model_that_only_predicts(caplog: pytest.LogCaptureFixture) -> None:
+    """It knows no bound, and there is nothing to diagnose by."""
+    model = Flat()
+
+    def diagnose(*_: object) -> Diagnosis:
+        raise AssertionError
+
+    _, report = Planner(Fixed(PLAN), model, diagnose).plan(TASK)
+    assert report.cost == model.predict(PLAN, TASK)
+    assert (report.lower_bound_ms, report.gap, report.diagnosis) == (None,) * 3
+
+
+def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
+    said = Diagnosis(2, 1.0, (), 0, (), 0, None)
+    asked = []
+
+    def diagnose(*of: object) -> Diagnosis:
+        asked.append(of)
+        return said
+
+    sharder = Fixed(PLAN)
+    _, report = Planner(sharder, model, diagnose).plan(TASK)
+    profiled = with_profiles(TASK)
+    assert report.cost == model.predict(PLAN, profiled)
+    assert report.lower_bound_ms == lower_bound_ms(profiled, model) > 0
+    assert report.gap == report.cost.cost_ms / report.lower_bound_ms - 1
+    assert report.diagnosis is said
+    assert asked == [(PLAN, profiled, model)]
+    assert sharder.tasks == [profiled], "all see the task with the same profiles"
+    assert Planner(Fixed(PLAN), model).plan(TASK)[1].diagnosis is None
+
+
+def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
+    """No plan of it is valid, so no report has it."""
+    topology = dataclasses.replace(TASK.topology, memory_bytes=100)
+    tight = dataclasses.replace(with_profiles(TASK), topology=topology)
+    assert lower_bound_ms(tight, model) == math.inf
+    with pytest.raises(InvalidPlanError, match="rank 0 would hold"):
+        Planner(Fixed(PLAN), model).plan(tight)
+
+
+@pytest.mark.parametrize("make_model", [Flat, None], ids=["only_predicts", "additive"])
+def test_says_once_which_profiles_it_assumes(
+    make_model: Callable[[], Flat] | None, model: LearnedCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    planner = Planner(Fixed(PLAN), model if make_model is None else make_model())
+    planner.plan(TASK)
+    said = [text for text in caplog.messages if "reuse_histogram" in text]
+    assert len(said) == 1
+    assert said[0].startswith("1 of 2 tables have no reuse_histogram")
+    caplog.clear()
+    planner.plan(with_profiles(TASK))
+    assert "reuse_histogram" not in caplog.text
+
+
+@pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
+def test_a_sharder_that_returns_no_plan(returned: object) -> None:
+    with pytest.raises(ConfigError, match=r"Fixed\.shard returned .*no ShardingPlan"):
+        Planner(Fixed(returned), None).plan(TASK)
+
+
+def test_plans_are_validated() -> None:
+    with pytest.raises(InvalidPlanError, match="'unprofiled' is in no shard"):
+        Planner(Fixed(ShardingPlan(2, PLAN.shards[:1])), None).plan(TASK)
+    tight = dataclasses.replace(TASK, topology=Topology(2, 100, compute_device="cpu"))
+    with pytest.raises(InfeasibleTaskError):
+        Planner(GreedySharder("dim"), None).plan(tight)
