@@ -29,11 +29,11 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.improve import Clock
-from dlrm_sharded.search.layout import shards_of
-from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.search.search import Effort, search
+from dlrm_sharded.search.find_plan import find_state
+from dlrm_sharded.search.state_shards import state_shards
+from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.task import ShardingTask, Topology
 
 NEARLY_MOST = 0.99
@@ -286,11 +286,11 @@ def _found_ms(
     bound_ms = lower_bound_ms(task, model)
     if bound_ms >= cost_ms * (1 - WORTH):
         return None
-    problem = Problem.of(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
-    state = search(problem, bound_ms, 0, Effort(patience=0, good_gap=GOOD_GAP, clock=clock))
+    problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
+    state = find_state(problem, bound_ms, 0, StoppingRule(0, GOOD_GAP, clock))
     if state is None:
         return None
-    plan = ShardingPlan(task.topology.world_size, shards_of(state))
+    plan = ShardingPlan(task.topology.world_size, state_shards(state))
     hosts: Hosts = model.hosts(task.topology)
     found = model.predict_workload(workload_of_plan(plan, task), hosts)
     return found.cost_ms if found.cost_ms < cost_ms * (1 - WORTH) else None

@@ -1,4 +1,7 @@
-"""What users ask of a plan beside its cost."""
+"""What users require of a plan besides a low cost.
+
+Letters: U units, W ranks, S sets of tables that are kept apart; see `problem.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ class Constraints:
     """Where tables may go.
 
     Args:
-        pin: ranks that may hold a table, by its name; row blocks only
-            where these are all ranks, or all of a host.
-        together: groups of tables that share a rank, and are not split.
-        apart: groups of tables of which no two share a rank; they are not split by rows.
+        pin: ranks that may hold a table, by its name. Such a table has row blocks only on a group
+            whose ranks are all among them.
+        together: sets of tables that share a rank and are not split.
+        apart: sets of tables no two of which share a rank; they are not split by rows.
         unsplit: tables that stay whole.
-        reserved_gib: memory of a rank that tables leave free: of each rank, or a list.
+        reserved_gib: memory that tables leave free on each rank; one number, or one per rank.
     """
 
     pin: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class Constraints:
                 seen.add(name)
 
     def check(self, task: ShardingTask) -> None:
-        """Raise ConfigError unless the task has all tables and ranks that are named."""
+        """Raise ConfigError unless the task has all tables and ranks that are named here."""
         names = {table.name for table in task.tables}
         mentioned = {
             "pin": list(self.pin),
@@ -75,7 +78,7 @@ class Constraints:
                 both = sorted(set(group) & set(other))
                 if len(both) > 1:
                     raise ConfigError(f"sharder.together and sharder.apart both have {both}")
-            if not self._allowed_of(group, world_size):
+            if not self._common_ranks(group, world_size):
                 raise ConfigError(
                     f"sharder.pin leaves no rank for the tables {list(group)}, which stay together"
                 )
@@ -83,7 +86,7 @@ class Constraints:
             self._check_apart(group)
 
     def capacity(self, topology: Topology) -> NDArray[np.int64]:
-        """[W], bytes of each rank."""
+        """Return [W], memory of each rank that tables may use, in bytes."""
         reserved = self.reserved_gib
         if not isinstance(reserved, int | float) and len(reserved) != topology.world_size:
             raise ConfigError(
@@ -100,29 +103,29 @@ class Constraints:
         return np.maximum(left, 0)
 
     def allowed(
-        self, tables: Sequence[tuple[int, ...]], named: Mapping[str, int], world_size: int
+        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int], world_size: int
     ) -> NDArray[np.bool_] | None:
-        """[U, W], for units of tables; None where nothing is pinned."""
+        """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned."""
         if not self.pin:
             return None
-        ranks_of = {named[name]: ranks for name, ranks in self.pin.items()}
-        allowed = np.ones((len(tables), world_size), dtype=bool)
-        for unit, group in enumerate(tables):
-            for table in group:
-                if table in ranks_of:
+        pinned_ranks = {table_index[name]: ranks for name, ranks in self.pin.items()}
+        allowed = np.ones((len(units), world_size), dtype=bool)
+        for unit, tables in enumerate(units):
+            for table in tables:
+                if table in pinned_ranks:
                     pinned = np.zeros(world_size, dtype=bool)
-                    pinned[list(ranks_of[table])] = True
+                    pinned[list(pinned_ranks[table])] = True
                     allowed[unit] &= pinned
         return allowed
 
-    def apart_groups(
-        self, tables: Sequence[tuple[int, ...]], named: Mapping[str, int]
+    def separated(
+        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
     ) -> NDArray[np.bool_]:
-        """[U, G], which units are in which group."""
-        member = np.zeros((len(tables), len(self.apart)), dtype=bool)
-        for i, group in enumerate(self.apart):
-            wanted = {named[name] for name in group}
-            member[:, i] = [bool(wanted & set(unit)) for unit in tables]
+        """Return [U, S], which units have a table in which set of `apart`."""
+        member = np.zeros((len(units), len(self.apart)), dtype=bool)
+        for i, names in enumerate(self.apart):
+            apart = {table_index[name] for name in names}
+            member[:, i] = [bool(apart & set(tables)) for tables in units]
         return member
 
     def _check_form(self) -> None:
@@ -137,7 +140,7 @@ class Constraints:
         _check_list("sharder.unsplit", self.unsplit, "tables")
 
     def _check_apart(self, group: Sequence[str]) -> None:
-        """No two of the tables have the same only rank."""
+        """Raise ConfigError if two of the tables are pinned to the same single rank."""
         only: dict[int, str] = {}
         for name in dict.fromkeys(group):
             ranks = list(set(self.pin.get(name, ())))
@@ -147,13 +150,13 @@ class Constraints:
                     f"rank {ranks[0]}"
                 )
 
-    def _allowed_of(self, group: Sequence[str], world_size: int) -> set[int]:
+    def _common_ranks(self, group: Sequence[str], world_size: int) -> set[int]:
         ranks = set(range(world_size))
         for name in group:
             ranks &= set(self.pin.get(name, range(world_size)))
         return ranks
 
 
-def _check_list(key: str, value: object, of: str) -> None:
+def _check_list(key: str, value: object, items: str) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{key} is {value!r}, must be a list of {of}")
+        raise ConfigError(f"{key} is {value!r}, must be a list of {items}")

@@ -25,13 +25,15 @@ from dlrm_sharded.errors import (
 )
 from dlrm_sharded.plan import ShardingPlan, read_plan
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.construct import why_infeasible
-from dlrm_sharded.search.improve import Clock
-from dlrm_sharded.search.layout import shards_of, state_of
-from dlrm_sharded.search.problem import MAX_WIDTHS, Problem
-from dlrm_sharded.search.search import Effort, Moves, search, search_near
+from dlrm_sharded.search.feasibility import why_infeasible
+from dlrm_sharded.search.find_plan import find_state, improve_within
+from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state_shards import load_plan, state_shards
+from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask
@@ -108,11 +110,11 @@ class NeuroShardSharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         clock = Clock(time.perf_counter() + self._time_budget_s)
-        effort = Effort(self._patience, GOOD_GAP, clock)
+        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         task = with_profiles(task)
         self._constraints.check(task)
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
-        problem = Problem.of(
+        problem = build_problem(
             task,
             self._cost_model,
             self._constraints,
@@ -122,27 +124,27 @@ class NeuroShardSharder:
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
         )
         if earlier is not None:
-            state = self._near(problem, earlier, effort.clock)
+            state = self._near(problem, earlier, clock)
         else:
             bound_ms = lower_bound_ms(task, self._cost_model)
             reason = why_infeasible(problem)
-            found = None if reason else search(problem, bound_ms, self._seed, effort)
+            found = None if reason else find_state(problem, bound_ms, self._seed, stopping)
             if found is None:
                 raise InfeasibleTaskError(reason or _not_found(problem))
             state = found
         by_table = None if earlier is None else earlier.shards_by_table()
-        return ShardingPlan(task.topology.world_size, shards_of(state, by_table))
+        return ShardingPlan(task.topology.world_size, state_shards(state, by_table))
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
-        if not state_of(state, by_table):
+        if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {self._warm_start} does not keep what sharder.pin, together, apart, "
                 "unsplit and reserved_gib ask, or has row blocks that leave no memory; start "
                 "without it"
             )
-        moves = Moves(by_table, self._max_moved_tables, self._max_moved_bytes)
-        search_near(state, moves, self._seed, clock)
+        budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
+        improve_within(state, budget, self._seed, clock)
         return state
 
 
@@ -153,7 +155,7 @@ def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
 
 
 def _not_found(problem: Problem) -> str:
-    used, capacity = problem.size_bytes[problem.whole].sum(), problem.capacity.sum()
+    used, capacity = problem.size_bytes[problem.whole_shape].sum(), problem.capacity_bytes.sum()
     return (
         f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
         f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "

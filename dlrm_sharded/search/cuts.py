@@ -1,0 +1,111 @@
+"""Into which pieces each unit is cut, before anything is placed.
+
+This is NeuroShard's outer decision (arXiv:2305.01868, sec. 3.3), taken for all tables at once: no
+piece should take longer than a target.
+
+Letters: U units, L loads; see `problem.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.search.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCut:
+    """How a unit is cut: into column pieces, or into one kind of row blocks.
+
+    Which ranks or which group get the pieces is decided when they are placed.
+
+    Args:
+        widths: steps of each column piece; empty for row blocks.
+        kind: index into `Problem.blocks`; None for column pieces.
+    """
+
+    widths: tuple[int, ...] = ()
+    kind: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CutOption:
+    """A cut whose pieces fit the memory of the largest rank.
+
+    Args:
+        processing_ms: processing time of the costliest piece.
+        total_ms: loads of all ranks together.
+    """
+
+    cut: UnitCut
+    processing_ms: float
+    total_ms: float
+
+
+def cut_units(
+    problem: Problem, target_ms: float, *, columns: bool = True, rows: bool = True
+) -> list[UnitCut]:
+    """Leave each unit whole if that fits a rank and the target, else take its cheapest cut.
+
+    Args:
+        columns, rows: which cuts to take; others only for units that have none of these.
+    """
+    whole = problem.whole_shape
+    fits = problem.processing_ms(problem.load[whole]) <= target_ms
+    fits &= problem.size_bytes[whole] <= problem.capacity_bytes.max()
+    return [
+        UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, columns, rows)
+        for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
+    ]
+
+
+def _best_cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows: bool) -> UnitCut:
+    """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
+    options = cut_options(problem, unit)
+    wanted = [option for option in options if (columns if option.cut.kind is None else rows)]
+    options = wanted or options
+    if not options:
+        # Pieces of one step may still fit ranks that the others leave free.
+        return UnitCut((1,) * int(problem.num_steps[unit]))
+    return min(options, key=lambda o: (max(0.0, o.processing_ms - target_ms), o.total_ms)).cut
+
+
+def cut_options(problem: Problem, unit: int) -> list[CutOption]:
+    """Return the unit whole, in any number of balanced column pieces, and in row blocks."""
+    return [*_column_options(problem, unit), *_row_options(problem, unit)]
+
+
+def _column_options(problem: Problem, unit: int) -> Iterator[CutOption]:
+    world_size, steps = problem.world_size, int(problem.num_steps[unit])
+    capacity = int(problem.capacity_bytes.max())
+    num_ranks = world_size if problem.allowed is None else int(problem.allowed[unit].sum())
+    for num_pieces in range(1, min(steps, num_ranks) + 1):
+        # One more piece pays only if the widest piece becomes narrower.
+        if num_pieces > 1 and -(-steps // num_pieces) == -(-steps // (num_pieces - 1)):
+            continue
+        narrow, num_wide = divmod(steps, num_pieces)
+        widths = (narrow + 1,) * num_wide + (narrow,) * (num_pieces - num_wide)
+        shapes = problem.first_shape[unit] + np.array(widths) - 1
+        if problem.size_bytes[shapes].max() > capacity:
+            continue
+        shared_ms = float(problem.shared_ms[shapes].sum()) * world_size
+        yield CutOption(
+            UnitCut(widths),
+            float(problem.processing_ms(problem.load[shapes]).max()),
+            float(problem.load[shapes].sum()) + shared_ms,
+        )
+
+
+def _row_options(problem: Problem, unit: int) -> Iterator[CutOption]:
+    capacity = int(problem.capacity_bytes.max())
+    for kind, blocks in enumerate(problem.blocks):
+        # The first block is the largest.
+        if not blocks.possible[unit] or blocks.size_bytes[unit, 0] > capacity:
+            continue
+        load = blocks.load[unit]
+        total_ms = (float(load.sum()) + blocks.fixed_ms) * blocks.group_size
+        total_ms += float(blocks.shared_ms[unit]) * problem.world_size
+        yield CutOption(UnitCut(kind=kind), float(problem.processing_ms(load)), total_ms)

@@ -1,0 +1,105 @@
+"""Local search: take the best move again and again until none improves the smooth objective.
+
+The objective is a maximum over ranks, which most moves leave as it is. The smooth objective falls
+with every full rank that gets less to do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
+from dlrm_sharded.search.smooth_objective import SmoothObjective
+from dlrm_sharded.search.state import State
+from dlrm_sharded.search.stopping import Clock
+
+NUM_TRIED = 3
+"""Number of a rank's best moves that are tried with exact loads."""
+
+TOLERANCE = 1e-7
+"""Smallest relative improvement of the smooth objective that counts."""
+
+MIN_SHARE = 1e-3
+"""Ranks that contribute less than this fraction of the fullest rank's share are not improved."""
+
+
+class Descent:
+    """Improves one state by moves.
+
+    Args:
+        splits: whether tables may be cut into more pieces than they are in.
+        budget: limits of what may move; None for no limits.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        rng: np.random.Generator,
+        clock: Clock,
+        *,
+        splits: bool = True,
+        budget: MoveBudget | None = None,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._budget = budget
+        self._neighborhood = Neighborhood(state, rng, splits=splits, budget=budget)
+
+    def run(self, max_stuck: int = MANY_RANKS) -> None:
+        """Take a good move from the fullest rank that has one, until no rank has any.
+
+        Args:
+            max_stuck: number of ranks without a move after which no more ranks are looked at.
+        """
+        stuck: set[int] = set()
+        has_moved = False
+        while not self._clock.is_over:
+            objective = SmoothObjective(self._state)
+            rank = _fullest_rank(objective, stuck) if len(stuck) < max_stuck else None
+            if rank is None:
+                # Row blocks load many ranks alike, so no single rank would give them up.
+                joins = self._neighborhood.row_joins(objective)
+                if not has_moved and not self._make_one(joins, objective):
+                    return
+                stuck.clear()
+                has_moved = False
+            elif self._improve(rank, objective):
+                has_moved = True
+            else:
+                stuck.add(rank)
+
+    def _improve(self, rank: int, objective: SmoothObjective) -> bool:
+        near = self._neighborhood
+        moves = [*near.transfers(rank, objective), *near.swaps(rank, objective)]
+        return self._make_one(moves, objective) or self._make_one(
+            near.row_cuts(rank, objective), objective
+        )
+
+    def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
+        """Make the first of the best moves that also improves the exact smooth objective."""
+        state = self._state
+        for move in sorted(moves, key=lambda move: move.gain_ms)[:NUM_TRIED]:
+            if move.gain_ms >= -TOLERANCE * objective.value_ms:
+                return False
+            log_length = len(state.log)
+            for edit in move.edits:
+                state.apply(edit)
+            state.refresh()
+            after_ms = SmoothObjective(state).value_ms
+            if after_ms < objective.value_ms * (1 - TOLERANCE) and self._is_accepted(move):
+                return True
+            state.undo(log_length)
+        return False
+
+    def _is_accepted(self, move: Move) -> bool:
+        return self._budget is None or self._budget.accept({edit.unit for edit in move.edits})
+
+
+def _fullest_rank(objective: SmoothObjective, stuck: set[int]) -> int | None:
+    """Return the fullest rank that is not stuck; None if all others hardly count."""
+    shares = objective.rank_shares()
+    enough = MIN_SHARE * shares.max()
+    shares[list(stuck)] = -np.inf
+    rank = int(shares.argmax())
+    return rank if shares[rank] >= enough else None

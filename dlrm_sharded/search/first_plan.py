@@ -1,0 +1,173 @@
+"""A first plan: cut units placed one after another.
+
+With the cut this is NeuroShard's inner decision (arXiv:2305.01868, sec. 3.3), its greedy placement.
+Where that runs out of memory, the largest pieces come first, columns are cut wherever a rank is
+full, and as a last resort units become row blocks, which load all ranks of a group alike.
+
+Letters: U units, L loads, W ranks; see `problem.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dlrm_sharded.search.cuts import UnitCut, cut_options
+from dlrm_sharded.search.greedy_placer import GreedyPlacer
+from dlrm_sharded.search.problem import Blocks, Problem
+from dlrm_sharded.search.state import State
+
+LARGEST_FIRST = (0.0, 0.1, 0.4, 1.0)
+"""Shares of the pieces, the largest in memory, that are placed before the others; each is tried."""
+
+MAX_PACKINGS = 12
+"""Largest number of attempts to pack units by memory alone."""
+
+
+def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
+    """Return a state in which every unit is placed; None if none was found that fits."""
+    for largest_first in LARGEST_FIRST:
+        state = _place_costliest_first(problem, cuts, largest_first)
+        if state is not None:
+            return state
+    return _pack(problem, cuts)
+
+
+def _place_costliest_first(
+    problem: Problem, cuts: Sequence[UnitCut], largest_first: float
+) -> State | None:
+    """Place the costliest piece first, each on the rank with room where it adds least.
+
+    Args:
+        largest_first: share of the pieces, the largest in memory, that come before the others.
+    """
+    state = State(problem)
+    placer = _new_placer(state)
+    if not _place_row_blocks(problem, placer, cuts):
+        return None
+    pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
+    shapes = [problem.shape(*piece) for piece in pieces]
+    load = problem.load[shapes].sum(axis=1)
+    size = problem.size_bytes[shapes]
+    load[np.argsort(-size, kind="stable")[: int(largest_first * len(pieces))]] = np.inf
+    for i in np.lexsort((-size, -load)).tolist():
+        unit, width = pieces[i]
+        rank = placer.best_rank(unit, width, placer.norm_increase(shapes[i]))
+        if rank is not None:
+            placer.place(unit, rank, width)
+        elif not _place_in_parts(state, placer, unit, width):
+            return None
+    return _finished(state)
+
+
+def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
+    """Place units by memory alone; cut into row blocks those that find no room, and start again.
+
+    With every attempt, more of the largest units become row blocks too.
+    """
+    size = problem.size_bytes[problem.whole_shape]
+    largest = np.argsort(-size, kind="stable").tolist()
+    cuts = list(cuts)
+    for attempt in range(MAX_PACKINGS):
+        before = list(cuts)
+        for tightest in (False, True):
+            state = State(problem)
+            left = _place_largest_first(state, cuts, tightest=tightest)
+            if left == []:
+                return _finished(state)
+        if left is None:
+            return None
+        num_largest = 2**attempt // 4
+        for unit in left + largest[:num_largest]:
+            in_rows = [o for o in cut_options(problem, unit) if o.cut.kind is not None]
+            if in_rows:
+                cuts[unit] = min(in_rows, key=lambda option: option.total_ms).cut
+        if cuts == before and num_largest >= len(largest):
+            return None
+    return None
+
+
+def _place_largest_first(
+    state: State, cuts: Sequence[UnitCut], *, tightest: bool
+) -> list[int] | None:
+    """Place units that cannot be cut first, then the largest, whole or cut where a rank is full.
+
+    Args:
+        tightest: choose the rank with least room for the unit, not the one with most.
+
+    Returns:
+        The units that found no room; None if row blocks found none.
+    """
+    problem, placer = state.problem, _new_placer(state)
+    if not _place_row_blocks(problem, placer, cuts):
+        return None
+    units = [unit for unit, cut in enumerate(cuts) if cut.kind is None]
+    size = problem.size_bytes[problem.whole_shape]
+    units.sort(key=lambda unit: (int(problem.num_steps[unit]) > 1, -int(size[unit])))
+    left = []
+    for unit in units:
+        width = int(problem.num_steps[unit])
+        free = placer.free_bytes.astype(np.float64)
+        rank = placer.best_rank(unit, width, free if tightest else -free)
+        if rank is not None:
+            placer.place(unit, rank, width)
+        elif not _place_in_parts(state, placer, unit, width):
+            left.append(unit)
+    return left
+
+
+def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -> bool:
+    """Fill the freest ranks with as many columns as each has room for; or change nothing."""
+    problem = state.problem
+    first, num_steps = int(problem.first_shape[unit]), int(problem.num_steps[unit])
+    sizes = problem.size_bytes[first : first + num_steps]  # of widths 1, 2, ..., ascending
+    held, allowed = state.widths[unit], state.allowed_ranks(unit)
+    parts = []
+    for rank in np.argsort(-placer.free_bytes, kind="stable").tolist():
+        if rank in held or not allowed[rank]:
+            continue
+        room = int(np.searchsorted(sizes, placer.free_bytes[rank], side="right"))
+        if room == 0 or width == 0:
+            break
+        parts.append((rank, min(room, width)))
+        width -= parts[-1][1]
+    if width:
+        return False
+    for rank, part in parts:
+        placer.place(unit, rank, part)
+    return True
+
+
+def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
+    """Place all row blocks, on larger groups than wanted where none of that size has room."""
+    for unit, cut in enumerate(cuts):
+        if cut.kind is None:
+            continue
+        wanted = problem.blocks[cut.kind]
+        kinds = [wanted, *_larger_kinds(problem, wanted, unit)]
+        if not any(placer.place_blocks(unit, blocks) for blocks in kinds):
+            return False
+    return True
+
+
+def _larger_kinds(problem: Problem, blocks: Blocks, unit: int) -> list[Blocks]:
+    """Return kinds of row blocks that the unit can have on larger groups, smaller blocks each."""
+    return [
+        larger
+        for larger in problem.blocks
+        if larger.group_size > blocks.group_size and larger.possible[unit]
+    ]
+
+
+def _new_placer(state: State) -> GreedyPlacer:
+    """Return a placer that measures loads in those of a rank that has its share of the task."""
+    problem = state.problem
+    mean = problem.load[problem.whole_shape].sum(axis=0) / problem.world_size
+    return GreedyPlacer(state, scale=mean + 1e-12)  # a load may be zero on all ranks
+
+
+def _finished(state: State) -> State:
+    state.refresh()
+    state.log.clear()
+    return state

@@ -1,0 +1,83 @@
+"""Placing pieces one after another, each where it adds least to a norm of the ranks' loads.
+
+Letters: L loads, W ranks; see `problem.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.search.problem import Blocks, Mask, by_group
+from dlrm_sharded.search.state import State
+
+
+class GreedyPlacer:
+    """Places pieces on a state, and keeps approximate loads that need no refresh.
+
+    Args:
+        scale: [L], loads by which those of the ranks are divided, so that their powers compare.
+
+    Attributes:
+        load: [W, L], the state's, plus the loads of what was placed since.
+        free_bytes: [W].
+    """
+
+    def __init__(self, state: State, scale: Floats) -> None:
+        self._state = state
+        self._problem = state.problem
+        self._scale = scale
+        self.load = state.load.copy()
+        self.free_bytes = state.free_bytes.copy()
+
+    def norm_increase(self, shape: int) -> Floats:
+        """Return [W], by how much a piece on each rank raises the sum of 8th powers of loads."""
+        before = self.load / self._scale
+        after = before + self._problem.load[shape] / self._scale
+        for _ in range(3):  # x -> x^2 -> x^4 -> x^8
+            before, after = before * before, after * after
+        increase: Floats = (after - before) @ self._scale
+        return increase
+
+    def best_rank(self, unit: int, width: int, score: Floats) -> int | None:
+        """Return the rank of least score [W] that may hold the piece; None if there is none."""
+        fits = self.free_bytes >= self._problem.size_bytes[self._problem.shape(unit, width)]
+        if self._problem.restricts_ranks:
+            fits &= self._state.allowed_ranks(unit)
+        # A rank that holds a piece of the unit would get a wider piece, not a second one.
+        fits[list(self._state.widths[unit])] = False
+        return int(np.where(fits, score, np.inf).argmin()) if fits.any() else None
+
+    def place(self, unit: int, rank: int, width: int) -> None:
+        """Give a rank a column piece."""
+        shape = self._problem.shape(unit, width)
+        self._state.set_width(unit, rank, width)
+        self.load[rank] += self._problem.load[shape]
+        self.free_bytes[rank] -= self._problem.size_bytes[shape]
+
+    def place_blocks(self, unit: int, blocks: Blocks) -> bool:
+        """Put a unit in row blocks on the group of least load that has room for them, if any."""
+        room = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
+        group_load = self.load.reshape(len(blocks.groups), -1).sum(axis=1)
+        allowed = self._state.allowed_ranks(unit) & room.ravel()
+        group = least_loaded_group(blocks, allowed, group_load)
+        if group is None:
+            return False
+        members = self._problem.groups[group].members
+        self._state.set_group(unit, group)
+        self.load[members] += blocks.load[unit]
+        self.free_bytes[members] -= blocks.size_bytes[unit]
+        return True
+
+
+def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int | None:
+    """Return the group of least load of which all ranks are allowed; None if there is none.
+
+    Args:
+        allowed: [W].
+        group_load: of each of the groups of these blocks.
+    """
+    fits = by_group(allowed, blocks.group_size).all(axis=1)
+    if not fits.any():
+        return None
+    return blocks.groups[int(np.where(fits, group_load, np.inf).argmin())]

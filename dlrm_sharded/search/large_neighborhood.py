@@ -1,0 +1,146 @@
+"""Leaving a local optimum: parts of a plan are taken down and built anew, one table cut otherwise.
+
+This is large neighborhood search (Shaw 1998). It is also the search over splits, for which
+NeuroShard has a beam (arXiv:2305.01868, sec. 3.3): the tables that are cut otherwise are those that
+the costliest rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from dlrm_sharded.search.cuts import CutOption, cut_options
+from dlrm_sharded.search.greedy_placer import GreedyPlacer, least_loaded_group
+from dlrm_sharded.search.smooth_objective import SmoothObjective
+from dlrm_sharded.search.state import COLUMNS, State
+
+NUM_COSTLIEST = 3
+"""Number of the fullest rank's costliest units of which one may be cut otherwise."""
+
+NUM_OPTIONS = 6
+"""Number of a unit's cheapest cuts that are tried."""
+
+KEEP_CUTS = 0.4
+"""Share of the rebuilds that cut no unit otherwise."""
+
+MAX_RANDOM_RANKS = 3
+"""Largest number of ranks that are rebuilt besides the fullest and the emptiest."""
+
+NOISE = 0.2
+"""Relative noise of the processing times by which pieces are ordered."""
+
+Piece = tuple[int, int]
+"""A unit and a width."""
+
+Choice = TypeVar("Choice")
+
+
+class Rebuilder:
+    """Rebuilds parts of one state.
+
+    Args:
+        splits: whether units may be cut otherwise.
+    """
+
+    def __init__(self, state: State, rng: np.random.Generator, *, splits: bool = True) -> None:
+        self._state = state
+        self._rng = rng
+        self._splits = splits
+        self._known_options: dict[int, list[CutOption]] = {}
+
+    def rebuild(self) -> bool:
+        """Take all pieces from the fullest rank and a few others, and place them anew.
+
+        Returns:
+            Whether everything was placed within memory and constraints; if not, the state lacks
+            some pieces and must be undone.
+        """
+        state, rng = self._state, self._rng
+        fullest = int(SmoothObjective(state).rank_shares().argmax())
+        ranks = {fullest, int(state.load.sum(axis=1).argmin())}
+        num_random = rng.integers(1, MAX_RANDOM_RANKS + 1)
+        ranks.update(rng.integers(state.problem.world_size, size=num_random).tolist())
+        pieces = self._cut_otherwise(fullest) if self._splits else []
+        for rank in sorted(ranks):
+            for slot in list(state.slots_on_rank[rank]):
+                unit = int(state.piece_unit[slot])
+                pieces.append((unit, state.widths[unit][rank]))
+                state.set_width(unit, rank, 0)
+        state.refresh()
+        return self._insert(pieces)
+
+    def _cut_otherwise(self, rank: int) -> list[Piece]:
+        """Take one of the rank's costliest units from everywhere and cut it in another way.
+
+        Returns:
+            Its new column pieces, which are still to be placed; row blocks are placed at once.
+        """
+        state, rng = self._state, self._rng
+        units = [unit for unit in self._cuttable_units(rank) if len(self._options(unit)) > 1]
+        if not units or rng.random() < KEEP_CUTS:
+            return []
+        unit = int(self._one_of_the_first(units))
+        widths_now = tuple(sorted(state.widths[unit].values(), reverse=True))
+        options = [option for option in self._options(unit) if option.cut.widths != widths_now]
+        if not options:
+            return []
+        cut = self._one_of_the_first(options).cut
+        for other in list(state.widths[unit]):
+            state.set_width(unit, other, 0)
+        group = COLUMNS if cut.kind is None else self._least_loaded_group(unit, cut.kind)
+        state.set_group(unit, group)
+        if group != COLUMNS:
+            return []
+        widths = cut.widths or (int(state.problem.num_steps[unit]),)
+        return [(unit, width) for width in widths]
+
+    def _cuttable_units(self, rank: int) -> list[int]:
+        """Return the costliest units of a rank, and one of those in row blocks."""
+        state, problem = self._state, self._state.problem
+        slots = np.array(state.slots_on_rank[rank], dtype=np.int64)
+        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
+        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_COSTLIEST]]
+        in_row_blocks = np.flatnonzero(state.group != COLUMNS)
+        return [
+            *state.piece_unit[costliest].tolist(),
+            *self._rng.permutation(in_row_blocks)[:1].tolist(),
+        ]
+
+    def _least_loaded_group(self, unit: int, kind: int) -> int:
+        """Return the least loaded group for row blocks, `COLUMNS` if constraints allow none."""
+        state, blocks = self._state, self._state.problem.blocks[kind]
+        rank_load = state.load.sum(axis=1)
+        group_load = rank_load.reshape(len(blocks.groups), -1).sum(axis=1)
+        group = least_loaded_group(blocks, state.allowed_ranks(unit), group_load)
+        return COLUMNS if group is None else group
+
+    def _one_of_the_first(self, choices: Sequence[Choice]) -> Choice:
+        """Return one of the choices, each half as likely as the one before it."""
+        return choices[min(int(self._rng.geometric(0.5)), len(choices)) - 1]
+
+    def _options(self, unit: int) -> list[CutOption]:
+        if unit not in self._known_options:
+            options = cut_options(self._state.problem, unit)
+            self._known_options[unit] = sorted(options, key=lambda o: o.total_ms)[:NUM_OPTIONS]
+        return self._known_options[unit]
+
+    def _insert(self, pieces: list[Piece]) -> bool:
+        """Place pieces, roughly the costliest first, each where it raises the norm least."""
+        state, problem = self._state, self._state.problem
+        if (state.free_bytes < 0).any():
+            return False
+        shapes = np.array([problem.shape(*piece) for piece in pieces], np.int64)
+        noise = self._rng.uniform(1 - NOISE, 1 + NOISE, len(pieces))
+        processing_ms = problem.processing_ms(problem.load[shapes]) * noise
+        placer = GreedyPlacer(state, scale=np.maximum(state.load.mean(axis=0), 1e-12))
+        for i in np.argsort(-processing_ms, kind="stable").tolist():
+            unit, width = pieces[i]
+            rank = placer.best_rank(unit, width, placer.norm_increase(int(shapes[i])))
+            if rank is None:
+                return False
+            placer.place(unit, rank, width)
+        state.refresh()
+        return True

@@ -1,0 +1,397 @@
+"""Small changes of a state, and what each would gain, computed in batches.
+
+All moves that take load from one rank are priced at once: a move between two ranks changes two
+terms of each sum of powers. Shapes are priced here as on an ordinary rank, so a gain is an
+estimate; whoever makes a move finds out its exact value.
+
+Letters: M moves, B other ranks or pieces, G groups of one kind, L loads, W ranks, U units.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.shapes import Indices
+from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.problem import Mask, by_group
+from dlrm_sharded.search.smooth_objective import SmoothObjective, power
+from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth, State
+
+MAX_PARTS = 8
+"""Largest number of sizes that are tried for the part moved from a piece."""
+
+MANY_RANKS = 128
+"""Up to this many ranks, moves are tried with every other rank."""
+
+NUM_LEAST_LOADED, NUM_RANDOM_RANKS = 32, 16
+"""Numbers of other ranks that moves are tried with where there are more than `MANY_RANKS`."""
+
+MAX_PIECES, MAX_OTHER_PIECES = 32, 512
+"""Largest numbers of pieces of a rank, and of all other ranks, for which swaps are tried."""
+
+NUM_BEST = 3
+"""Number of transfers, and of swaps, that are returned."""
+
+NUM_ROW_CUTS = 2
+"""Number of a rank's costliest pieces for which row blocks are tried."""
+
+MAX_ROW_JOINS = 16
+"""Largest number of units in row blocks that are tried whole at a time."""
+
+
+class Move(NamedTuple):
+    """A change of a state.
+
+    Args:
+        gain_ms: estimated change of the smooth objective; negative for an improvement.
+    """
+
+    gain_ms: float
+    edits: Sequence[Edit]
+
+
+class _Parts(NamedTuple):
+    """Parts [M] of the pieces of a rank.
+
+    Args:
+        shape: of the piece.
+        width: steps of the part.
+    """
+
+    unit: Indices
+    shape: Indices
+    width: Indices
+
+
+class Neighborhood:
+    """The best few moves of each kind from a state.
+
+    Args:
+        splits: whether tables may be cut into more pieces than they are in.
+        budget: limits of what may move; None for no limits.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        rng: np.random.Generator,
+        *,
+        splits: bool,
+        budget: MoveBudget | None = None,
+    ) -> None:
+        self._state = state
+        self._problem = state.problem
+        self._rng = rng
+        self._splits = splits
+        self._budget = budget
+
+    def transfers(self, rank: int, objective: SmoothObjective) -> list[Move]:
+        """Return moves of parts of pieces, or of whole ones, to other ranks."""
+        state, problem = self._state, self._problem
+        slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
+        if not len(slots) or not len(others):
+            return []
+        parts = self._parts(slots)
+        moved = problem.first_shape[parts.unit] + parts.width - 1
+        is_whole = parts.shape - parts.width < problem.first_shape[parts.unit]
+        change_here = self._change_at_source(rank, parts, is_whole, objective)
+        there = objective.powers_of(state.load[others][None] + problem.load[moved][:, None])
+        gains = (there - objective.powers[others]) @ objective.slope
+        gains += (change_here + problem.shared_ms[moved])[:, None]
+        fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
+        if not self._splits:
+            fits &= is_whole[:, None]
+        if self._budget is not None and self._budget.max_bytes is not None:
+            fits &= (problem.size_bytes[moved] <= self._budget.max_bytes[parts.unit])[:, None]
+        held = self._merge_with_held(parts, others, change_here, objective, gains, fits)
+        if objective.has_hosts:
+            gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
+        fits &= self._allowed(parts.unit, others)
+        gains[~fits] = np.inf
+        moves = []
+        for flat in _lowest(gains):
+            m, b = divmod(flat, len(others))
+            unit, width = int(parts.unit[m]), int(parts.width[m])
+            stays = int(parts.shape[m]) - int(problem.first_shape[unit]) + 1 - width
+            there_width = width + held.get((m, b), 0)
+            edits = [SetWidth(unit, rank, stays), SetWidth(unit, int(others[b]), there_width)]
+            moves.append(Move(float(gains[m, b]), edits))
+        return moves
+
+    def swaps(self, rank: int, objective: SmoothObjective) -> list[Move]:
+        """Return moves that exchange a piece of the rank for a piece of another rank."""
+        state, problem = self._state, self._problem
+        slots = self._changeable_slots(rank)
+        other_slots = [self._changeable_slots(int(r)) for r in self._candidate_ranks(rank)]
+        others = np.concatenate([np.array([], dtype=np.int64), *other_slots])
+        if not len(slots) or not len(others):
+            return []
+        slots = self._sample(slots, MAX_PIECES)
+        others = self._sample(others, MAX_OTHER_PIECES)
+        shape, other_shape = state.piece_shape[slots], state.piece_shape[others]
+        other_rank = state.piece_rank[others]
+        # [M, B, L]: what the other rank gets more than it gives away
+        load = problem.load[shape][:, None] - problem.load[other_shape][None]
+        here = objective.powers_of(state.load[rank] - load) - objective.powers[rank]
+        there = objective.powers_of(state.load[other_rank] + load) - objective.powers[other_rank]
+        gains = (here + there) @ objective.slope
+        if objective.has_hosts:
+            moved = problem.host_load[shape][:, None] - problem.host_load[other_shape][None]
+            gains += self._host_gains(objective, rank, other_rank, moved)
+        gains[~self._swap_fits(rank, slots, others)] = np.inf
+        moves = []
+        for flat in _lowest(gains):
+            m, b = divmod(flat, len(others))
+            moves.append(Move(float(gains[m, b]), self._swap_edits(int(slots[m]), int(others[b]))))
+        return moves
+
+    def row_cuts(self, rank: int, objective: SmoothObjective) -> list[Move]:
+        """Return moves that put the costliest units of a rank in row blocks."""
+        if not self._splits:
+            return []
+        state, problem = self._state, self._problem
+        slots = self._changeable_slots(rank)
+        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
+        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
+        moves: list[Move] = []
+        for unit in state.piece_unit[costliest].tolist():
+            if not any(blocks.possible[unit] for blocks in problem.blocks):
+                continue
+            load, free_bytes = state.load.copy(), state.free_bytes.copy()
+            shared_ms = state.shared_ms
+            for other, width in state.widths[unit].items():
+                shape = problem.shape(unit, width)
+                load[other] -= problem.load[shape]
+                free_bytes[other] += problem.size_bytes[shape]
+                shared_ms -= float(problem.shared_ms[shape])
+            remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
+            moves += [
+                Move(value_ms + shared_ms - objective.value_ms, [*remove, SetGroup(unit, group)])
+                for group, value_ms in self._best_groups(unit, load, free_bytes, objective)
+            ]
+        return moves
+
+    def row_joins(self, objective: SmoothObjective) -> list[Move]:
+        """Return moves that make units in row blocks whole again, on the best rank for each."""
+        state, problem = self._state, self._problem
+        units = np.flatnonzero(state.group != COLUMNS)
+        if self._budget is not None and self._budget.changeable is not None:
+            units = units[self._budget.changeable[units]]
+        if not len(units):
+            return []
+        before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
+        moves = []
+        for unit in self._sample(units, MAX_ROW_JOINS).tolist():
+            group, whole = int(state.group[unit]), int(problem.whole_shape[unit])
+            members, blocks = problem.groups[group].members, problem.blocks_of_group(group)
+            load, free_bytes = state.load.copy(), state.free_bytes.copy()
+            load[members] -= blocks.load[unit]
+            free_bytes[members] += blocks.size_bytes[unit]
+            fits = (free_bytes >= problem.size_bytes[whole]) & state.allowed_ranks(unit)
+            if not fits.any():
+                continue
+            shared_ms = float(problem.shared_ms[whole] - blocks.shared_ms[unit])
+            if state.num_in_group[group] == 1:  # the group will reduce nothing any more
+                shared_ms -= blocks.fixed_shared_ms
+                load[members] -= blocks.fixed_load
+            powers = objective.powers_of(load)
+            after = objective.powers_of(load + problem.load[whole])
+            # [W]: the norms if the whole unit is on that rank
+            values = objective.norm_ms(powers.sum(axis=0) - powers + after)
+            rank = int(np.where(fits, values, np.inf).argmin())
+            edits: list[Edit] = [
+                SetGroup(unit, COLUMNS),
+                SetWidth(unit, rank, int(problem.num_steps[unit])),
+            ]
+            moves.append(Move(float(values[rank]) - before_ms + shared_ms, edits))
+        return moves
+
+    def _changeable_slots(self, rank: int) -> Indices:
+        slots = np.array(self._state.slots_on_rank[rank], dtype=np.int64)
+        if self._budget is not None and self._budget.changeable is not None and len(slots):
+            slots = slots[self._budget.changeable[self._state.piece_unit[slots]]]
+        return slots
+
+    def _candidate_ranks(self, rank: int) -> Indices:
+        """Return the other ranks that moves are tried with."""
+        world_size = self._problem.world_size
+        if world_size <= MANY_RANKS:
+            return np.delete(np.arange(world_size), rank)
+        total = self._state.load.sum(axis=1)
+        least = np.argpartition(total, NUM_LEAST_LOADED)[:NUM_LEAST_LOADED]
+        chosen = np.union1d(least, self._rng.integers(world_size, size=NUM_RANDOM_RANKS))
+        return chosen[chosen != rank]
+
+    def _sample(self, values: Indices, size: int) -> Indices:
+        return values if len(values) <= size else self._rng.choice(values, size, replace=False)
+
+    def _parts(self, slots: Indices) -> _Parts:
+        """Return all parts that are tried of the pieces in these slots."""
+        state = self._state
+        widths = state.piece_shape[slots] - self._problem.first_shape[state.piece_unit[slots]] + 1
+        sizes = [_part_widths(width) for width in widths.tolist()]
+        slot = np.repeat(slots, [len(parts) for parts in sizes])
+        return _Parts(state.piece_unit[slot], state.piece_shape[slot], np.concatenate(sizes))
+
+    def _change_at_source(
+        self, rank: int, parts: _Parts, is_whole: Mask, objective: SmoothObjective
+    ) -> Floats:
+        """Return [M], by how much the objective changes if a rank loses a part."""
+        problem = self._problem
+        kept = parts.shape - parts.width  # of whole pieces, a shape of another unit
+        kept_load = np.where(is_whole[:, None], 0.0, problem.load[kept])
+        kept_shared_ms = np.where(is_whole, 0.0, problem.shared_ms[kept])
+        load = self._state.load[rank] + kept_load - problem.load[parts.shape]
+        change = (objective.powers_of(load) - objective.powers[rank]) @ objective.slope
+        change += kept_shared_ms - problem.shared_ms[parts.shape]
+        return change
+
+    def _merge_with_held(
+        self,
+        parts: _Parts,
+        others: Indices,
+        change_here: Floats,
+        objective: SmoothObjective,
+        gains: Floats,
+        fits: Mask,
+    ) -> dict[tuple[int, int], int]:
+        """Correct gains and fits [M, B] where the other rank holds a piece of the unit already.
+
+        The part and that piece become one, which costs less than two.
+
+        Returns:
+            Widths of those pieces, by place in gains.
+        """
+        state, problem = self._state, self._problem
+        column = {int(other): b for b, other in enumerate(others)}
+        held: dict[tuple[int, int], int] = {}
+        for m, unit in enumerate(parts.unit.tolist()):
+            if len(state.widths[unit]) == 1:
+                continue
+            for other, width in state.widths[unit].items():
+                b = column.get(other)
+                if b is None:
+                    continue
+                before = problem.shape(unit, width)
+                after = problem.shape(unit, width + int(parts.width[m]))
+                load = state.load[other] + problem.load[after] - problem.load[before]
+                change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
+                change += problem.shared_ms[after] - problem.shared_ms[before]
+                gains[m, b] = change_here[m] + change
+                added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
+                fits[m, b] = added_bytes <= state.free_bytes[other]
+                held[m, b] = width
+        return held
+
+    def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
+        """Return [M, B], whether pieces of the rank and of others may change places."""
+        state, problem = self._state, self._problem
+        unit, other_unit = state.piece_unit[slots], state.piece_unit[others]
+        bytes_here = problem.size_bytes[state.piece_shape[slots]]
+        bytes_there = problem.size_bytes[state.piece_shape[others]]
+        other_rank = state.piece_rank[others]
+        added = bytes_here[:, None] - bytes_there[None]
+        fits: Mask = (added <= state.free_bytes[other_rank]) & (-added <= state.free_bytes[rank])
+        # Pieces of one unit would have to merge, which transfers do.
+        for m, u in enumerate(unit.tolist()):
+            if len(state.widths[u]) > 1:
+                fits[m] &= ~np.isin(other_rank, list(state.widths[u]))
+        for b, u in enumerate(other_unit.tolist()):
+            if rank in state.widths[u]:
+                fits[:, b] = False
+        if problem.restricts_ranks:
+            fits &= self._allowed(unit, other_rank)
+            fits &= self._allowed(other_unit, np.array([rank])).T
+        if self._budget is not None and self._budget.max_bytes is not None:
+            fits &= (bytes_here <= self._budget.max_bytes[unit])[:, None]
+            fits &= bytes_there <= self._budget.max_bytes[other_unit]
+        return fits
+
+    def _swap_edits(self, slot: int, other_slot: int) -> list[Edit]:
+        state, first_shape = self._state, self._problem.first_shape
+        (unit, rank, width), (other_unit, other_rank, other_width) = (
+            (
+                int(state.piece_unit[s]),
+                int(state.piece_rank[s]),
+                int(state.piece_shape[s]) - int(first_shape[state.piece_unit[s]]) + 1,
+            )
+            for s in (slot, other_slot)
+        )
+        return [
+            SetWidth(unit, rank, 0),
+            SetWidth(other_unit, other_rank, 0),
+            SetWidth(unit, other_rank, width),
+            SetWidth(other_unit, rank, other_width),
+        ]
+
+    def _host_gains(
+        self, objective: SmoothObjective, rank: int, others: Indices, moved: Floats
+    ) -> Floats:
+        """Return [M, B], the gains from host loads [M, 1 or B] that move to others' hosts."""
+        state = self._state
+        per_host = self._problem.hosts.ranks_per_host
+        here, there = rank // per_host, others // per_host
+        scale, powers = objective.host_scale, objective.host_powers
+        lost = power((state.host_load[here] - moved) / scale)
+        gained = power((state.host_load[there] + moved) / scale)
+        change = lost - powers[here] + gained - powers[there]
+        return np.where(here == there, 0.0, change * objective.host_slope)
+
+    def _allowed(self, units: Indices, ranks: Indices) -> Mask:
+        """Return [M, B], whether constraints let units be on ranks; [1, B] if there are none."""
+        if not self._problem.restricts_ranks:
+            return np.ones((1, len(ranks)), dtype=bool)
+        allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
+        return np.array([allowed[unit] for unit in units.tolist()])
+
+    def _best_groups(
+        self, unit: int, load: Floats, free_bytes: Indices, objective: SmoothObjective
+    ) -> Iterator[tuple[int, float]]:
+        """Yield the best group for each kind of row blocks of a unit, and the value with them.
+
+        Args:
+            load: [W, L], of all ranks without the unit.
+        """
+        state, problem = self._state, self._problem
+        # Row blocks are small and on many ranks: what hosts exchange is taken as it was.
+        norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
+        host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
+        powers = objective.powers_of(load)
+        allowed = state.allowed_ranks(unit)
+        for blocks in problem.blocks:
+            if not blocks.possible[unit]:
+                continue
+            size = blocks.group_size
+            is_first = state.num_in_group[blocks.groups.start : blocks.groups.stop] == 0
+            added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
+            # The sums of powers are those of all groups, less one group's before, plus it after.
+            before = by_group(powers, size).sum(axis=1)
+            after_powers = objective.powers_of(load + np.repeat(added, size, axis=0))
+            after = by_group(after_powers, size).sum(axis=1)
+            values = objective.norm_ms(before.sum(axis=0) - before + after)
+            fits = by_group(free_bytes, size) >= blocks.size_bytes[unit]
+            fits = (fits & by_group(allowed, size)).all(axis=1)
+            if fits.any():
+                best = int(np.where(fits, values, np.inf).argmin())
+                shared_ms = float(blocks.shared_ms[unit])
+                shared_ms += blocks.fixed_shared_ms * bool(is_first[best])
+                yield blocks.groups[best], float(values[best]) + (shared_ms + host_ms)
+
+
+@functools.cache
+def _part_widths(width: int) -> Indices:
+    """Return the widths of the parts that are tried of a piece; the last one is all of it."""
+    return np.unique(np.linspace(1, width, min(width, MAX_PARTS)).round().astype(np.int64))
+
+
+def _lowest(gains: Floats) -> list[int]:
+    """Return the flat indices of the lowest few."""
+    flat = gains.ravel()
+    if len(flat) <= NUM_BEST:
+        return list(range(len(flat)))
+    return [int(i) for i in np.argpartition(flat, NUM_BEST)[:NUM_BEST]]

@@ -1,0 +1,77 @@
+"""A smooth stand-in for the objective: norms of the ranks' loads instead of their maxima.
+
+Letters: L loads, W ranks, H hosts; see `problem.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.search.state import State
+
+NUM_SQUARINGS = 7
+"""The norm's exponent is 2 to this power, 128: high enough that only the fullest ranks count."""
+
+MAX_RATIO = 200.0
+"""Loads beyond this multiple of the largest are treated alike, as their powers would overflow."""
+
+MIN_LOAD_MS = 1e-12
+"""Smaller loads are what rounding leaves of loads that were taken away."""
+
+MIN_POWER_SUM = 1e-300
+"""Smallest sum of powers that is divided by."""
+
+
+class SmoothObjective:
+    """The 128-norms of a state's loads, and their slopes.
+
+    Attributes:
+        value_ms: their sum, and what ranks share; a little above `State.objective_ms`.
+        scale: [L], the largest loads, by which loads are divided before powers are taken.
+        powers: [W, L], of each rank's loads.
+        slope: [L], by how much the value grows with a sum of powers, to first order.
+    """
+
+    def __init__(self, state: State) -> None:
+        exponent = 2.0**NUM_SQUARINGS
+        self.scale = np.maximum(state.load.max(axis=0), MIN_LOAD_MS)
+        self.powers = self.powers_of(state.load)
+        sums = np.maximum(self.powers.sum(axis=0), MIN_POWER_SUM)
+        norms = self.scale * sums ** (1.0 / exponent)
+        # The derivative of s^(1/p) is s^(1/p) / (s p).
+        self.slope = norms / sums / exponent
+        self.value_ms = float(norms.sum()) + state.shared_ms
+        self.has_hosts = state.num_hosts > 1 and bool(state.host_load.max() > MIN_LOAD_MS)
+        if self.has_hosts:
+            self.host_scale = float(state.host_load.max())
+            self.host_powers = power(state.host_load / self.host_scale)
+            norm = self.host_scale * self.host_powers.sum() ** (1.0 / exponent)
+            self.host_slope = float(norm / self.host_powers.sum() / exponent)
+            self.value_ms += float(norm)
+
+    def powers_of(self, load: Floats) -> Floats:
+        """Return the powers of loads [..., L]."""
+        return power(load / self.scale)
+
+    def norm_ms(self, power_sums: Floats) -> Floats:
+        """Return the sum [...] of the norms that belong to sums of powers [..., L]."""
+        total: Floats = (self.scale * power_sums ** (2.0**-NUM_SQUARINGS)).sum(axis=-1)
+        return total
+
+    def rank_shares(self) -> Floats:
+        """Return [W], what each rank adds to the value, to first order."""
+        shares: Floats = (self.powers * self.slope).sum(axis=1)
+        if self.has_hosts:
+            # A host's share is divided among its ranks.
+            per_host = len(self.powers) // len(self.host_powers)
+            shares = shares + np.repeat(self.host_powers * self.host_slope, per_host) / per_host
+        return shares
+
+
+def power(values: Floats) -> Floats:
+    """Return values to the norm's exponent."""
+    powers = np.minimum(values, MAX_RATIO)
+    for _ in range(NUM_SQUARINGS):
+        powers = powers * powers
+    return powers

@@ -1,0 +1,133 @@
+"""From a state to the shards of a plan and back, and what moves between two plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dlrm_sharded.layouts import RowBlocks, is_row_wise
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import COLUMNS, State
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask
+
+ShardsByTable = Mapping[str, Sequence[Shard]]
+
+
+def state_shards(state: State, earlier: ShardsByTable | None = None) -> tuple[Shard, ...]:
+    """Return the shards of a state.
+
+    Args:
+        earlier: shards of an earlier plan. Tables that lie as in that plan keep these shards; of
+            other tables, columns stay on their rank as far as that cuts no more.
+    """
+    shards: list[Shard] = []
+    for unit in range(state.problem.num_units):
+        shards += unit_shards(state, unit, earlier)
+    return tuple(shards)
+
+
+def unit_shards(state: State, unit: int, earlier: ShardsByTable | None = None) -> list[Shard]:
+    """Return the shards of a unit's tables."""
+    problem, group = state.problem, int(state.group[unit])
+    shards: list[Shard] = []
+    for index in problem.tables[unit]:
+        table = problem.task.tables[index]
+        if group != COLUMNS:
+            shards += RowBlocks(problem.groups[group].ranks).shards(table)
+            continue
+        step = int(problem.columns_per_step[unit]) or table.embedding_dim
+        before = () if earlier is None else earlier[table.name]
+        shards += _column_shards(table, state.widths[unit], step, before)
+    return shards
+
+
+def _column_shards(
+    table: Table, widths: Mapping[int, int], step: int, before: Sequence[Shard]
+) -> list[Shard]:
+    """Return column shards of these widths in steps, by rank, close to those before."""
+    if before and not is_row_wise(before, table) and _widths(before, step) == widths:
+        return list(before)
+    # Ranks come in the order of the columns that they had; new ranks come last.
+    first_column = {shard.rank: shard.cols[0] for shard in reversed(before)}
+    shards, start = [], 0
+    for rank in sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
+        # The last step of a table may have fewer columns than the others.
+        stop = min(start + widths[rank] * step, table.embedding_dim)
+        shards.append(Shard(table.name, rank, (0, table.num_embeddings), (start, stop)))
+        start = stop
+    return shards
+
+
+def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
+    """Return the memory of what a table has on ranks that did not have it before."""
+    topology, moved = task.topology, 0
+    for shard in after:
+        moved += shard.bytes_on(topology)
+        for old in before:
+            rows = min(shard.rows[1], old.rows[1]) - max(shard.rows[0], old.rows[0])
+            cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
+            if shard.rank == old.rank and rows > 0 and cols > 0:
+                moved -= topology.shard_bytes(rows, cols)
+    return max(moved, 0)
+
+
+def load_plan(state: State, plan: ShardsByTable) -> bool:
+    """Put every unit of an empty state where a plan has it.
+
+    Returns:
+        Whether the state may hold the plan; if not, it is left incomplete.
+    """
+    problem = state.problem
+    for unit, tables in enumerate(problem.tables):
+        shards_of_tables = [plan[problem.task.tables[index].name] for index in tables]
+        ranks = {shard.rank for shards in shards_of_tables for shard in shards}
+        shards = shards_of_tables[0]
+        if not problem.columns_per_step[unit]:
+            if len(ranks) > 1 or any(len(shards) > 1 for shards in shards_of_tables):
+                return False
+            state.set_width(unit, min(ranks), 1)
+        elif is_row_wise(shards, problem.task.tables[tables[0]]):
+            group = _group_of_ranks(problem, ranks)
+            if group is None or not problem.blocks_of_group(group).possible[unit]:
+                return False
+            state.set_group(unit, group)
+        elif not _load_columns(state, unit, shards):
+            return False
+        if problem.allowed is not None and not problem.allowed[unit, list(ranks)].all():
+            return False
+    state.refresh()
+    state.log.clear()
+    return bool((state.free_bytes >= 0).all() and (state.separated_count <= 1).all())
+
+
+def _group_of_ranks(problem: Problem, ranks: set[int]) -> int | None:
+    """Return the group of exactly these ranks, if there is one."""
+    for index, group in enumerate(problem.groups):
+        if set(group.ranks) == ranks:
+            return index
+    return None
+
+
+def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
+    problem, topology = state.problem, state.problem.task.topology
+    widths = _widths(shards, int(problem.columns_per_step[unit]))
+    if sum(widths.values()) != problem.num_steps[unit]:
+        return False
+    for rank, width in widths.items():
+        state.set_width(unit, rank, width)
+    # Each shard has optimizer state of its own for its rows; the state counts one shard per rank.
+    bytes_of_no_columns = topology.shard_bytes(shards[0].num_rows, 0)
+    for shard in shards:
+        state.free_bytes[shard.rank] -= bytes_of_no_columns
+    for rank in widths:
+        state.free_bytes[rank] += bytes_of_no_columns
+    return True
+
+
+def _widths(shards: Sequence[Shard], step: int) -> dict[int, int]:
+    """Return the columns of each rank in steps, rounded up."""
+    columns: dict[int, int] = {}
+    for shard in shards:
+        columns[shard.rank] = columns.get(shard.rank, 0) + shard.num_cols
+    return {rank: -(-width // step) for rank, width in columns.items()}
