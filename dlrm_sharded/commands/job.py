@@ -36,7 +36,7 @@ from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
+from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
@@ -110,6 +110,8 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
+        if rank.is_zero:
+            warn_of_slow_bf16(model, rank.device)
     plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
     optimizer = job.optimizer.build(sharded)
