@@ -13,6 +13,7 @@ Letters: B batch, F tables, D interaction dim.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Sequence
 from typing import cast
@@ -38,7 +39,13 @@ from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
 
+log = logging.getLogger(__name__)
+
 INIT_BLOCK_ROWS = 65_536
+"""Rows of a table whose initial weights share one seed."""
+
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+"""CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
 
 
 class SparseArch(nn.Module):
@@ -110,12 +117,12 @@ class Dlrm(nn.Module):
         self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
         self.loss_fn = nn.BCEWithLogitsLoss()
         self._device_type = device.type
-        self._bf16 = bf16
+        self.bf16 = bf16
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Mean loss [], and (loss [], logits [B], labels [B]) cut off from the graph."""
         pooled = self.sparse_arch.lookup(batch.sparse_features)
-        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self.bf16):
             embedded = self.dense_arch(batch.dense_features)
             crossed = self.inter_arch(embedded, self.sparse_arch.project(pooled).to(embedded.dtype))
             logits = self.over_arch(crossed).squeeze(-1)
@@ -179,6 +186,17 @@ def dlrm_dcnv2(
         bf16=bf16,
         device=device,
     )
+
+
+def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
+    """Log a warning if the model uses bfloat16 on a CPU that can only emulate it."""
+    capabilities = torch.cpu.get_capabilities()
+    if model.bf16 and device.type == "cpu" and not any(map(capabilities.get, BF16_UNITS)):
+        log.warning(
+            "model.bf16 is true, but this CPU has no bfloat16 instructions (%s): the dense part "
+            "may train several times slower than with model.bf16=false",
+            ", ".join(BF16_UNITS),
+        )
 
 
 def shard_model(

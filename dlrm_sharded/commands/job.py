@@ -16,6 +16,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.commands.cli import build_planner
@@ -35,7 +36,7 @@ from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings
+from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
@@ -44,7 +45,7 @@ from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.tensorboard import RunWriter
 from dlrm_sharded.runs.write_result import OBJECTIVES, prediction, result_json, summary
 from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
+from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 log = logging.getLogger(__name__)
@@ -109,9 +110,11 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         torch.manual_seed(job.seed)
         model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
         job.optimizer.fuse_into(model)
+        if rank.is_zero:
+            warn_of_slow_bf16(model, rank.device)
     plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
     sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
-    optimizer = job.optimizer.of(sharded)
+    optimizer = job.optimizer.build(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
         measured = _measure(job, report, task, sharded, rank)
@@ -119,7 +122,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
-            rates=ScheduledRate(optimizer, job.optimizer.schedule),
+            lr_scheduler=LambdaLR(optimizer, job.optimizer.schedule.factor),
             train_stream=streams["train"],
             eval_stream=streams["val"],
             config=job.trainer,

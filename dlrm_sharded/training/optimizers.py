@@ -28,9 +28,10 @@ STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rate over steps: linear warm-up, constant, then quadratic decay to zero.
+    """Learning rate over steps, as in the DLRM reference: warm-up, constant, decay.
 
-    As the DLRM reference schedules it. Without `decay_steps` the rate stays constant.
+    The warm-up is linear and the decay is quadratic, down to zero; without `decay_steps` the rate
+    stays constant.
     """
 
     warmup_steps: int = 0
@@ -47,7 +48,7 @@ class Schedule:
             )
 
     def factor(self, step: int) -> float:
-        """What the learning rate is multiplied with at a step, counted from 0."""
+        """Return the multiplier of the learning rate at a step, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if not self.decay_steps or step < self.decay_start_step:
@@ -58,13 +59,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """Which optimizers train the two parts of the model.
+    """The optimizers of the tables and of the dense part of the model.
 
     Args:
         embedding: one of `EMBEDDING_OPTIMIZERS`, fused into the lookup's backward pass.
         dense: one of `DENSE_OPTIMIZERS`.
-        clip_norm: gradients of the dense part are scaled down to this norm; None to leave them.
-            Fused optimizers never hold a table's gradient, so tables are not clipped.
+        clip_norm: largest norm of the dense part's gradients, which are scaled down to it; None
+            leaves them. Fused optimizers never hold a table's gradient, so tables are not clipped.
     """
 
     embedding: str
@@ -87,16 +88,16 @@ class OptimizerConfig:
 
     @property
     def bytes_per_element(self) -> int:
-        """Memory of one fp32 weight of a table and its element-wise optimizer state."""
+        """Return the bytes of one fp32 weight of a table and of its element-wise state."""
         return 4 + STATE_BYTES[self.embedding][0]
 
     @property
     def bytes_per_row(self) -> int:
-        """Optimizer state per row of a shard."""
+        """Return the bytes of optimizer state per row of a shard."""
         return STATE_BYTES[self.embedding][1]
 
     def check_device(self, device: torch.device) -> None:
-        """Raise ConfigError where FBGEMM does not fuse the optimizer: Adam on a CPU."""
+        """Raise ConfigError if FBGEMM cannot fuse the optimizer on the device: Adam on a CPU."""
         if self.embedding == "adam" and device.type == "cpu":
             raise ConfigError(
                 "optimizer.embedding is 'adam', which FBGEMM fuses on CUDA only; "
@@ -104,11 +105,11 @@ class OptimizerConfig:
             )
 
     def fuse_into(self, model: Dlrm) -> None:
-        """Register the embedding optimizer; before the model is sharded."""
+        """Register the embedding optimizer, which must happen before the model is sharded."""
         fuse(self.embedding, embedding_parameters(model), self.embedding_learning_rate)
 
-    def of(self, model: DistributedModelParallel) -> CombinedOptimizer:
-        """Both optimizers of the sharded model as one."""
+    def build(self, model: DistributedModelParallel) -> CombinedOptimizer:
+        """Build both optimizers of the sharded model, as one."""
 
         def make(params: list[nn.Parameter]) -> Optimizer:
             kwargs: dict[str, Any] = {"lr": self.dense_learning_rate}
@@ -122,17 +123,3 @@ class OptimizerConfig:
                 dense, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
             )
         return CombinedOptimizer([("embedding", model.fused_optimizer), ("dense", dense)])
-
-
-class ScheduledRate:
-    """Applies a schedule to all learning rates of an optimizer."""
-
-    def __init__(self, optimizer: Optimizer, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._groups = list(optimizer.param_groups)
-        self._base_rates = [group["lr"] for group in self._groups]
-
-    def set_for(self, step: int) -> None:
-        factor = self._schedule.factor(step)
-        for group, rate in zip(self._groups, self._base_rates, strict=True):
-            group["lr"] = rate * factor

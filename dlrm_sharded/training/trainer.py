@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import (
@@ -27,7 +28,6 @@ from dlrm_sharded.distributed import Rank, Stopwatch, every_rank_has
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
-from dlrm_sharded.training.optimizers import ScheduledRate
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Trainer:
         model: DistributedModelParallel,
         *,
         optimizer: CombinedOptimizer,
-        rates: ScheduledRate,
+        lr_scheduler: LRScheduler,
         train_stream: BatchStream,
         eval_stream: BatchStream,
         config: TrainerConfig,
@@ -101,7 +101,7 @@ class Trainer:
         log_scalar: LogScalar,
     ) -> None:
         self._model = model
-        self._rates = rates
+        self._lr_scheduler = lr_scheduler
         self._eval_stream = eval_stream
         self._config = config
         self._batch_size = batch_size
@@ -125,8 +125,8 @@ class Trainer:
         watch = self._started_watch()
         with tqdm(total=self._num_steps, unit="step", disable=not self._rank.is_zero) as bar:
             for step in range(self._num_steps):
-                self._rates.set_for(step)
                 loss, _, _ = self._pipeline.progress(self._batches)
+                self._lr_scheduler.step()
                 losses.append(loss)
                 watch.mark()
                 num_done = step + 1

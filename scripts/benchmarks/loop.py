@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.presets import embedding_demo
@@ -21,7 +22,7 @@ from dlrm_sharded.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.model import dlrm, shard_model
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
+from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 BATCH_SIZE = 2048
@@ -67,7 +68,7 @@ def compare(rank: Rank, steps: int, rounds: int) -> None:
     )
     config.fuse_into(model)
     sharded = shard_model(model, plan, embedding_demo(), topology, seed=0)
-    optimizer = config.of(sharded)
+    optimizer = config.build(sharded)
 
     def stream(split: str) -> BatchStream:
         assert split in ("train", "val")
@@ -85,7 +86,7 @@ def compare(rank: Rank, steps: int, rounds: int) -> None:
         Trainer(
             sharded,
             optimizer=optimizer,
-            rates=ScheduledRate(optimizer, config.schedule),
+            lr_scheduler=LambdaLR(optimizer, config.schedule.factor),
             train_stream=stream("train"),
             eval_stream=stream("val"),
             config=TrainerConfig(num_steps=steps, pipeline="base"),

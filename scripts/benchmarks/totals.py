@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
+from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.context import RunContext
@@ -27,7 +28,7 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.optimizers import OptimizerConfig, ScheduledRate
+from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 BATCH_SIZE = 2048
@@ -99,7 +100,7 @@ def measured_and_trained(
     )
     config.fuse_into(model)
     sharded = shard_model(model, plan, task.tables, topology, seed=0)
-    optimizer = config.of(sharded)
+    optimizer = config.build(sharded)
     batches = [
         dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
         for i in range(4)
@@ -114,7 +115,7 @@ def measured_and_trained(
     result = Trainer(
         sharded,
         optimizer=optimizer,
-        rates=ScheduledRate(optimizer, config.schedule),
+        lr_scheduler=LambdaLR(optimizer, config.schedule.factor),
         train_stream=streams[0],
         eval_stream=streams[1],
         config=TrainerConfig(num_warmup_steps=5),

@@ -38,7 +38,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
     config.fuse_into(model)
     sharded = shard_model(model, plan, TABLES, topology, seed=0)
     # A step first, so that there is optimizer state to change.
-    optimizer = config.of(sharded)
+    optimizer = config.build(sharded)
     batches = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
     sharded(batches[0])[0].backward()
     optimizer.step()

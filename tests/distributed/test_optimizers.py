@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.model import shard_model
 from dlrm_sharded.task import Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig, Schedule, ScheduledRate
+from dlrm_sharded.training.optimizers import OptimizerConfig, Schedule
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_sharded_equals_unsharded import (
     TABLES,
@@ -34,16 +35,16 @@ def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[
     topology = Topology(rank.world_size, 10**9, compute_device="cpu")
     plan = make_plan("columns_uneven", rank.world_size)
     sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    optimizer = config.of(sharded)
-    rates = ScheduledRate(optimizer, schedule)
+    optimizer = config.build(sharded)
+    lr_scheduler = LambdaLR(optimizer, schedule.factor)
     moves = []
-    for step, batch in enumerate(global_batches(rank.world_size)):
+    for batch in global_batches(rank.world_size):
         tables = [weight for _, _, weight in local_shards(sharded)]
         dense = [p.detach().clone() for p in model.dense_arch.parameters()]
-        rates.set_for(step)
         optimizer.zero_grad()
         sharded(share(batch, rank.rank))[0].backward()
         optimizer.step()
+        lr_scheduler.step()
         moves.append(
             {
                 "tables": distance(tables, [weight for _, _, weight in local_shards(sharded)]),

@@ -28,7 +28,7 @@ def train(rank: Rank, name: str) -> dict[str, Any]:
     topology = Topology(rank.world_size, 10**9, compute_device="cpu")
     plan = make_plan("columns_uneven", rank.world_size)
     sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    pipeline = make_pipeline(name, sharded, config.of(sharded), CPU)
+    pipeline = make_pipeline(name, sharded, config.build(sharded), CPU)
     batches = iter([share(batch, rank.rank) for batch in global_batches(rank.world_size)])
     losses = []
     while True:

@@ -145,7 +145,7 @@ def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
         model = make_model()
         config.fuse_into(model)
         sharded = shard_model(model, plan, TABLES, topology, seed=7)
-        optimizer = config.of(sharded)
+        optimizer = config.build(sharded)
         logits = []
         for batch in global_batches(rank.world_size):
             optimizer.zero_grad()

@@ -13,7 +13,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import model as model_module
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.model import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters, fill_table
+from dlrm_sharded.model import (
+    Dlrm,
+    dlrm,
+    dlrm_dcnv2,
+    embedding_parameters,
+    fill_table,
+    warn_of_slow_bf16,
+)
 from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs
 
@@ -155,6 +162,34 @@ def test_bf16_is_for_the_dense_part(interaction: str, tables: tuple[Table, ...])
     expected = exact(example)[1][1]
     assert not torch.equal(logits, expected)
     torch.testing.assert_close(logits, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "bf16", "device", "warns"),
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, True, "cpu", True),
+        ({"neon": True}, True, "cpu", True),
+        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, True, "cpu", False),
+        ({"avx512_bf16": False, "amx_bf16": True}, True, "cpu", False),
+        ({"neon": True, "bf16": True}, True, "cpu", False),
+        ({"avx2": True}, False, "cpu", False),
+        ({"avx2": True}, True, "cuda", False),
+    ],
+    ids=["avx2", "neon", "avx512_bf16", "amx_bf16", "arm_bf16", "fp32", "cuda"],
+)
+def test_warns_where_bf16_is_emulated(
+    capabilities: dict[str, bool],
+    bf16: bool,
+    device: str,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    warn_of_slow_bf16(make("dot", EQUAL, bf16=bf16), torch.device(device))
+    assert ["model.bf16 is true, but this CPU has no" in m for m in caplog.messages] == [
+        True
+    ] * warns
 
 
 def test_tables_wait_for_the_sharding() -> None:

@@ -27,6 +27,8 @@ from dlrm_sharded.validation import validate
 from dlrm_sharded.zipf import cached_zipf
 
 BATCH_SIZE = 64
+ROUNDING = 1e-12
+"""Relative difference of equal numbers, which vector units round differently in other places."""
 TABLES = with_expected_profile(
     [Table("a", 1000, 32, 3.0), Table("b", 50, 8, 0.5), Table("c", 10, 16, 2.0)],
     batch_size=BATCH_SIZE,
@@ -134,16 +136,17 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
 def test_column_splits_divide_columns_and_not_ids() -> None:
     whole = workload(Shard.whole(A, 0), Shard.whole(B, 1), Shard.whole(C, 1))
     split = workload(*columns(A, (0, 20), (1, 12)), Shard.whole(B, 1), Shard.whole(C, 1))
-    assert split.num_ids.tolist()[:2] == [whole.num_ids[0]] * 2
-    assert split.num_unique.tolist()[:2] == [whole.num_unique[0]] * 2
+    np.testing.assert_allclose(split.num_ids[:2], whole.num_ids[0], ROUNDING)
+    np.testing.assert_allclose(split.num_unique[:2], whole.num_unique[0], ROUNDING)
     for term in ("pooled_columns", "id_columns", "unique_columns"):
         assert sum(work(split, term)) == pytest.approx(sum(work(whole, term)))
         assert work(split, term)[0] == pytest.approx(work(whole, term)[0] * 20 / 32)
-    assert work(split, "id_lines")[0] == work(whole, "id_lines")[0]  # 20 columns are two lines
-    assert work(split, "id_lines")[1] == work(whole, "id_lines")[0] / 2
+    lines = work(whole, "id_lines")[0]  # 20 columns are two lines, as 32 are
+    assert work(split, "id_lines")[:2] == pytest.approx([lines, lines / 2], rel=ROUNDING)
     volume = split.exchange(of_ids=False).volume
-    assert volume.sum() == whole.exchange(of_ids=False).volume.sum()
-    assert split.profile()[0].tolist() == split.profile()[1].tolist() == whole.profile()[0].tolist()
+    assert volume.sum() == whole.exchange(of_ids=False).volume.sum()  # of integers
+    for profile in split.profile()[:2]:
+        np.testing.assert_allclose(profile, whole.profile()[0], ROUNDING)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -185,9 +188,10 @@ def test_plan_and_sample_agree() -> None:
     )
     measured, planned = workload_of_sample(sample), workload(*MIXED)
     for field in dataclasses.fields(Workload):
-        assert np.array_equal(getattr(measured, field.name), getattr(planned, field.name))
-    assert np.array_equal(measured.work(), planned.work())
-    assert np.array_equal(measured.profile(), planned.profile())
+        found, expected = getattr(measured, field.name), getattr(planned, field.name)
+        np.testing.assert_allclose(found, expected, ROUNDING)
+    np.testing.assert_allclose(measured.work(), planned.work(), ROUNDING)
+    np.testing.assert_allclose(measured.profile(), planned.profile(), ROUNDING)
 
 
 @pytest.mark.parametrize("of_ids", [False, True], ids=["vectors", "ids"])
@@ -199,7 +203,9 @@ def test_ranks_are_only_names(of_ids: bool) -> None:
     renamed = workload(
         *(Shard.whole(table, order[i % 4]) for i, table in enumerate(tables)), task=task
     )
-    assert np.array_equal(renamed.by_rank(renamed.work())[order], of.by_rank(of.work()))
+    np.testing.assert_allclose(
+        renamed.by_rank(renamed.work())[order], of.by_rank(of.work()), ROUNDING
+    )
     before, after = of.exchange(of_ids=of_ids), renamed.exchange(of_ids=of_ids)
     assert len(set(before.volume.tolist())) == 4
     assert after.volume[order].tolist() == before.volume.tolist()

@@ -12,7 +12,6 @@ from dlrm_sharded.training.optimizers import (
     EMBEDDING_OPTIMIZERS,
     OptimizerConfig,
     Schedule,
-    ScheduledRate,
 )
 
 
@@ -44,21 +43,6 @@ FULL = Schedule(warmup_steps=4, decay_start_step=6, decay_steps=10)
 )
 def test_schedule(schedule: Schedule, factors: dict[int, float]) -> None:
     assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
-
-
-def test_scheduled_rate_scales_every_group() -> None:
-    groups = [{"params": [torch.zeros(1)], "lr": 0.5}, {"params": [torch.zeros(1)], "lr": 0.1}]
-    optimizer = torch.optim.SGD(groups)
-    rates = ScheduledRate(optimizer, FULL)
-
-    def current() -> list[float]:
-        return [group["lr"] for group in optimizer.param_groups]
-
-    for step, expected in [(0, [0.125, 0.025]), (4, [0.5, 0.1]), (16, [0.0, 0.0])]:
-        rates.set_for(step)
-        assert current() == pytest.approx(expected)
-    rates.set_for(4)
-    assert current() == pytest.approx([0.5, 0.1]), "a rate of 0 is not the end"
 
 
 @pytest.mark.parametrize(
