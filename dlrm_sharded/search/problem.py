@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.communication import ExchangePrices, Hosts
+from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.search.constraints import Constraints
@@ -75,10 +77,10 @@ class Weights:
     def loads(self, work_ms: Floats, volume: Floats) -> Floats:
         """[n, L], of forward and backward computation [n, 2] and volumes [n]."""
         share = self.critical_path_share
-        loads = self.prices.own * volume[:, None] * self.own
+        loads = self.prices.own_byte_ms * volume[:, None] * self.own
         loads[:, 0] += (1.0 - share) * work_ms.sum(axis=1)
         loads[:, 1:3] += share * work_ms
-        loads[:, 3] += self.prices.fullest * volume
+        loads[:, 3] += self.prices.busiest_rank_byte_ms * volume
         return loads
 
 
@@ -167,8 +169,8 @@ class Problem:
         prices, weights = self.prices, self.weights
         num_loads = self.load.shape[1]
         volume, num_shards = self.asks[self.whole].sum(axis=0)[-2 - num_loads : -num_loads]
-        per_byte = prices.even - weights.own[0] * prices.own
-        shared_ms = prices.fixed + prices.shard * num_shards
+        per_byte = prices.even_byte_ms - weights.own[0] * prices.own_byte_ms
+        shared_ms = prices.fixed_ms + prices.shard_ms * num_shards
         return float(cost_ms - shared_ms - per_byte * volume / self.world_size)
 
     @classmethod
@@ -204,7 +206,7 @@ class Problem:
         kept = _kept_shapes(shapes, tables, unsplit)
         columns = kept.of(shapes.columns)
         single = np.array([group[0] for group in tables])
-        read_mb = float(shapes.columns.vectors[shapes.whole, -1].sum()) / hosts.world_size
+        read_mb = float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size
         partial = np.ones(len(columns.volume), dtype=bool)
         partial[kept.first[1:] - 1] = False
         weights = Weights(critical_path_share, prices)
@@ -234,9 +236,9 @@ class Problem:
             ),
             load=columns_load,
             margin=columns_margin,
-            shared_ms=prices.shared * columns.volume + prices.shard * kept.num_shards,
+            shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept.num_shards,
             size_bytes=columns.size_bytes,
-            host_load=prices.fullest_host * columns.volume,
+            host_load=prices.busiest_host_byte_ms * columns.volume,
             capacity=constraints.capacity(task.topology),
             allowed=allowed,
             apart=apart,
@@ -322,7 +324,7 @@ class _Pricing:
 
     def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
         """[n, L] twice: the load, see `Problem.load`, and how much of it is margin."""
-        read_mb = np.maximum(pieces.vectors[:, -1], self.read_mb)
+        read_mb = np.maximum(pieces.vectors[:, READ_MB], self.read_mb)
         work = self.model.compute.work_ms(pieces.vectors, read_mb)
         margin = self.weights.loads(work * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(work, pieces.volume) + margin, margin
@@ -336,7 +338,7 @@ class _Pricing:
         load, margin = self.load(pieces, np.full(len(table), self.split_error))
         extra = margin.copy()
         reduce_volume = blocks.reduce_volume[table]
-        shared_ms = self.prices.shared * pieces.volume + self.prices.shard
+        shared_ms = self.prices.any_byte_ms * pieces.volume + self.prices.shard_ms
         shared_ms = shared_ms * blocks.group_size
         sizes = np.repeat(pieces.size_bytes[:, None], blocks.group_size, axis=1)
         sizes[:, -1] = blocks.last.size_bytes[table]

@@ -134,9 +134,9 @@ class State:
             reduces = self._num_host_rows[hosts] > 0
             fixed_ms = problem.host_rows.fixed_ms * problem.weights.own
             self.load[ranks] += reduces[:, None] * fixed_ms
-        if self.num_hosts > 1 and problem.prices.fullest_host > 0:
+        if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
             volume = by_host(self._sums[:, -2 - num_loads], self.num_hosts).sum(axis=1)
-            self.host_load = problem.prices.fullest_host * volume
+            self.host_load = problem.prices.busiest_host_byte_ms * volume
 
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
@@ -197,7 +197,7 @@ class State:
         """Plans of nothing but row blocks on all ranks have no all-to-alls."""
         self._num_exchanged += more
         if self._num_exchanged == (1 if more > 0 else 0):
-            self.shared_ms += more * self.problem.prices.fixed
+            self.shared_ms += more * self.problem.prices.fixed_ms
 
     def _new_slot(self) -> int:
         if not self._free_slots:
