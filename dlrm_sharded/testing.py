@@ -1,6 +1,6 @@
-"""For tests of sharders, ours and those of plug-ins: what any sharder must do, and small tasks.
+"""Checks of what any sharder and any cost model must do, ours and those of plug-ins.
 
-from dlrm_sharded.testing import check_sharder, small_tasks
+from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
 
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
 def test_my_sharder(task):
@@ -10,6 +10,7 @@ def test_my_sharder(task):
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import operator
 import random
@@ -18,12 +19,24 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import Sharder, sharder_name
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.validation import validate
+
+NUM_RANDOM_PLANS = 20
+TOLERANCE = 1e-9
+"""Relative tolerance for sums of the same numbers in different orders."""
 
 
 def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPlan | None:
@@ -50,6 +63,31 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
         assert sharder_name(make()), "the sharder has no name"
         assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
     return plan
+
+
+def check_cost_model(model: CostModel, task: ShardingTask) -> None:
+    """Assert what runs rely on and, of an additive model, what search and lower bound rely on.
+
+    The latter are the assumptions A1 to A4 of docs/lower_bound.md. They are checked on random plans
+    of the task, whose memory is ignored, with a relative tolerance of 1e-9.
+    """
+    topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
+    task = with_profiles(dataclasses.replace(task, topology=topology))
+    rng = random.Random(0)
+    plans = [_random_plan(task, rng) for _ in range(NUM_RANDOM_PLANS)]
+    costs = [model.predict(plan, task) for plan in plans]
+    for plan, cost in zip(plans, costs, strict=True):
+        times = np.array([[rank.stage_ms(stage) for stage in STAGES] for rank in cost.per_rank])
+        assert times.shape == (plan.world_size, len(STAGES)), "not every rank has a cost"
+        assert np.isfinite(times).all(), "a time is not finite"
+        assert model.predict(plan, task) == cost, "the cost model is not deterministic"
+        if isinstance(model, AdditiveCostModel):
+            assert (times >= 0).all(), "a time is negative"
+            _check_computation(model, plan, cost, task)
+    if isinstance(model, AdditiveCostModel):
+        _check_exchanges(model, task)
+        lowest_ms = min(cost.cost_ms for cost in costs)
+        assert lower_bound_ms(task, model) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
 
 
 def small_tasks() -> dict[str, ShardingTask]:
@@ -101,6 +139,64 @@ def packable(task: ShardingTask) -> bool:
         if all(map(operator.le, used, task.topology.rank_memory_bytes)):
             return True
     return False
+
+
+def _check_computation(
+    model: AdditiveCostModel, plan: ShardingPlan, cost: PlanCost, task: ShardingTask
+) -> None:
+    """Assert A1 and A2 of a plan's lookups."""
+    workload = workload_of_plan(plan, task)
+    vectors = model.compute.vectors(workload)
+    sums_ms = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
+    predicted_ms = [[rank.fwd_compute_ms, rank.bwd_compute_ms] for rank in cost.per_rank]
+    np.testing.assert_allclose(
+        predicted_ms, sums_ms, rtol=TOLERANCE, err_msg="computation is not of sums of vectors"
+    )
+    empty = sorted(set(range(plan.world_size)) - set(workload.rank.tolist()))
+    assert not sums_ms[empty].any(), "a rank without shards computes"
+    read_mb = vectors[:, READ_MB]
+    alone_ms = model.compute.work_ms(vectors, read_mb)
+    crowded_ms = model.compute.work_ms(vectors, 2.0 * read_mb + 1.0)
+    assert (crowded_ms >= alone_ms * (1 - TOLERANCE)).all(), "a crowded rank computes faster"
+
+
+def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
+    """Assert A3 and A4 of all-to-alls of random volumes."""
+    communication, hosts = model.communication, model.hosts(task.topology)
+    weights = (communication.exchange, communication.reduce)
+    assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"
+    rng = np.random.default_rng(0)
+    one, other = 1e6 * rng.dirichlet(np.full(hosts.world_size, 0.3), (2, NUM_RANDOM_PLANS))
+    for kind in STEP_EXCHANGES:
+        one_ms, other_ms, reverse_ms, middle_ms = (
+            communication.all_to_all_ms(kind, volume, np.ones_like(volume), hosts)
+            for volume in (one, other, one[:, ::-1], (one + other) / 2)
+        )
+        assert (middle_ms <= (one_ms + other_ms) / 2 * (1 + TOLERANCE)).all(), "not convex"
+        # the reverse order renumbers hosts, and ranks within them, and keeps hosts together
+        np.testing.assert_allclose(
+            reverse_ms[:, ::-1], one_ms, rtol=TOLERANCE, err_msg="ranks have numbers"
+        )
+
+
+def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
+    """Return a plan with whole tables, pairs of column shards and row blocks, whatever fits."""
+    topology = task.topology
+    shards: list[Shard] = []
+    for table in task.tables:
+        whole = Shard.whole(table, rng.randrange(topology.world_size))
+        other = rng.randrange(topology.world_size)
+        size = rng.choice([1, *topology.group_sizes])
+        blocks = RowBlocks(range(other - other % size, other - other % size + size))
+        if size > 1 and blocks.is_possible(table):
+            shards += blocks.shards(table)
+        elif table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
+            edge = rng.randrange(COLUMN_MULTIPLE, table.embedding_dim, COLUMN_MULTIPLE)
+            shards.append(dataclasses.replace(whole, cols=(0, edge)))
+            shards.append(dataclasses.replace(whole, rank=other, cols=(edge, table.embedding_dim)))
+        else:
+            shards.append(whole)
+    return ShardingPlan(topology.world_size, tuple(shards))
 
 
 def _outcome(sharder: Sharder, task: ShardingTask) -> object:

@@ -1,17 +1,15 @@
-"""How cheap any plan of a task could be: a lower bound of `PlanCost.cost_ms` under a cost model.
+"""A lower bound of `PlanCost.cost_ms` over all plans of a task, under an additive cost model.
 
-The slowest rank costs no less than the ranks do in the mean, and the mean is nearly a sum over the
-pieces into which the tables are cut, wherever these go:
+The slowest rank costs no less than the ranks do in the mean (L1), and the mean is nearly a sum over
+the pieces into which the tables are cut, wherever these go: the work of a piece costs least on a
+rank that reads nothing else (L2), and exchanges cost least, in the mean, where the ranks' volumes
+are even (L3). So every table can take its cheapest pieces by itself (L4). A piece that alone makes
+a rank cost more than T is in no plan of cost T, so a T that is lower than the mean of the cheapest
+of the other pieces is lower than the cost of every plan (L5).
 
-- The work of a piece costs least on a rank that reads nothing else in the step.
-- Exchanges cost least, in the mean over ranks, where the ranks' volumes are even, as their times
-  are convex functions that do not depend on a rank's number (Jensen's inequality).
+docs/lower_bound.md has the lemmas L1 to L9, their proofs and an example with numbers.
 
-So every table takes its cheapest pieces by itself, columns or blocks of rows. A piece that alone
-makes a rank cost more than T is in no plan of cost T. The bound is the largest T that the cheapest
-of the other pieces do not undercut. It bounds the critical path too, which is never below the cost.
-
-Letters: T tables, N column shapes, W ranks.
+Letters: T tables, n sizes of pieces, W ranks.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.communication import (
-    EXCHANGE_TERMS,
-    EXCHANGES,
-    CommunicationModel,
-    ExchangePrices,
-    Hosts,
-    ReducePrices,
-)
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
 NUM_HALVINGS = 20
+"""Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
+
+LEAST_MS = 1e-6
+"""Cost at which the search for an upper end of the interval starts where the mean is lower."""
+
+LEAST_ROOM_MS = 1e-9
+"""Keeps the time that a rank has for its work above zero."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -46,28 +44,53 @@ def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
 
     Cached, as the search and the report of one run both ask for it.
     """
-    return _Relaxation(with_profiles(task), model).bound_ms()
+    return Relaxation(with_profiles(task), model).bound_ms()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """Which shapes the tables of a plan have.
+class Cuts:
+    """Ways to cut tables into pieces of one kind: columns, or row blocks over groups of one size.
 
     Args:
-        columns: whether there are column shards.
-        blocks: kinds of row blocks that there are.
-        fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
-        any_fixed_ms: likewise, what every rank pays at least.
+        first: [T], where each table's sizes of pieces begin.
+        possible: [n], whether the pieces exist.
+        size_bytes: [n], memory of a piece.
+        piece_ms: [n], least cost of a rank that holds a piece, but for what every rank pays.
+        work_ms: [n], computation of the whole table in such pieces, on all ranks together.
+        mean_ms: [n], cost of the whole table in such pieces, in the mean over ranks.
+        every_rank_ms: [T], what every rank pays for the exchanges of a table cut so, at least.
     """
 
-    columns: bool
-    blocks: tuple[BlockShapes, ...]
+    first: Indices
+    possible: NDArray[np.bool_]
+    size_bytes: Indices
+    piece_ms: Floats
+    work_ms: Floats
+    mean_ms: Floats
+    every_rank_ms: Floats
+
+    def least(self, values: Floats, allowed: NDArray[np.bool_]) -> Floats:
+        """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
+        least: Floats = np.minimum.reduceat(np.where(allowed, values, np.inf), self.first)
+        return least
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKind:
+    """Plans that cut tables in the same ways, and so pay the same fixed costs (L8).
+
+    Args:
+        fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
+        every_rank_fixed_ms: the part of it that every rank pays.
+    """
+
+    cuts: tuple[Cuts, ...]
     fixed_ms: float
-    any_fixed_ms: float
+    every_rank_fixed_ms: float
 
 
-class _Relaxation:
-    """Plans whose pieces go anywhere, in any parts."""
+class Relaxation:
+    """A task whose pieces may go anywhere, in any fractions, so that no plan is cheaper."""
 
     def __init__(self, task: ShardingTask, model: AdditiveCostModel) -> None:
         self._world_size = task.topology.world_size
@@ -75,147 +98,136 @@ class _Relaxation:
         self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)
         self._compute = model.compute
         self._launch_ms = float(model.compute.launch_ms(np.ones(1)).sum())
-        self._shapes = shapes = Shapes.of(task, model.compute)
         hosts = model.hosts(task.topology)
-        self._prices = prices = ExchangePrices.of(model.communication, hosts)
-        self._own, self._floor = _least_exchange_prices(model.communication, hosts)
-        volume = shapes.columns.volume
-        self._share = volume / volume[shapes.whole][shapes.table]
-        self._column_work = self._work_ms(shapes.columns)
-        self._column_comm = shapes.columns.volume * (prices.even / self._world_size) + prices.shard
+        self._prices = ExchangePrices.of(model.communication, hosts)
+        self._least_prices = LeastExchangePrices.of(model.communication, hosts)
+        shapes = Shapes.of(task, model.compute)
+        self._columns = self._cut_columns(shapes)
+        self._row_blocks = shapes.row_blocks
+        self._blocks = tuple(self._cut_rows(blocks) for blocks in shapes.row_blocks)
 
     def bound_ms(self) -> float:
-        """The least of plans without row blocks, of row blocks on all ranks only, and of others.
-
-        What an exchange takes whatever it exchanges is paid by those that have it.
-        """
+        """Return the lowest bound of all kinds of plans."""
         if self._too_large:
             return math.inf
-        fixed_ms, blocks = self._prices.fixed, self._shapes.row_blocks
-        kinds = [_Kind(True, (), fixed_ms, fixed_ms)]
-        if blocks:
-            everywhere, *_ = blocks
-            reduce_ms = self._reduce(everywhere).fixed_ms
-            least_ms = min(self._reduce(kind).fixed_ms / kind.num_groups for kind in blocks)
-            # only the ranks of one group may reduce at all
-            any_ms = reduce_ms if len(blocks) == 1 else 0.0
-            kinds += [
-                _Kind(False, (everywhere,), reduce_ms, reduce_ms),
-                _Kind(True, blocks, fixed_ms + least_ms, fixed_ms + any_ms),
-            ]
-        return min(self._bound_ms(kind) for kind in kinds)
+        return min(self.bound_of_kind_ms(kind) for kind in self.kinds())
 
-    def _bound_ms(self, kind: _Kind) -> float:
-        """The largest cost that plans of a kind do not undercut."""
-        low = self._mean_ms(math.inf, kind)
+    def kinds(self) -> list[PlanKind]:
+        """Return plans of columns only, of row blocks over all ranks only, and all others."""
+        fixed_ms = self._prices.fixed_ms
+        kinds = [PlanKind((self._columns,), fixed_ms, fixed_ms)]
+        if self._blocks:
+            reduce_ms = self._reduces(self._row_blocks[0]).fixed_ms
+            least_ms = min(
+                self._reduces(blocks).fixed_ms / blocks.num_groups for blocks in self._row_blocks
+            )
+            # with groups of hosts, the ranks of one host may be all that reduce
+            every_rank_ms = reduce_ms if len(self._blocks) == 1 else 0.0
+            kinds += [
+                PlanKind(self._blocks[:1], reduce_ms, reduce_ms),
+                PlanKind(
+                    (self._columns, *self._blocks), fixed_ms + least_ms, fixed_ms + every_rank_ms
+                ),
+            ]
+        return kinds
+
+    def bound_of_kind_ms(self, kind: PlanKind) -> float:
+        """Return the largest cost found that no plan of a kind undercuts (L5)."""
+        low = self.mean_ms(math.inf, kind)
         if low == math.inf:
             return low
-        high = max(low, 1e-6)
-        while self._mean_ms(high, kind) > high:
+        # every `low` has passed the test, so the end of the bisection that is returned is a bound
+        high = max(low, LEAST_MS)
+        while self.mean_ms(high, kind) > high:
             low, high = high, 2.0 * high
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            if self._mean_ms(middle, kind) > middle:
+            if self.mean_ms(middle, kind) > middle:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _mean_ms(self, limit_ms: float, kind: _Kind) -> float:
-        """A lower bound of the ranks' mean cost in plans that cost `limit_ms` or less.
+    def mean_ms(self, limit_ms: float, kind: PlanKind) -> float:
+        """Return a lower bound of the ranks' mean cost in plans that cost `limit_ms` or less.
 
         inf where there is no such plan.
         """
-        num_tables = len(self._shapes.step)
-        any_rank_ms = kind.any_fixed_ms + self._least_comm_ms(kind)
-        least = np.full(num_tables, np.inf)
-        least_work = np.full(num_tables, np.inf)
-
-        def fits(pieces: Pieces, work_ms: Floats) -> NDArray[np.bool_]:
-            alone_ms = work_ms + self._own * pieces.volume + self._launch_ms + any_rank_ms
-            within: NDArray[np.bool_] = (alone_ms <= limit_ms) & (
-                pieces.size_bytes <= self._capacity
-            )
-            return within
-
-        if kind.columns:
-            pieces, work_ms = self._shapes.columns, self._column_work
-            allowed = fits(pieces, work_ms)
-            of_table = self._shapes.first[:-1]
-            for least_of, ms in (
-                (least, work_ms / self._world_size + self._column_comm),
-                (least_work, work_ms),
-            ):
-                whole_ms = np.where(allowed, ms / self._share, np.inf)
-                np.minimum(least_of, np.minimum.reduceat(whole_ms, of_table), out=least_of)
-        for blocks in kind.blocks:
-            block_ms = self._work_ms(blocks.block)
-            allowed = blocks.possible & fits(blocks.block, block_ms)
-            work_ms = (blocks.group_size - 1) * block_ms + self._work_ms(blocks.last)
-            comm_ms = self._comm_of_blocks(blocks)
-            ms = np.where(allowed, work_ms / self._world_size + comm_ms, np.inf)
-            np.minimum(least, ms, out=least)
-            np.minimum(least_work, np.where(allowed, work_ms, np.inf), out=least_work)
-        mean_ms = float(least.sum()) + kind.fixed_ms
+        every_rank_ms = kind.every_rank_fixed_ms + _exchanges_of_every_rank_ms(kind)
+        least_mean = least_work = np.full(len(self._columns.first), np.inf)
+        for cuts in kind.cuts:
+            fits = cuts.possible & (cuts.size_bytes <= self._capacity)
+            allowed = fits & (cuts.piece_ms + every_rank_ms <= limit_ms)
+            least_mean = np.minimum(least_mean, cuts.least(cuts.mean_ms, allowed))
+            least_work = np.minimum(least_work, cuts.least(cuts.work_ms, allowed))
+        mean_ms = float(least_mean.sum()) + kind.fixed_ms
         if mean_ms == math.inf or limit_ms == math.inf:
             return mean_ms
-        # ranks that hold anything launch a lookup; few of them cannot do all the work
-        room_ms = max(limit_ms - self._launch_ms - any_rank_ms, 1e-9)
+        # ranks that hold anything launch a lookup, and few of them cannot do all the work (L6)
+        room_ms = max(limit_ms - self._launch_ms - every_rank_ms, LEAST_ROOM_MS)
         num_used = min(math.ceil(float(least_work.sum()) / room_ms), self._world_size)
         return mean_ms + self._launch_ms * num_used / self._world_size
 
-    def _work_ms(self, pieces: Pieces) -> Floats:
-        """[n], of computation on a rank that reads nothing else."""
-        work: Floats = self._compute.work_ms(pieces.vectors, pieces.vectors[:, -1]).sum(axis=1)
-        return work
+    def _cut_columns(self, shapes: Shapes) -> Cuts:
+        """Price column shards of every width, and whole tables in shards of equal widths."""
+        columns = shapes.columns
+        work_ms = self._compute.stand_alone_ms(columns.vectors)
+        exchange_ms = columns.volume * (self._prices.even_byte_ms / self._world_size)
+        mean_ms = work_ms / self._world_size + (exchange_ms + self._prices.shard_ms)
+        # A table may take its best width for all of its columns, in a fraction of a piece too: no
+        # choice of widths has a lower price for each column (L4).
+        whole_volume = columns.volume[shapes.whole]
+        share = columns.volume / whole_volume[shapes.table]
+        return Cuts(
+            first=shapes.first[:-1],
+            possible=np.ones(len(work_ms), dtype=np.bool_),
+            size_bytes=columns.size_bytes,
+            piece_ms=self._piece_ms(columns, work_ms),
+            work_ms=work_ms / share,
+            mean_ms=mean_ms / share,
+            every_rank_ms=self._least_prices.any_byte_ms * whole_volume,
+        )
 
-    def _reduce(self, blocks: BlockShapes) -> ReducePrices:
+    def _cut_rows(self, blocks: BlockShapes) -> Cuts:
+        """Price row blocks of every table, over any one of the groups of a size."""
+        reduces = self._reduces(blocks)
+        block_ms = self._compute.stand_alone_ms(blocks.block.vectors)
+        last_ms = self._compute.stand_alone_ms(blocks.last.vectors)
+        work_ms = (blocks.group_size - 1) * block_ms + last_ms
+        reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
+        # the ranks of one group reduce and then exchange what they reduced
+        exchange_ms = reduce_ms + blocks.block.volume * self._prices.even_byte_ms
+        exchange_ms = exchange_ms / blocks.num_groups
+        every_rank_ms = exchange_ms
+        if not blocks.is_global:  # ranks outside the group do not reduce
+            volume = blocks.block.volume
+            every_rank_ms = self._least_prices.any_byte_ms * volume * blocks.group_size
+        return Cuts(
+            first=np.arange(len(work_ms)),
+            possible=blocks.possible,
+            size_bytes=blocks.block.size_bytes,
+            piece_ms=self._piece_ms(blocks.block, block_ms),
+            work_ms=work_ms,
+            mean_ms=work_ms / self._world_size + exchange_ms,
+            every_rank_ms=every_rank_ms,
+        )
+
+    def _piece_ms(self, pieces: Pieces, work_ms: Floats) -> Floats:
+        """Return [n], work, own exchanges and launch of a rank with one piece (L5)."""
+        own_ms = self._least_prices.own_byte_ms * pieces.volume
+        piece_ms: Floats = work_ms + own_ms + self._launch_ms
+        return piece_ms
+
+    def _reduces(self, blocks: BlockShapes) -> ReducePrices:
         return self._prices.reduces[blocks.group_size]
 
-    def _comm_of_blocks(self, blocks: BlockShapes) -> Floats:
-        """[T], what the exchanges of a table in row blocks take, in the mean over ranks."""
-        prices = self._reduce(blocks)
-        reduce_ms = prices.byte_ms * blocks.reduce_volume + prices.shard_ms
-        return (reduce_ms + blocks.block.volume * self._prices.even) / blocks.num_groups
 
-    def _least_comm_ms(self, kind: _Kind) -> float:
-        """What every rank pays at least for the volumes of all tables."""
-        least = np.full(len(self._shapes.step), np.inf)
-        if kind.columns:
-            least = self._floor * self._shapes.columns.volume[self._shapes.whole]
-        for blocks in kind.blocks:
-            of_table = self._comm_of_blocks(blocks)
-            if not blocks.is_global:  # ranks outside the group do not reduce
-                of_table = self._floor * blocks.block.volume * blocks.group_size
-            least = np.minimum(least, np.where(blocks.possible, of_table, np.inf))
-        return float(least[np.isfinite(least)].sum())
-
-
-def _least_exchange_prices(model: CommunicationModel, hosts: Hosts) -> tuple[float, float]:
-    """What a rank's exchanges take at least: for a byte of its own, for one of any rank.
-
-    A maximum over ranks or hosts is no less than the mean over them. What a rank gets from others
-    may be nothing, but where all others are behind one link: there it is what is not its own.
-    """
-    if hosts.world_size == 1:
-        return 0.0, 0.0
-    links = (
-        ("intra", hosts.ranks_per_host - 1, hosts.intra_ms_per_mb),
-        ("inter", hosts.world_size - hosts.ranks_per_host, hosts.inter_ms_per_mb),
-    )
-    num_hosts = hosts.world_size // hosts.ranks_per_host
-    own = of_any = 0.0
-    for kind, of_own, of_others in (("fwd_comm", "out", "in"), ("bwd_comm", "in", "out")):
-        weights = model.exchange[EXCHANGES.index(kind)].tolist()
-        weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
-        own += weight["own_bytes"] * hosts.world_size
-        of_any += weight["all_bytes"]
-        for link, peers, ms_per_mb in links:
-            own += (weight[f"{of_own}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
-            maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
-            maxima = (maxima + weight["max_both_links"]) / hosts.world_size
-            of_any += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
-            if peers == hosts.world_size - 1:
-                own -= weight[f"{of_others}_{link}"] * ms_per_mb
-                of_any += weight[f"{of_others}_{link}"] * ms_per_mb
-    return max(own, 0.0) / 1e6, (of_any + min(own, 0.0)) / 1e6
+def _exchanges_of_every_rank_ms(kind: PlanKind) -> float:
+    """Return what every rank pays at least for the volumes of all tables (L7)."""
+    num_tables = len(kind.cuts[0].every_rank_ms)
+    least_ms = np.full(num_tables, np.inf)
+    for cuts in kind.cuts:
+        possible = np.logical_or.reduceat(cuts.possible, cuts.first)
+        least_ms = np.minimum(least_ms, np.where(possible, cuts.every_rank_ms, np.inf))
+    # a table that cannot be cut in any of these ways makes the mean infinite anyway
+    return float(least_ms[np.isfinite(least_ms)].sum())

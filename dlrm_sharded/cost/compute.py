@@ -1,11 +1,14 @@
-"""What a rank's lookups take, forward and backward, from what its shards ask.
+"""Computation of a rank: what its lookups take, forward and backward.
 
 The time of a rank is a sum over its shards of work terms (`WORK_TERMS`) times prices. A shard's
-prices depend on its access profile alone, through a small net with positive outputs; the work terms
-grow with columns and ids. Prices rise with the weights that one step of the whole rank reads, as
-these leave the caches. So a time is zero for a rank without shards, is never negative, grows with
-every added shard and column, and with ids of the same profile; adding a shard to a rank adds a
-vector to a sum. Beyond the fitted range it goes on linearly in all of these.
+prices depend on its access profile alone, through a small net with positive outputs, and its work
+terms grow with columns and ids. Prices rise with the weights that a step of the whole rank reads,
+as these leave the caches. So a time is zero for a rank without shards, is never negative, and
+grows with every added shard and column and with ids of the same profile. Outside the fitted range
+it continues linearly.
+
+For given MB read, all of this is linear. Each shard therefore becomes a vector, and the time of a
+rank is a formula of the sum of its shards' vectors. The search relies on that.
 
 This replaces NeuroShard's computation model (arXiv:2305.01868, sec. 3.2), which has none of these
 properties and is off by 30 to 54 % on single tables; `neuroshard_paper.py` has that one.
@@ -23,17 +26,22 @@ from dlrm_sharded.cost.features import Floats, Workload
 
 DIRECTIONS = ("forward", "backward")
 
+READ_MB = -1
+"""Column of a shard's vector with the MB of weights that a step reads. The other columns are the
+priced work of both directions."""
+
 
 @dataclass(frozen=True, slots=True)
 class PriceNet:
-    """One direction's prices.
+    """Prices of one direction.
 
     Args:
-        weights, biases: of layers [C, h], [h, K] with tanh between them; exp at the end.
-        cache_gain: [K, J], not negative: by how much prices rise as a cache overflows.
-        cache_mb, cache_slope: [J], where that happens, as log10 of MB, and how fast.
-        launch_ms, next_launch_ms: what a rank's first lookup takes whatever it looks up, and what
-            each further one does.
+        weights, biases: layers [C, h], [h, K] with tanh between them and exp at the end.
+        cache_gain: [K, J], not negative; by how much a term's price rises as a cache overflows.
+        cache_mb, cache_slope: [J], log10 of the MB at which a cache is half overflown, and how
+            fast it overflows around them.
+        launch_ms, next_launch_ms: time of a rank's first lookup whatever it looks up, and of each
+            further one.
     """
 
     weights: tuple[Floats, ...]
@@ -45,7 +53,7 @@ class PriceNet:
     next_launch_ms: float
 
     def priced(self, work: Floats, profile: Floats) -> Floats:
-        """[S, 1 + J], ms of the work [S, K], and how much more with each cache overflown.
+        """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
 
         Args:
             profile: [S, C], scaled.
@@ -53,18 +61,21 @@ class PriceNet:
         hidden = profile
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
+        # exp keeps every price positive, so more work never takes less time
         times = work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
         return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
 
     def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
-        """[N], of sums of priced work [N, 1 + J], on ranks that read so many MB [N] in a step."""
+        """Return [N], time of priced work [N, 1 + J] on ranks that read so many MB [N]."""
+        # a rank that reads nothing has a logarithm, too
         level = (np.log10(read_mb + 1e-3)[:, None] - self.cache_mb) * self.cache_slope
+        # the logistic function as a tanh, which cannot overflow
         overflow = 0.5 * (1.0 + np.tanh(0.5 * level))
         times: Floats = priced[:, 0] + (overflow * priced[:, 1:]).sum(axis=1)
         return times
 
     def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
-        """[N], of sums of priced work [N, 1 + J], of MB read [N] and of lookups launched [N]."""
+        """Return [N], time of priced work [N, 1 + J], MB read [N] and lookups launched [N]."""
         times = self.work_ms(priced, read_mb)
         times += self.launch_ms * np.minimum(num_lookups, 1.0)
         times += self.next_launch_ms * np.maximum(num_lookups - 1.0, 0.0)
@@ -77,7 +88,7 @@ class ComputeModel:
 
     Args:
         profile_mean, profile_std: [C], to scale profiles.
-        profile_low, profile_high: [C], fitted range; beyond it, prices are those at its edge.
+        profile_low, profile_high: [C], fitted range; outside it, prices are those at its edge.
     """
 
     profile_mean: Floats
@@ -88,7 +99,7 @@ class ComputeModel:
     backward: PriceNet
 
     def vectors(self, workload: Workload) -> Floats:
-        """[S, V], what each shard adds to its rank: priced work of both directions, MB read."""
+        """Return [S, V], what each shard adds to its rank: priced work, and MB (`READ_MB`)."""
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
         work = workload.work()
@@ -96,34 +107,43 @@ class ComputeModel:
         return np.column_stack([*priced, workload.unique_bytes() / 1e6])
 
     def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
-        """[N, 2], forward and backward.
+        """Return [N, 2], time of forward and backward computation.
 
         Args:
-            sums: [N, V], of the vectors of each rank's shards.
-            num_lookups: [N], fused modules with any shard: 0 for a rank without.
+            sums: [N, V], sums of the vectors of each rank's shards.
+            num_lookups: [N], fused modules with any shard on the rank: 0 for a rank without.
         """
         return np.column_stack(
             [
-                net.times_ms(priced, sums[:, -1], num_lookups)
+                net.times_ms(priced, sums[:, READ_MB], num_lookups)
                 for net, priced in self._directions(sums)
             ]
         )
 
     def work_ms(self, vectors: Floats, read_mb: Floats) -> Floats:
-        """[N, 2], what shards of vectors [N, V] add to ranks that read so many MB [N] with them.
+        """Return [N, 2], what shards of vectors [N, V] add to ranks that read so many MB [N].
 
-        It grows with what the rank reads; a rank's time is the sum over its shards, and launches.
+        It grows with what the rank reads. A rank's time is the sum over its shards, and launches.
         """
         return np.column_stack(
             [net.work_ms(priced, read_mb) for net, priced in self._directions(vectors)]
         )
 
+    def stand_alone_ms(self, vectors: Floats) -> Floats:
+        """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
+        times: Floats = self.work_ms(vectors, vectors[:, READ_MB]).sum(axis=1)
+        return times
+
     def launch_ms(self, num_lookups: Floats) -> Floats:
-        """[N, 2], what launching the lookups takes, whatever they look up."""
-        nothing = np.zeros((len(num_lookups), 2 * self.forward.cache_gain.shape[1] + 3))
+        """Return [N, 2], time to launch the lookups, whatever they look up."""
+        num_priced = 1 + self.forward.cache_gain.shape[1]
+        nothing = np.zeros((len(num_lookups), 2 * num_priced + 1))
         return self.times_ms(nothing, num_lookups)
 
-    def _directions(self, vectors: Floats) -> list[tuple[PriceNet, Floats]]:
-        """Both nets, with their parts [N, 1 + J] of vectors [N, V]."""
-        half = (vectors.shape[1] - 1) // 2
-        return [(self.forward, vectors[:, :half]), (self.backward, vectors[:, half:-1])]
+    def _directions(self, vectors: Floats) -> tuple[tuple[PriceNet, Floats], ...]:
+        """Pair each net with its priced work [N, 1 + J] in vectors [N, V]."""
+        num_priced = 1 + self.forward.cache_gain.shape[1]
+        return (
+            (self.forward, vectors[:, :num_priced]),
+            (self.backward, vectors[:, num_priced : 2 * num_priced]),
+        )

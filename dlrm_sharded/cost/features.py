@@ -1,4 +1,4 @@
-"""What a plan asks of its ranks, in the numbers that cost models read.
+"""The numbers that cost models read of a plan: work, access profiles and volumes of its shards.
 
 Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks.
 """
@@ -19,7 +19,7 @@ from dlrm_sharded.task import ShardingTask
 Floats = NDArray[np.float64]
 
 CACHE_MB = (0.25, 2.0, 16.0, 128.0)
-"""Between the sizes of caches; what spills over one of them is read from the next."""
+"""Sizes between those of usual caches; what does not fit one of them is read from the next."""
 
 WORK_TERMS = (
     "shards",
@@ -35,23 +35,23 @@ WORK_TERMS = (
     "unique_lines",
     "unique_columns",
 )
-"""What a lookup's time is made of; each grows with columns, ids and shards, or stays.
+"""Parts of a lookup's work, none of which falls when columns, ids or shards are added.
 
-Rows that a step uses again come from the cache that holds all the rows it uses; the backward pass
+Rows that a step uses again come from the cache that holds all the rows it uses. The backward pass
 reads each id's gradient from a matrix [batch, columns].
 """
 
 PROFILE = ("log_rows", "log_reuse", *(f"accesses_reused_{name}" for name in ("little", "often")))
-"""Where a table's accesses fall in the caches: what the price of its work depends on."""
+"""Numbers that say where a shard's accesses fall in the caches; prices of work depend on them."""
 
 LITTLE_REUSE, OFTEN_REUSE = slice(1, 4), slice(7, None)
-"""Reuse bins: 2 to 8 times, over 64 times."""
+"""Reuse bins of rows that a step uses 2 to 8 times, and of those that it uses over 64 times."""
 
 SORT_BITS = 8
-"""Of a row's number, that one pass of FBGEMM's radix sort takes."""
+"""Bits of a row's number that one pass of FBGEMM's radix sort handles."""
 
 LINE_COLUMNS = 16
-"""fp32 columns in a cache line of 64 B."""
+"""Number of fp32 columns in a cache line of 64 B."""
 
 EXTENT = (
     "rows of a shard",
@@ -62,11 +62,13 @@ EXTENT = (
     "batch size",
     "ranks",
 )
-"""What a fit covers, and beyond which it is only an extrapolation."""
+"""Quantities whose fitted range a model knows; outside of it, it extrapolates."""
 
 FLOAT_BYTES, ID_BYTES = 4.0, 4.0
+"""Sizes of a pooled or gradient value and of an id in an exchange."""
 
 _USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
+# bins are (0, 1], (1, 2], (2, 4], ...: beyond the first two, a row is in the middle of its bin
 _USES_OF_BIN[1] = 2.0
 
 
@@ -91,7 +93,7 @@ class Exchange:
     Args:
         volume: [W], bytes that a rank exchanges with each other one in the all-to-all.
         num_shards: [W], shards of a rank that take part in it.
-        reduces: of row blocks, the largest groups first; none where there are no row blocks.
+        reduces: reductions of row blocks, the largest groups first; empty without row blocks.
     """
 
     volume: Floats
@@ -122,17 +124,17 @@ class Workload:
 
     @property
     def num_unique(self) -> Floats:
-        """[S], different ids of a step, from the histogram; not more than there are ids or rows."""
+        """[S], different ids of a step by the histogram, and at most as many as ids or rows."""
         unique: Floats = np.minimum(self.num_ids / self._uses(), self.num_rows)
         return unique
 
     def _uses(self) -> Floats:
-        """[S], how often a step uses an id that it uses, in the mean."""
+        """Return [S], how often a step uses, in the mean, an id that it uses at all."""
         uses: Floats = np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
         return uses
 
     def work(self) -> Floats:
-        """[S, K], the `WORK_TERMS` of every shard, in thousands."""
+        """Return [S, K], the `WORK_TERMS` of every shard, in thousands."""
         cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
         lines = np.ceil(cols / LINE_COLUMNS)
         bags = np.full_like(cols, self.batch_size)
@@ -155,11 +157,11 @@ class Workload:
         return np.stack(terms, axis=1) / 1e3
 
     def unique_bytes(self) -> Floats:
-        """[S], weights that one step reads."""
+        """Return [S], bytes of the different weights that one step reads."""
         return self.num_unique * self.num_cols * FLOAT_BYTES
 
     def extent(self) -> Floats:
-        """[E, 2], lowest and highest value of each of `EXTENT`."""
+        """Return [E, 2], lowest and highest value of each of `EXTENT`."""
         counts = np.bincount(self.rank, minlength=self.world_size)
         used = counts > 0
         values = (
@@ -174,7 +176,7 @@ class Workload:
         return np.array([(np.min(value), np.max(value)) for value in values])
 
     def by_rank(self, values: Floats) -> Floats:
-        """[W, ...], sums over each rank's shards of values [S, ...]."""
+        """Return [W, ...], sums over each rank's shards of values [S, ...]."""
         sums = np.zeros((self.world_size, *values.shape[1:]))
         np.add.at(sums, self.rank, values)
         return sums
@@ -186,7 +188,7 @@ class Workload:
         return modules
 
     def num_lookups(self) -> Floats:
-        """[W], fused lookup modules that have a shard on the rank."""
+        """Return [W], number of fused lookup modules that have a shard on the rank."""
         module = self.module
         present = np.zeros((self.world_size, module.max() + 1))
         present[self.rank, module] = 1.0
@@ -200,8 +202,8 @@ class Workload:
             num_bytes = self.num_cols * (FLOAT_BYTES * self.batch_size / self.world_size)
         # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
         # are not all ranks, each then exchanges its part of them with the other groups, as if the
-        # part were a column shard. Ids reach the groups by the all-to-all, but for a group of all
-        # ranks, which has its own exchange of them.
+        # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
+        # has an exchange of ids of its own.
         in_all_to_all = self.group_size < self.world_size
         if self.world_size == 1:
             in_all_to_all = self.group_size == 1
@@ -226,7 +228,7 @@ class Workload:
         )
 
     def profile(self) -> Floats:
-        """[S, C], the `PROFILE` of every shard."""
+        """Return [S, C], the `PROFILE` of every shard."""
         accesses = self.reuse_histogram * _USES_OF_BIN
         shares = accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)
         return np.column_stack(
@@ -240,13 +242,16 @@ class Workload:
 
 
 def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
-    """[S], from 0 to 1: how much of what is read does not fit a cache; a half at its size."""
+    """Return [S], share of what is read that does not fit a cache: 1/2 at the cache's size."""
     share: Floats = num_bytes / (num_bytes + cache_mb * 1e6)
     return share
 
 
 def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
-    """The shards of a valid plan, in its order. Tables without a reuse histogram have zeros."""
+    """Return the shards of a valid plan, in its order.
+
+    The histograms of tables without one are zeros; see `profiles.with_profiles`.
+    """
     tables = {table.name: table for table in task.tables}
     group_size = {
         name: layout_of(shards, tables[name], task.topology).group_size
@@ -279,6 +284,7 @@ def workload_of_rows(
     rows: Sequence[tuple[float, ...]],
     histograms: Sequence[tuple[float, ...]],
 ) -> Workload:
+    """Return the workload of shards given as rank, group size, rows, columns and ids per step."""
     rank, group_size, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T
     return Workload(
         world_size=world_size,

@@ -42,20 +42,20 @@ FEATURES = {
     "reduce": list(REDUCE_TERMS),
 }
 RANGE_SLACK = 1.1
-"""How far beyond the fitted range is not worth a warning."""
+"""Factor by which a quantity may leave its fitted range without a warning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedCostModel:
-    """Predicts what `cost.measure` measures, from random plans measured on the same hardware.
+    """Predicts what `calibration.measure` measures, from random plans on the same hardware.
 
     The idea is NeuroShard's (arXiv:2305.01868, sec. 3.2): costs of random ranks, pre-trained nets.
-    What differs is said in `compute` and `communication`.
+    `compute` and `communication` say what differs.
 
     Args:
-        name: of the hardware.
+        name: name of the hardware.
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
-        measured_links: those of `communication.LINKS` that were measured; others take the
+        measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
     """
 
@@ -66,7 +66,7 @@ class LearnedCostModel:
     measured_links: tuple[str, ...]
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Warns of what it has to assume, and of what is beyond the fitted range."""
+        """Predict a plan, with warnings of what is assumed or outside the fitted range."""
         workload = workload_of_plan(plan, with_profiles(task))
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
@@ -88,11 +88,11 @@ class LearnedCostModel:
         return self.predict_workload(workload, self.hosts(task.topology))
 
     def hosts(self, topology: Topology) -> Hosts:
-        """The topology, as the communication model sees it."""
+        """Return the topology as the communication model sees it."""
         return Hosts.of(topology, measured=self.measured_links)
 
     def unknown_links(self, topology: Topology) -> list[str]:
-        """Links that the topology has, and that are neither measured nor stated."""
+        """Return the links of the topology that are neither measured nor stated."""
         stated = {
             "intra": topology.intra_host_bytes_per_s,
             "inter": topology.inter_host_bytes_per_s,
@@ -108,7 +108,7 @@ class LearnedCostModel:
         ]
 
     def beyond_range(self, workload: Workload) -> list[str]:
-        """What of a workload the model was not fitted on, in words."""
+        """Describe each quantity of a workload that the model was not fitted on."""
         found = []
         for name, (low, high) in zip(EXTENT, workload.extent().tolist(), strict=True):
             fitted_low, fitted_high = self.ranges[name]
@@ -120,7 +120,7 @@ class LearnedCostModel:
         return found
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
-        """What the shards of a workload cost, on any hosts."""
+        """Predict the cost of the shards of a workload, on any hosts."""
         sums = workload.by_rank(self.compute.vectors(workload))
         forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
         return PlanCost.from_stages(
@@ -134,7 +134,7 @@ class LearnedCostModel:
         )
 
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
-        """[W], of one of `communication.EXCHANGES`."""
+        """Return [W], time of one of `communication.EXCHANGES`."""
         exchange = workload.exchange(of_ids=kind == "input_dist")
         return self.communication.exchange_ms(kind, exchange, hosts)
 
@@ -152,7 +152,7 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     compute, communication = from_arrays(found.arrays)
     measured_links = tuple(found.meta["measured_links"])
     if found.meta["device"] != context.device:
-        # the exchanges of a CPU say nothing of a GPU's
+        # exchanges between CPUs say nothing of exchanges between GPUs
         communication, measured_links = with_stated(UNMEASURED, measured=()), ()
     ranges = {key: (low, high) for key, (low, high) in found.meta["ranges"].items()}
     return LearnedCostModel(
@@ -169,7 +169,7 @@ def _number(value: float) -> str:
 
 
 def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Arrays:
-    """What the safetensors file of an artefact holds."""
+    """Return what the safetensors file of an artefact contains."""
     arrays: Arrays = {
         key: getattr(compute, key)
         for key in ("profile_mean", "profile_std", "profile_low", "profile_high")
@@ -185,7 +185,7 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
 
 
 def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
-    """The models that `to_arrays` took apart."""
+    """Build the models that `to_arrays` took apart."""
 
     def net(direction: str) -> PriceNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))

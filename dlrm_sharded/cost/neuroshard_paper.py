@@ -1,13 +1,14 @@
-"""NeuroShard's own cost models (arXiv:2305.01868, sec. 3.2), for comparison.
+"""The published cost models of NeuroShard (arXiv:2305.01868, sec. 3.2), for comparison.
 
-A net per table, summed over a rank's tables, then a net to the rank's time; for communication a
-net per world size that reads the columns of all ranks in rank order. Raw features are z-scored and
-the loss is the squared time. Differs: forward and backward computation are two outputs of the same
-net, as our stages are; ranks start together, so there are no start-time differences to read.
+One net reads each table, its outputs are summed over a rank's tables, and a second net maps the sum
+to the rank's times. Communication has one net per world size, which reads the columns of all ranks
+in rank order. Raw features are z-scored and the loss is the squared time. Differs: forward and
+backward computation are two outputs of the same net, as our stages are; ranks start together, so
+there are no start-time differences to read.
 
-What follows from the architecture, and `learned` does not share: an empty rank costs something, a
-time may be negative, nothing makes it grow with columns, a relabelling of ranks changes it, and
-world sizes that were not measured have no model.
+The architecture lacks what `learned` guarantees: an empty rank costs something, a time may be
+negative or fall when columns are added, a relabelling of ranks changes it, and world sizes that
+were not measured have no model.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def _mlp(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class PaperNets(nn.Module):
-    """Computation of a rank from its tables, communication of all ranks from their columns.
+    """Nets for a rank's computation from its tables, and for all ranks' exchanges of columns.
 
     Args:
-        world_sizes: those that have a communication net.
+        world_sizes: numbers of ranks that have a communication net.
     """
 
     scale_mean: Tensor
@@ -70,26 +71,30 @@ class PaperNets(nn.Module):
         self.register_buffer("scale_std", torch.ones(len(TABLE_FEATURES)))
 
     def compute(self, features: Tensor, rank: Tensor, num_ranks: int) -> Tensor:
-        """[ranks, 2], forward and backward ms, of tables [S, features] on ranks [S]."""
+        """Return [ranks, 2], forward and backward ms, of tables [S, features] on ranks [S]."""
         tables = self.table((features - self.scale_mean) / self.scale_std)
         sums = torch.zeros(num_ranks, tables.shape[1]).index_add(0, rank, tables)
         times: Tensor = self.rank(sums)
         return times
 
     def communicate(self, columns: Tensor) -> Tensor:
-        """[N, W, 2], forward and backward ms, of thousands of columns by rank [N, W]."""
+        """Return [N, W, 2], forward and backward ms, of thousands of columns by rank [N, W]."""
         times: Tensor = self.communication[str(columns.shape[1])](columns)
         return times.view(*columns.shape, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class PaperCostModel:
-    """The nets as a cost model."""
+    """Predicts with `PaperNets`."""
 
     nets: PaperNets
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Raises ConfigError for a world size without a net."""
+        """Predict a plan; the redistribution of ids is not modelled.
+
+        Raises:
+            ConfigError: there is no net for the world size.
+        """
         return self.predict_workload(workload_of_plan(plan, with_profiles(task)))
 
     def predict_workload(self, workload: Workload) -> PlanCost:
@@ -128,7 +133,7 @@ def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperC
 
 
 def table_features(workload: Workload) -> Floats:
-    """[S, features]."""
+    """Return [S, features], in the order of `TABLE_FEATURES`."""
     pooling_factor = workload.num_ids / workload.batch_size
     return np.column_stack(
         [workload.num_cols, workload.num_rows, pooling_factor, workload.reuse_histogram]
@@ -136,17 +141,17 @@ def table_features(workload: Workload) -> Floats:
 
 
 def columns_by_rank(workload: Workload) -> Floats:
-    """[W], in thousands."""
+    """Return [W], columns of each rank, in thousands."""
     return workload.by_rank(workload.num_cols) / 1e3
 
 
 def to_arrays(nets: PaperNets) -> Arrays:
-    """What the safetensors file of an artefact holds."""
+    """Return what the safetensors file of an artefact contains."""
     return {key: value.numpy() for key, value in nets.state_dict().items()}
 
 
 def from_arrays(arrays: Arrays) -> PaperNets:
-    """The nets that `to_arrays` took apart."""
+    """Build the nets that `to_arrays` took apart."""
     sizes = sorted({int(key.split(".")[1]) for key in arrays if key.startswith("communication.")})
     nets = PaperNets(sizes)
     state: dict[str, Any] = {key: torch.from_numpy(value) for key, value in arrays.items()}

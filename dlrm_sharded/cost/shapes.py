@@ -1,9 +1,8 @@
-"""What each table of a task can be cut into, and what every such piece asks of its rank.
+"""A catalog of the pieces that each table of a task can be cut into, each priced once.
 
-A plan picks shapes and ranks. Whatever searches or bounds plans starts from this catalogue, in
-which every shape of every table was priced once.
+A plan picks pieces and ranks. The search and the lower bound both start from this catalog.
 
-Letters: T tables, N column shapes, V numbers of a shard (`compute.py`), W ranks.
+Letters: T tables, N column shapes, n pieces, V numbers of a shard (`compute.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of tables, as arrays over them.
+    """Arrays over pieces of tables.
 
     Args:
-        vectors: [n, V], see `ComputeModel.vectors`.
-        size_bytes: [n], memory.
-        volume: [n], bytes that its rank exchanges with every other rank for it.
+        vectors: [n, V], work and MB read, see `ComputeModel.vectors`.
+        size_bytes: [n], memory of weights and optimizer state.
+        volume: [n], bytes that the piece's rank exchanges with every other rank for it.
     """
 
     vectors: Floats
@@ -41,11 +40,11 @@ class BlockShapes:
     """Every table cut into even blocks of rows, one on each rank of a group.
 
     Args:
-        group_size: ranks of the group.
-        num_groups: groups of that size.
+        group_size: number of ranks in the group.
+        num_groups: number of groups of that size.
         possible: [T], whether every rank gets a row.
-        block: [T], any of the blocks but the last, which has no more rows than they.
-        last: [T].
+        block: [T], any of the blocks but the last.
+        last: [T], the last block, which has as many rows as the others or fewer.
         reduce_volume: [T], bytes that each rank of the group sends to every other one of it.
     """
 
@@ -64,13 +63,13 @@ class BlockShapes:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes of all tables of a task.
+    """All shapes of all tables of a task.
 
     Args:
-        step: [T], columns in which widths are counted: 4, more where tables are very wide.
-        first: [T + 1], where each table's column shapes begin, of 1, 2, ... steps.
-        columns: [N], column shards.
-        row_blocks: one for each of `Topology.group_sizes`.
+        step: [T], columns of a step, in which widths are counted: 4, more for very wide tables.
+        first: [T + 1], where each table's column shapes begin; they have 1, 2, ... steps.
+        columns: [N], column shards of every table and width.
+        row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
     """
 
     step: Indices
@@ -82,23 +81,25 @@ class Shapes:
     def of(
         cls, task: ShardingTask, compute: ComputeModel, *, max_widths: int = MAX_COLUMNS
     ) -> Shapes:
-        """All shapes of a task whose tables all have a reuse histogram (`with_profiles`).
+        """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
 
         Args:
-            max_widths: of a table; wider ones are cut at multiples of 8, 12, ... columns.
+            max_widths: most widths of one table; wider tables are cut in steps of 8, 12, ...
+                columns.
         """
         dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
         num_widths = -(-dims // step)
+        # the widths of all tables lie in one array, one table after the other
         first = np.concatenate([[0], num_widths.cumsum()])
         table = np.repeat(np.arange(len(dims)), num_widths)
-        steps = np.arange(first[-1]) - first[table] + 1
+        num_steps = np.arange(first[-1]) - first[table] + 1
         topology = task.topology
         pricer = PiecePricer(task, compute)
         return cls(
             step=step,
             first=first,
-            columns=pricer.columns(table, np.minimum(steps * step[table], dims[table])),
+            columns=pricer.columns(table, np.minimum(num_steps * step[table], dims[table])),
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
         )
 
@@ -109,7 +110,7 @@ class Shapes:
 
     @property
     def table(self) -> Indices:
-        """[N], whose shape it is."""
+        """[N], place in the task of the table that has the shape."""
         return np.repeat(np.arange(len(self.step)), np.diff(self.first))
 
 
@@ -130,13 +131,14 @@ class PiecePricer:
 
         Args:
             table: [n], places of the tables in the task.
-            num_cols: [n].
+            num_cols: [n], columns of the shards.
         """
         return self._pieces(table, self._whole[table], num_cols)
 
     def row_blocks(self, group_size: int) -> BlockShapes:
         """Price the row blocks of every table on groups of a size."""
-        height = -(-self._whole // group_size)  # as `layouts.row_blocks` cuts
+        # `layouts.row_blocks` rounds heights up too, so the last blocks may be missing
+        height = -(-self._whole // group_size)
         count = -(-self._whole // height)
         table = np.arange(len(self._whole))
         topology = self._task.topology
@@ -151,6 +153,7 @@ class PiecePricer:
             possible=count == group_size,
             block=self._pieces(table, height, self._dims, group_size),
             last=self._pieces(table, last_rows, self._dims, group_size),
+            # each rank reduces the samples of one rank of every group
             reduce_volume=vector_bytes * num_groups,
         )
 

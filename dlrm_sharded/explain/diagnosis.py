@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.communication import STEP_EXCHANGES, ExchangePrices, Hosts
+from dlrm_sharded.cost.communication import STEP_EXCHANGES, Hosts
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import (
     FLOAT_BYTES,
     Floats,
@@ -102,7 +104,7 @@ class _PricedPlan:
         self._workload = workload = workload_of_plan(plan, task)
         self._vectors = model.compute.vectors(workload)
         self.cost: PlanCost = model.predict_workload(workload, self._hosts)
-        read_mb = workload.by_rank(self._vectors[:, -1])[workload.rank]
+        read_mb = workload.by_rank(self._vectors[:, READ_MB])[workload.rank]
         self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
         prices = ExchangePrices.of(model.communication, self._hosts)
         comm_ms = _own_comm_ms(workload, prices)
@@ -224,13 +226,13 @@ def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """[S], what a shard adds to its rank's exchanges."""
     volume = workload.exchange(of_ids=False).volume
     of_host = volume.reshape(prices.num_hosts, -1).sum(axis=1)
-    per_byte = np.full(len(volume), prices.own + prices.shared)
-    per_byte[volume >= volume.max()] += prices.fullest
+    per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
+    per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
     fullest_host = np.repeat(of_host >= of_host.max(), workload.ranks_per_host)
-    per_byte[fullest_host] += prices.fullest_host
+    per_byte[fullest_host] += prices.busiest_host_byte_ms
     num_bytes = workload.num_cols * _bytes_per_column(workload)
     size = workload.group_size
-    times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard
+    times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard_ms
     for group_size, reduce in prices.reduces.items():
         num_groups = workload.world_size // group_size
         reduce_ms = reduce.byte_ms * num_bytes * num_groups + reduce.shard_ms

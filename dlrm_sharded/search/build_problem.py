@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.communication import ExchangePrices
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.search.constraints import Constraints
@@ -59,7 +60,7 @@ def build_problem(
         prices=prices,
         weights=LoadWeights(critical_path_share, prices),
         split_error=split_error,
-        mean_read_mb=float(shapes.columns.vectors[shapes.whole, -1].sum()) / hosts.world_size,
+        mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
     is_partial = np.ones(len(columns.volume), dtype=bool)
     is_partial[kept.first_shape[1:] - 1] = False
@@ -88,9 +89,9 @@ def build_problem(
         demand=Demand.pack(columns.vectors, columns.volume, kept.num_shards, margin),
         load=load,
         margin=margin,
-        shared_ms=prices.shared * columns.volume + prices.shard * kept.num_shards,
+        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept.num_shards,
         size_bytes=columns.size_bytes,
-        host_load=prices.fullest_host * columns.volume,
+        host_load=prices.busiest_host_byte_ms * columns.volume,
         capacity_bytes=constraints.capacity(task.topology),
         allowed=allowed,
         separated=separated,
@@ -221,7 +222,7 @@ class _Pricing:
             error: [n], share of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads: at least the piece, about as much as others.
-        read_mb = np.maximum(pieces.vectors[:, -1], self.mean_read_mb)
+        read_mb = np.maximum(pieces.vectors[:, READ_MB], self.mean_read_mb)
         compute_ms = self.model.compute.work_ms(pieces.vectors, read_mb)
         margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
@@ -246,7 +247,9 @@ class _Pricing:
             shared_ms, num_shards = reduce_ms, 0.0
             fixed_load = np.zeros(NUM_LOADS)
         else:
-            shared_ms = (self.prices.shared * piece.volume + self.prices.shard) * cut.group_size
+            shared_ms = (
+                self.prices.any_byte_ms * piece.volume + self.prices.shard_ms
+            ) * cut.group_size
             num_shards = 1.0
             reduce_load = reduce_ms[:, None] * self.weights.exchange
             load += reduce_load

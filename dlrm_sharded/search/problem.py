@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.communication import ExchangePrices, Hosts
+from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.task import ShardingTask
@@ -145,11 +146,11 @@ class LoadWeights:
             volume: [n], bytes exchanged with every other rank.
         """
         share = self.critical_path_share
-        loads = self.prices.own * volume[:, None] * self.exchange
+        loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
         loads[:, Load.COMPUTE] += share * compute_ms
         # All ranks wait for the rank with most bytes: a maximum, which only this load's is.
-        loads[:, Load.EXCHANGE] += self.prices.fullest * volume
+        loads[:, Load.EXCHANGE] += self.prices.busiest_rank_byte_ms * volume
         return loads
 
 
@@ -239,9 +240,9 @@ class Problem:
         """Return the processing time per rank in a plan of this cost with balanced volumes."""
         prices, weights = self.prices, self.weights
         total = self.demand[self.whole_shape].sum(axis=0)
-        # A rank's own exchanges are part of its processing time; the rest of `even` is not.
-        per_byte = prices.even - weights.exchange[Load.COST] * prices.own
-        shared_ms = prices.fixed + prices.shard * total[Demand.NUM_SHARDS]
+        # A rank's own exchanges are part of its processing time; the rest of `even_byte_ms` is not.
+        per_byte = prices.even_byte_ms - weights.exchange[Load.COST] * prices.own_byte_ms
+        shared_ms = prices.fixed_ms + prices.shard_ms * total[Demand.NUM_SHARDS]
         return float(cost_ms - shared_ms - per_byte * total[Demand.VOLUME] / self.world_size)
 
 

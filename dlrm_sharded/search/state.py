@@ -165,9 +165,9 @@ class State:
             if not blocks.spans_all_ranks:
                 load += has_kind[:, None] * blocks.fixed_load
         self.load[ranks] = load
-        if self.num_hosts > 1 and problem.prices.fullest_host > 0:
+        if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
             volume = by_group(self._demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
-            self.host_load = problem.prices.fullest_host * volume.sum(axis=1)
+            self.host_load = problem.prices.busiest_host_byte_ms * volume.sum(axis=1)
 
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
@@ -232,7 +232,7 @@ class State:
         """Count what exchanges vectors; without any of it, a plan has no all-to-alls."""
         self._num_in_all_to_all += more
         if self._num_in_all_to_all == (1 if more > 0 else 0):
-            self.shared_ms += more * self.problem.prices.fixed
+            self.shared_ms += more * self.problem.prices.fixed_ms
 
     def _new_slot(self) -> int:
         if not self._free_slots:

@@ -16,17 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.bound import _Kind, _least_exchange_prices, _Relaxation, lower_bound_ms
+from dlrm_sharded.cost.bound import PlanKind, Relaxation, lower_bound_ms
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
     REDUCE_TERMS,
     STEP_EXCHANGES,
     CommunicationModel,
-    ExchangePrices,
     Hosts,
 )
-from dlrm_sharded.cost.features import COLUMNS, HOST_ROWS, ROWS, Workload, workload_of_plan
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.plan_cost import STAGES, PlanCost
@@ -39,7 +40,6 @@ Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-9
 EXAMPLES = settings(max_examples=60, deadline=None)
-NO_REDUCE = np.zeros(1)
 
 models = st.builds(model_of, st.sampled_from(MODELS), st.integers(0, 3))
 
@@ -82,17 +82,13 @@ def costs(draw: st.DrawFn) -> PlanCost:
 def step_exchange_ms(model: CommunicationModel, volume: Floats, hosts: Hosts) -> Floats:
     """[W], both exchanges of volumes [W], with one shard on every rank."""
     shards = np.ones((1, len(volume)))
-    times = [
-        model.times_ms(kind, volume[None], shards, NO_REDUCE, NO_REDUCE, hosts)[0]
-        for kind in STEP_EXCHANGES
-    ]
+    times = [model.all_to_all_ms(kind, volume[None], shards, hosts)[0] for kind in STEP_EXCHANGES]
     return np.sum(times, axis=0)
 
 
 def stand_alone_ms(workload: Workload, model: LearnedCostModel) -> Floats:
     """[S], computation of every shard on a rank that reads nothing else."""
-    vectors = model.compute.vectors(workload)
-    return model.compute.work_ms(vectors, vectors[:, -1]).sum(axis=1)
+    return model.compute.stand_alone_ms(model.compute.vectors(workload))
 
 
 def launch_ms(model: LearnedCostModel) -> float:
@@ -107,26 +103,13 @@ def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
     return np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in cost.per_rank])
 
 
-def kinds_of(relaxation: _Relaxation) -> tuple[_Kind, _Kind, _Kind]:
-    """Columns, rows and mixed, as `_Relaxation.bound_ms` has them."""
-    prices, num_blocks = relaxation._prices, len(relaxation._blocks)
-    fixed_ms, reduce_ms = prices.fixed, prices.reduce_fixed
-    least_ms = any_ms = reduce_ms
-    if num_blocks > 1:
-        least_ms, any_ms = min(reduce_ms, prices.host_reduce_fixed / prices.num_hosts), 0.0
-    return (
-        _Kind(True, 0, fixed_ms, fixed_ms),
-        _Kind(False, 1, reduce_ms, reduce_ms),
-        _Kind(True, num_blocks, fixed_ms + least_ms, fixed_ms + any_ms),
-    )
-
-
-def kind_of(workload: Workload, relaxation: _Relaxation) -> _Kind:
+def kind_of(workload: Workload, relaxation: Relaxation) -> PlanKind:
     """The kind of L8 that a plan is of."""
-    columns, rows, mixed = kinds_of(relaxation)
-    if (workload.lookup == COLUMNS).all():
+    columns, *others = relaxation.kinds()
+    if (workload.group_size == 1).all():
         return columns
-    return rows if (workload.lookup == ROWS).all() else mixed
+    rows, mixed = others
+    return rows if (workload.group_size == workload.world_size).all() else mixed
 
 
 @given(cost=costs())
@@ -140,7 +123,7 @@ def test_l1_cost_is_at_least_the_mean_over_ranks(cost: PlanCost) -> None:
 def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel) -> None:
     workload = workload_of_plan(*of)
     vectors = model.compute.vectors(workload)
-    on_its_rank = workload.by_rank(vectors[:, -1])[workload.rank]
+    on_its_rank = workload.by_rank(vectors[:, READ_MB])[workload.rank]
     alone_ms = stand_alone_ms(workload, model)
     assert at_least(model.compute.work_ms(vectors, on_its_rank).sum(axis=1), alone_ms)
     computation = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
@@ -157,7 +140,9 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
     even_ms = step_exchange_ms(model, even, hosts).mean()
     assert at_least(step_exchange_ms(model, volume, hosts).mean(), even_ms)
     prices = ExchangePrices.of(model, hosts)
-    linear_ms = prices.fixed + prices.even * volume.mean() + prices.shard * hosts.world_size
+    linear_ms = (
+        prices.fixed_ms + prices.even_byte_ms * volume.mean() + prices.shard_ms * hosts.world_size
+    )
     assert even_ms == pytest.approx(linear_ms, rel=1e-6)
 
 
@@ -179,9 +164,9 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
 ) -> None:
     """The mean of the relaxation without a limit is below that of every plan of the kind."""
     workload = workload_of_plan(*of)
-    relaxation = _Relaxation(of[1], model)
+    relaxation = Relaxation(of[1], model)
     mean_ms = by_rank_ms(predicted(of[0].shards, of[1], model)).mean()
-    assert at_least(mean_ms, relaxation._mean_ms(math.inf, kind_of(workload, relaxation)))
+    assert at_least(mean_ms, relaxation.mean_ms(math.inf, kind_of(workload, relaxation)))
 
 
 @given(of=planned(), model=models)
@@ -190,14 +175,14 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
     workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
     exchange = workload.exchange(of_ids=False)
     cost = predicted(of[0].shards, of[1], model)
-    own, any_rank = _least_exchange_prices(model.communication, hosts)
-    # as `Workload.exchange` has it: bytes of each shard to every other rank
-    of_lookup = {COLUMNS: 1.0, ROWS: 0.0, HOST_ROWS: 1.0 / hosts.ranks_per_host}
-    share = np.array([of_lookup[lookup] for lookup in workload.lookup.tolist()])
-    volume = workload.num_cols * share * (4.0 * workload.batch_size / hosts.world_size)
+    prices = LeastExchangePrices.of(model.communication, hosts)
+    # bytes of each shard to every other rank, as `Workload.exchange` has them
+    everywhere = (workload.group_size == workload.world_size) & (workload.world_size > 1)
+    num_bytes = workload.num_cols * (4.0 * workload.batch_size / workload.world_size)
+    volume = num_bytes / workload.group_size * ~everywhere
     assert workload.by_rank(volume) == pytest.approx(exchange.volume, rel=TOLERANCE)
-    least_ms = stand_alone_ms(workload, model) + launch_ms(model) + own * volume
-    assert at_least(cost.cost_ms, least_ms.max() + any_rank * volume.sum())
+    piece_ms = stand_alone_ms(workload, model) + launch_ms(model) + prices.own_byte_ms * volume
+    assert at_least(cost.cost_ms, piece_ms.max() + prices.any_byte_ms * volume.sum())
 
 
 @given(of=planned(), model=models, factor=st.floats(1.0, 4.0))
@@ -205,12 +190,12 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
 def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
-    relaxation = _Relaxation(of[1], model)
+    relaxation = Relaxation(of[1], model)
     kind = kind_of(workload_of_plan(*of), relaxation)
     cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
-    mean_ms = relaxation._mean_ms(cost_ms, kind)
+    mean_ms = relaxation.mean_ms(cost_ms, kind)
     assert at_least(cost_ms, mean_ms)
-    assert at_least(mean_ms, relaxation._mean_ms(factor * cost_ms, kind))
+    assert at_least(mean_ms, relaxation.mean_ms(factor * cost_ms, kind))
 
 
 @given(of=planned(), model=models)
@@ -229,10 +214,10 @@ def test_l7_every_rank_pays_the_least_exchange_prices(
     of: tuple[Hosts, Floats], model: CommunicationModel
 ) -> None:
     hosts, volume = of
-    own, any_rank = _least_exchange_prices(model, hosts)
-    assert own >= 0.0
-    fixed = ExchangePrices.of(model, hosts).fixed
-    least_ms = fixed + own * volume + any_rank * volume.sum()
+    prices = LeastExchangePrices.of(model, hosts)
+    assert prices.own_byte_ms >= 0.0
+    fixed_ms = ExchangePrices.of(model, hosts).fixed_ms
+    least_ms = fixed_ms + prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
     assert at_least(step_exchange_ms(model, volume, hosts), least_ms)
 
 
@@ -247,10 +232,10 @@ def test_l7_holds_term_by_term(hosts: Hosts) -> None:
         exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
         exchange[:, i] = 1.0
         model = CommunicationModel(exchange, np.zeros((len(EXCHANGES), len(REDUCE_TERMS))))
-        own, any_rank = _least_exchange_prices(model, hosts)
+        prices = LeastExchangePrices.of(model, hosts)
         for shares in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [4, 3, 2, 1]):
             volume = 1e6 * np.array(shares, dtype=np.float64)
-            least_ms = own * volume + any_rank * volume.sum()
+            least_ms = prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
             assert at_least(step_exchange_ms(model, volume, hosts), least_ms), term
 
 
@@ -259,9 +244,9 @@ def test_l7_holds_term_by_term(hosts: Hosts) -> None:
 def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
     of: Planned, model: LearnedCostModel
 ) -> None:
-    kind = kind_of(workload_of_plan(*of), _Relaxation(of[1], model))
+    kind = kind_of(workload_of_plan(*of), Relaxation(of[1], model))
     exchange_ms = exchanges_by_rank_ms(predicted(of[0].shards, of[1], model))
-    assert at_least(exchange_ms, kind.any_fixed_ms)
+    assert at_least(exchange_ms, kind.every_rank_fixed_ms)
     assert at_least(exchange_ms.mean(), kind.fixed_ms)
 
 
@@ -282,14 +267,14 @@ def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) ->
 def test_worked_example() -> None:
     """The numbers of docs/lower_bound.md."""
     task, model = worked_task(), worked_model()
-    prices = _least_exchange_prices(model.communication, model.hosts(task.topology))
-    assert prices == pytest.approx((0.0, 5e-6))
-    relaxation = _Relaxation(task, model)
-    columns, rows, mixed = kinds_of(relaxation)
+    prices = LeastExchangePrices.of(model.communication, model.hosts(task.topology))
+    assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))
+    relaxation = Relaxation(task, model)
+    columns, rows, mixed = relaxation.kinds()
     means = {2.3: 3.79, 2.5: 2.79, 3.0: 2.0667 + 0.39}
     for limit_ms, mean_ms in means.items():
-        assert relaxation._mean_ms(limit_ms, columns) == pytest.approx(mean_ms, abs=1e-4)
-    by_kind = [relaxation._bound_ms(kind) for kind in (columns, rows, mixed)]
+        assert relaxation.mean_ms(limit_ms, columns) == pytest.approx(mean_ms, abs=1e-4)
+    by_kind = [relaxation.bound_of_kind_ms(kind) for kind in (columns, rows, mixed)]
     assert by_kind == pytest.approx([2.79, 2.95, 3.05], rel=1e-5)
     assert lower_bound_ms(task, model) == by_kind[0]
     costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]

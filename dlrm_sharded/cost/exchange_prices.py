@@ -1,0 +1,214 @@
+"""Prices of a byte in the exchanges of a step: what the search and the lower bound know of them.
+
+The time of an exchange depends on the volumes of all ranks at once, through maxima.
+`ExchangePrices` replaces it by prices per byte that hold near even volumes, where good plans are,
+and `LeastExchangePrices` by prices that no volumes undercut. docs/lower_bound.md proves what the
+bound uses of them (L3 and L7).
+
+Letters: W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    STEP_EXCHANGES,
+    CommunicationModel,
+    Hosts,
+)
+from dlrm_sharded.cost.features import Floats
+
+EVEN_BYTES, STEP_BYTES = 1e6, 1e3
+"""Volume of every rank where the slopes are taken, and how far a rank is moved away from it."""
+
+HARDLY_ANY = 1e-12
+"""Number of shards that adds no time by itself: without any shard there is no exchange at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePrices:
+    """Prices of the reductions of a step within a group, on each of its ranks.
+
+    Args:
+        fixed_ms: time of the reductions of the group, whatever they reduce.
+        byte_ms: time of a byte that each rank of the group sends to every other one.
+        shard_ms: time of each table in row blocks.
+    """
+
+    fixed_ms: float
+    byte_ms: float
+    shard_ms: float
+
+    @classmethod
+    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReducePrices:
+        """Return the prices of a group by itself, see `Hosts.group`."""
+        # the times are linear in volumes and shards, so differences are prices
+        volumes = np.array([0.0, EVEN_BYTES, 0.0])
+        num_shards = np.array([HARDLY_ANY, HARDLY_ANY, 1.0])
+        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in STEP_EXCHANGES]
+        fixed_ms, with_bytes_ms, with_table_ms = np.sum(by_kind, axis=0).tolist()
+        return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, with_table_ms - fixed_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePrices:
+    """Prices of both all-to-alls of a step together, near even volumes.
+
+    A volume is what a rank exchanges with every other one, in bytes. The time of a rank is about
+
+        fixed_ms + shard_ms * (shards of all ranks) + own_byte_ms * (its volume)
+        + any_byte_ms * (sum of volumes) + busiest_rank_byte_ms * (largest volume)
+        + busiest_host_byte_ms * (largest sum of volumes of a host)
+
+    which is exact for even volumes. It understates the time of uneven ones, as times are convex.
+
+    Args:
+        even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
+            over ranks, as no term depends on a rank's number (Jensen's inequality).
+        reduces: prices of row blocks, by the size of their groups.
+    """
+
+    fixed_ms: float
+    shard_ms: float
+    even_byte_ms: float
+    own_byte_ms: float
+    busiest_rank_byte_ms: float
+    busiest_host_byte_ms: float
+    reduces: Mapping[int, ReducePrices]
+    num_ranks: int
+    num_hosts: int
+
+    @property
+    def any_byte_ms(self) -> float:
+        """What every rank pays for a byte of any rank: what the other prices leave of the even."""
+        on_host_ms = self.busiest_host_byte_ms * self.num_ranks / self.num_hosts
+        own_ms, busiest_ms = self.own_byte_ms, self.busiest_rank_byte_ms
+        return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
+
+    @classmethod
+    def of(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
+        """Take the prices from the model's times at even volumes and from its slopes there."""
+        size, per_host = hosts.world_size, hosts.ranks_per_host
+        exchanges = _StepExchanges(model, hosts)
+        fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
+        with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
+        own, busiest_rank, busiest_host = exchanges.uneven_prices()
+        return cls(
+            fixed_ms=fixed_ms,
+            shard_ms=(with_shards_ms - fixed_ms) / size,
+            even_byte_ms=(float(exchanges.even_ms[0]) - fixed_ms) / EVEN_BYTES,
+            own_byte_ms=own,
+            busiest_rank_byte_ms=busiest_rank,
+            busiest_host_byte_ms=busiest_host,
+            reduces={
+                group_size: ReducePrices.in_group(model, hosts.group(group_size))
+                for group_size in {size, per_host} - {1}
+            },
+            num_ranks=size,
+            num_hosts=size // per_host,
+        )
+
+
+class _StepExchanges:
+    """Both all-to-alls of a step as one function of the volumes, and its slopes at even ones.
+
+    The function is piecewise linear and its kinks are where ranks or hosts draw level, as all of
+    them do at even volumes. A difference quotient with a small step on one side of such a kink is
+    therefore the slope on that side, up to rounding. As times are convex, no slope farther out in
+    the same direction is smaller.
+    """
+
+    def __init__(self, model: CommunicationModel, hosts: Hosts) -> None:
+        self._model = model
+        self._hosts = hosts
+        self.even_ms = self.times_ms(np.full(hosts.world_size, EVEN_BYTES))
+
+    def times_ms(self, volume: Floats, num_shards: float = 0.0) -> Floats:
+        """Return [W], times at volumes [W] with `num_shards` on every rank."""
+        counts = np.full_like(volume, num_shards + HARDLY_ANY)
+        by_kind = [
+            self._model.all_to_all_ms(kind, volume[None], counts[None], self._hosts)[0]
+            for kind in STEP_EXCHANGES
+        ]
+        both: Floats = np.sum(by_kind, axis=0)
+        return both
+
+    def uneven_prices(self) -> tuple[float, float, float]:
+        """Return the prices of a byte of a rank's own, of the busiest rank, of the busiest host."""
+        size, per_host = self._hosts.world_size, self._hosts.ranks_per_host
+        first, first_host = slice(0, 1), slice(0, per_host)
+        others = slice(1, None) if size > 1 else slice(None)
+        # Rank 0 has less than the others, so it is not the busiest, and what they save is the price
+        # of a byte of any rank. Ranks of its own and of other hosts may differ: the least counts.
+        any_rank = float(self._slopes(first, -STEP_BYTES)[others].min())
+        # Rank 0 has more: it is the busiest rank on the busiest host, and the others wait for it.
+        more = self._slopes(first, STEP_BYTES)
+        busiest = float(more[others].min()) - any_rank
+        busiest_host = 0.0
+        if 1 < per_host < size:
+            # All ranks of host 0 have more. Other hosts' ranks then pay once for the busiest rank
+            # but for every rank of the busiest host; `busiest` has each of the two once.
+            host_more = self._slopes(first_host, STEP_BYTES)[per_host:]
+            waiting = float(host_more.min() - per_host * any_rank)
+            busiest_host = max((waiting - busiest) / (per_host - 1), 0.0)
+        busiest_rank = max(busiest - busiest_host, 0.0)
+        # what rank 0 pays for more of its own, and the others do not pay
+        own = max(float(more[0]) - any_rank - busiest_rank - busiest_host, 0.0)
+        return own, busiest_rank, busiest_host
+
+    def _slopes(self, ranks: slice, step_bytes: float) -> Floats:
+        """Return [W], ms per byte that each of `ranks` has more than the even volume, or less."""
+        volume = np.full(self._hosts.world_size, EVEN_BYTES)
+        volume[ranks] += step_bytes
+        return (self.times_ms(volume) - self.even_ms) / step_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LeastExchangePrices:
+    """Prices of a byte that no volumes undercut, on any rank: lemma L7 of docs/lower_bound.md.
+
+    With volumes v and their sum S, rank r's exchanges take at least
+    fixed_ms + own_byte_ms * v[r] + any_byte_ms * S.
+    """
+
+    own_byte_ms: float
+    any_byte_ms: float
+
+    @classmethod
+    def of(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
+        """Add up what each of the `EXCHANGE_TERMS` is at least."""
+        size, per_host = hosts.world_size, hosts.ranks_per_host
+        if size == 1:
+            return cls(0.0, 0.0)
+        links = (
+            ("intra", per_host - 1, hosts.intra_ms_per_mb),
+            ("inter", size - per_host, hosts.inter_ms_per_mb),
+        )
+        num_hosts = size // per_host
+        own = any_rank = 0.0
+        # a rank's own vectors go out in the forward pass, and their gradients come in
+        for kind, own_way, other_way in (("fwd_comm", "out", "in"), ("bwd_comm", "in", "out")):
+            weights = model.exchange[EXCHANGES.index(kind)].tolist()
+            weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
+            own += weight["own_bytes"] * size
+            any_rank += weight["all_bytes"]
+            for link, peers, ms_per_mb in links:
+                # the busier direction takes no less than that of the rank's own bytes
+                own += (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
+                # a maximum over ranks or hosts is no less than their mean
+                maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
+                maxima = (maxima + weight["max_both_links"]) / size
+                any_rank += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
+                # A rank that holds everything gets nothing from others. Only if all others are
+                # behind one link, what it gets is known: all that is not its own.
+                if peers == size - 1:
+                    own -= weight[f"{other_way}_{link}"] * ms_per_mb
+                    any_rank += weight[f"{other_way}_{link}"] * ms_per_mb
+        # A negative price of its own counts at most for everything: its volume is no more than all.
+        return cls(max(own, 0.0) / 1e6, (any_rank + min(own, 0.0)) / 1e6)
