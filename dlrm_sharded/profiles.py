@@ -1,4 +1,4 @@
-"""Access profiles of tables that nobody measured: what a Zipf distribution gives in the mean."""
+"""Access profiles of tables that were not measured: the expectation of a Zipf distribution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.zipf import cached_zipf
 
 ASSUMED_EXPONENT = 0.9
-"""Zipf exponent of tables without a measured profile: it fits Meta's dlrm_datasets best."""
+"""Zipf exponent that is assumed for tables without a profile; it fits Meta's dlrm_datasets best."""
 
 
 def with_profiles(task: ShardingTask) -> ShardingTask:
-    """The task with a reuse histogram for every table: assumed where none was measured."""
+    """Return the task with an assumed reuse histogram for every table that has none."""
     unknown = [table for table in task.tables if table.reuse_histogram is None]
     assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
     by_name = {table.name: table for table in assumed}
@@ -26,7 +26,7 @@ def with_profiles(task: ShardingTask) -> ShardingTask:
 def with_expected_profile(
     tables: Iterable[Table], *, batch_size: int, exponent: float
 ) -> tuple[Table, ...]:
-    """The tables with the reuse histogram that a Zipf-distributed global batch has in the mean."""
+    """Return the tables with the expected reuse histogram of a Zipf-distributed global batch."""
     return tuple(
         dataclasses.replace(
             table,

@@ -1,4 +1,4 @@
-"""Bounded Zipf: how skewed accesses to a table are drawn, and what a batch of them looks like."""
+"""The bounded Zipf distribution: samples of it, and the expected reuse of ids in a batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from scipy.special import gammaincc
 
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
-Bits = NDArray[np.uint64]
-"""[N], 64 random bits each."""
-
 _NUM_CELLS_LOG2 = 12
 _NUM_EXACT_RANKS = 512
 _RANGES_PER_OCTAVE = 32
@@ -22,12 +19,12 @@ _FRACTION_MASK = np.uint64(2 ** (64 - _NUM_CELLS_LOG2) - 1)
 
 
 class Zipf:
-    """Ranks 0 .. num_ids - 1, drawn with probability proportional to (rank + 1) ** -exponent.
+    """Ranks 0 .. num_ids - 1 with probability proportional to (rank + 1) ** -exponent.
 
-    Sampled by inversion of the cumulative distribution, kept at 4,096 equally likely knots and
-    linear between them. Before that it is exact for the 512 most popular ranks; the others are in
-    ranges of 1/32 octave that have their mass, evenly spread. For exponents up to 1.1 the total
-    variation distance to the exact distribution is below 0.002.
+    Two approximations make sampling fast. Only the 512 most popular ranks have their exact
+    probability; the others share that of their range of 1/32 octave evenly. And the inverse of the
+    cumulative distribution is linear between 4,096 equally likely knots. For exponents up to 1.1
+    the total variation distance to the exact distribution is below 0.002.
     """
 
     def __init__(self, num_ids: int, exponent: float) -> None:
@@ -44,8 +41,9 @@ class Zipf:
         self._cell_start = knots[:-1]
         self._cell_slope = np.diff(knots) * 2.0 ** -(64 - _NUM_CELLS_LOG2)
 
-    def ranks(self, bits: Bits) -> NDArray[np.int64]:
-        """[N], the rank that each 64 random bits select; 0 is the most popular."""
+    def ranks(self, bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return [N], the ranks for [N] times 64 random bits; rank 0 is the most popular."""
+        # the upper bits choose a cell between two knots, the lower ones a point inside it
         cell = (bits >> _CELL_SHIFT).view(np.int64)
         rank = (bits & _FRACTION_MASK).view(np.int64).astype(np.float64)
         rank *= self._cell_slope[cell]
@@ -53,19 +51,19 @@ class Zipf:
         return rank.astype(np.int64)
 
     def expected_num_unique(self, num_draws: float) -> float:
-        """Ranks that `num_draws` draws use at least once, in the mean."""
+        """Return the expected number of different ranks in `num_draws` draws."""
         return float(self._ranks_per_range @ -np.expm1(-self._expected_uses(num_draws)))
 
     def expected_reuse_histogram(self, num_draws: float) -> tuple[float, ...]:
-        """What `reuse_histogram` gives for `num_draws` draws, in the mean; zeros for no draws.
+        """Return the expected `reuse_histogram` of `num_draws` draws; zeros for no draws.
 
-        The number of uses of one rank is binomial; it is taken as Poisson, its limit for many
-        draws.
+        The number of uses of a rank is binomial; its limit for many draws, Poisson, is used.
         """
         num_unique = self.expected_num_unique(num_draws)
         if num_unique == 0.0:
             return (0.0,) * NUM_REUSE_BINS
         uses = self._expected_uses(num_draws)
+        # [bins + 1, R], probability of at most 0, 1, 2, 4, ... uses of a rank
         at_most = np.ones((NUM_REUSE_BINS + 1, len(uses)))
         at_most[0] = np.exp(-uses)
         for i in range(NUM_REUSE_BINS - 1):
@@ -79,22 +77,22 @@ class Zipf:
         return tuple(np.minimum(in_bin / num_unique, 1.0).tolist())
 
     def _expected_uses(self, num_draws: float) -> NDArray[np.float64]:
-        """[R], expected uses of one rank of each range."""
+        """Return [R], the expected uses of a single rank of each range."""
         uses: NDArray[np.float64] = num_draws * self._mass / self._ranks_per_range
         return uses
 
 
 @functools.lru_cache(maxsize=4096)
 def cached_zipf(num_ids: int, exponent: float) -> Zipf:
-    """One `Zipf` for all tables that share it; each holds about 80 kB."""
+    """Return a `Zipf` that equal tables share; each holds about 80 kB."""
     return Zipf(num_ids, exponent)
 
 
 def scatter_ranks(ranks: NDArray[np.int64], num_ids: int, shift: int) -> NDArray[np.int64]:
-    """[N], the id of each rank: popular ids lie all over the table, not in its first rows.
+    """Return [N], the id of each rank, such that popular ids are scattered over the table.
 
-    A one-to-one map: rank * stride + shift modulo num_ids, with a stride near the golden section
-    of the table that has no common divisor with it. Ids stay exact up to 2 ** 31 rows.
+    The map is one to one: rank * stride + shift modulo num_ids. The stride is near the golden
+    section of the table and has no common divisor with it. Ids are exact up to 2 ** 31 rows.
     """
     ids = ranks * _golden_stride(num_ids)
     ids += shift % num_ids
@@ -111,7 +109,7 @@ def _golden_stride(num_ids: int) -> int:
 
 
 def _range_edges(num_ids: int) -> NDArray[np.float64]:
-    """First rank of each range, and num_ids at the end: single ranks, then even on a log scale."""
+    """Return the first rank of each range, and num_ids; after single ranks, ranges grow evenly."""
     head = np.arange(min(num_ids, _NUM_EXACT_RANKS) + 1, dtype=np.float64)
     if num_ids <= _NUM_EXACT_RANKS:
         return head
@@ -121,7 +119,7 @@ def _range_edges(num_ids: int) -> NDArray[np.float64]:
 
 
 def _range_masses(edges: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
-    """Sum of (rank + 1) ** -exponent over each range; an integral where it is not one rank."""
+    """Return the sum of (rank + 1) ** -exponent over each range, for long ranges the integral."""
     num_single = int(min(edges[-1], _NUM_EXACT_RANKS))
     single = np.arange(1.0, num_single + 1.0) ** -exponent
     bounds = edges[num_single:] + 0.5

@@ -25,7 +25,7 @@ def main() -> int:
     logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
     if options.threads:
         os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # polars reads it at import
-    from dlrm_sharded.datasets.blocks import Blocks
+    from dlrm_sharded.datasets.blocks import BlockReader
     from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
     max_ind_range = options.max_ind_range
@@ -41,7 +41,7 @@ def main() -> int:
             max_malformed_share=options.max_malformed_share,
         )
         convert(source, options.out)
-        manifest = Blocks(options.out).manifest
+        manifest = BlockReader(options.out).manifest
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

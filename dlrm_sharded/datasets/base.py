@@ -1,4 +1,4 @@
-"""What a dataset is to the trainer, and the one stream that all of them share."""
+"""The protocol of datasets, and the stream that serves the batches of a dataset to the trainer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 class Dataset(Protocol):
-    """Random access to batches: a batch is found by its number, so any position can be resumed.
+    """Random access to batches by their number, so that a run can resume at any batch.
 
-    A dataset is built with its hyperparameters and the global `batch_size`. One table is one
-    sparse feature of the same name.
+    A dataset is built from its hyperparameters and the global `batch_size`. Every table is one
+    sparse feature of the same name. `testing.check_dataset` checks all of this.
     """
 
     batch_size: int
@@ -29,25 +29,25 @@ class Dataset(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables with their profile (pooling factor, reuse histogram) measured on the data."""
+        """The tables with their pooling factors and reuse histograms, measured on the data."""
 
     def num_batches(self, split: Split) -> int:
-        """Batches in one epoch of a split. The last samples, less than a batch, are left out."""
+        """Return the number of batches in an epoch; an incomplete last batch is left out."""
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
-        """The share of one rank in one global batch.
+        """Return one rank's share of a global batch: its samples rank * b ... (rank + 1) * b - 1.
 
         Returns:
-            dense_features [b, num_dense] fp32, sparse_features with one key per table, labels
-            [b] fp32, where b = batch_size / world_size; samples rank * b ... of the global batch.
+            dense_features [b, num_dense] fp32, sparse_features with one key per table, in the same
+            order in every batch, and labels [b] fp32, where b = batch_size / world_size.
         """
 
 
 class BatchStream(Iterator[Batch]):
-    """The batches of one rank, epoch after epoch, resumable at any batch.
+    """Iterates over the batches of one rank, epoch after epoch.
 
-    Iterating gives the rest of the current epoch; the next iteration is the next epoch. Batches
-    of a shuffled stream come in an order that depends on the seed and the epoch alone.
+    A loop over the stream yields the rest of the current epoch, and the next loop the next epoch.
+    The order of a shuffled stream depends on the seed and the epoch alone.
     """
 
     def __init__(
@@ -75,42 +75,37 @@ class BatchStream(Iterator[Batch]):
                 f"the training split has less than one batch of {dataset.batch_size:,} samples; "
                 "lower batch_size or give more data"
             )
-        self._epoch = 0
-        self._position = 0
-        self._order = self._order_of_epoch()
+        self.seek(0)
 
     def __len__(self) -> int:
-        """Batches in one epoch."""
+        """Return the number of batches in one epoch."""
         return self._num_batches
 
     def __next__(self) -> Batch:
         if self._position >= self._num_batches:
-            self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._order_of_epoch()
+            self._start_epoch(self._epoch + 1)
             raise StopIteration
         index = int(self._order[self._position])
         self._position += 1
         return self._dataset.batch(self._split, index, rank=self._rank, world_size=self._world_size)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._epoch, "position": self._position}
+    def seek(self, num_batches: int) -> None:
+        """Continue as a new stream does after its first `num_batches` batches, over all epochs."""
+        epoch, position = divmod(num_batches, max(1, self._num_batches))
+        self._start_epoch(epoch)
+        self._position = position
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._order_of_epoch()
-
-    def _order_of_epoch(self) -> np.ndarray:
-        if self._shuffle_seed is None:
-            return np.arange(self._num_batches)
-        return np.random.default_rng([self._shuffle_seed, self._epoch]).permutation(
-            self._num_batches
-        )
+    def _start_epoch(self, epoch: int) -> None:
+        self._epoch, self._position = epoch, 0
+        self._order = np.arange(self._num_batches)
+        if self._shuffle_seed is not None:
+            np.random.default_rng([self._shuffle_seed, epoch]).shuffle(self._order)
 
 
 def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
-    """Raise DataError where a batch is not one for the tables: other keys, or ids out of range.
+    """Raise DataError if a batch does not fit the tables: other keys, or ids out of range.
 
-    FBGEMM would take such ids for row 0 and train on.
+    FBGEMM would replace such ids by row 0 without an error.
     """
     features = batch.sparse_features.to_dict()
     if set(features) != {table.name for table in tables}:
@@ -128,10 +123,10 @@ def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
 
 
 def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
-    """Share of unique ids in each reuse bin: used once, 2 times, 3-4, 5-8, ... over 32,768 times.
+    """Return the share of unique ids that are used once, 2, 3-4, 5-8, ... over 32,768 times.
 
     Args:
-        ids: [N], the ids of one table in one global batch; all zeros are returned for N = 0.
+        ids: [N], the ids of one table in one global batch; for N = 0 all shares are zero.
     """
     if ids.numel() == 0:
         return (0.0,) * NUM_REUSE_BINS
@@ -144,10 +139,10 @@ def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
 def profiled_table(
     name: str, num_embeddings: int, embedding_dim: int, *, ids: Tensor, num_samples: int
 ) -> Table:
-    """A table whose profile is measured on the ids of `num_samples` samples.
+    """Return a table with the profile of these ids.
 
     Args:
-        ids: [N], all ids of the table in these samples.
+        ids: [N], all ids of the table in `num_samples` samples.
     """
     return Table(
         name=name,

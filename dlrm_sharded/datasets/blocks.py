@@ -1,12 +1,13 @@
-"""Samples on disk as plain .npy files in blocks, mapped into memory; made for serving batches.
+"""Stores samples on disk in blocks, as plain .npy files that are mapped into memory.
 
 A folder holds, for B = `block_rows` samples per block, F features and N blocks:
-    ids.npy     [N, F, B] int32, feature-major inside a block: one block is the values of one KJT
-    dense.npy   [N, B, num_dense] fp32
-    labels.npy  [N, B] uint8
-    manifest.json, written last: the sizes of all files, where training ends, where it came from
-The last block is padded with zeros. Rows are numbered through: the first `num_train_rows` are for
-training, the rest for validation. A folder without a manifest is not taken for a dataset.
+    ids.npy        [N, F, B] int32, feature-major, so that one block is the values of one KJT
+    dense.npy      [N, B, num_dense] fp32
+    labels.npy     [N, B] uint8
+    manifest.json  sizes of all files, number of training rows, source; written last
+The last block is padded with zeros. Rows are numbered through all blocks: the first
+`num_train_rows` are for training, the rest for validation. A folder without a manifest is not
+complete.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from dlrm_sharded.errors import DataError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-MAKE_IT_AGAIN = "remove the folder and convert again"
+CONVERT_AGAIN = "remove the folder and convert again"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a folder of blocks.
+    """Describes a folder of blocks.
 
     Args:
-        num_rows: samples without the padding; the first `num_train_rows` are for training.
+        num_rows: number of samples, without the padding; the first `num_train_rows` train.
         file_bytes: the size of each file of the folder.
-        source: how it was made, in words of its maker.
+        source: how the folder was made, in any form.
     """
 
     num_rows: int
@@ -61,24 +62,24 @@ class Manifest:
             if version != FORMAT_VERSION:
                 raise DataError(
                     f"{folder} has block format {version}, this release reads format "
-                    f"{FORMAT_VERSION}; {MAKE_IT_AGAIN}"
+                    f"{FORMAT_VERSION}; {CONVERT_AGAIN}"
                 )
             fields["feature_names"] = tuple(fields["feature_names"])
             fields["num_embeddings"] = tuple(fields["num_embeddings"])
             return cls(**fields)
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
-                f"{folder} is not a folder of blocks: it has no {MANIFEST}; a conversion that "
-                "was stopped leaves none: convert again, or correct the path"
+                f"{folder} is not a folder of blocks: it has no {MANIFEST}, which a "
+                "conversion writes last: convert again, or correct the path"
             ) from None
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as e:
-            raise DataError(f"{path} is damaged ({e!r}); {MAKE_IT_AGAIN}") from e
+            raise DataError(f"{path} is damaged ({e!r}); {CONVERT_AGAIN}") from e
 
 
 class BlockWriter:
-    """Writes a folder of blocks. Samples and ids come separately, each in row order.
+    """Writes a folder of blocks. Samples and their ids are appended separately, in row order.
 
-    A context manager, which closes the files; the folder is complete after `finish` only.
+    It is a context manager that closes the files; the folder is complete only after `finish`.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class BlockWriter:
 
 
 class _NpyFile:
-    """One .npy file that grows; numpy leaves room in the header for the final block count."""
+    """A .npy file that grows. numpy leaves room in the header for the final number of blocks."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, block_shape: tuple[int, ...]) -> None:
         self.path = path
@@ -167,7 +168,7 @@ class _NpyFile:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def finish(self, num_blocks: int) -> int:
-        """Set the block count and close; returns the size of the file."""
+        """Write the final number of blocks, close the file, and return its size."""
         size_bytes = self._file.tell()
         self._file.seek(0)
         self._write_header(num_blocks)
@@ -192,7 +193,7 @@ class _NpyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BlockRows:
     """Copies of n rows: dense [n, num_dense] fp32, ids [F, n] int32, labels [n] fp32."""
 
     dense: npt.NDArray[np.float32]
@@ -200,11 +201,11 @@ class Rows:
     labels: npt.NDArray[np.float32]
 
 
-class Blocks:
-    """A folder of blocks, open for reading; only the pages of the rows asked for are read.
+class BlockReader:
+    """Reads rows of a folder of blocks; only the memory pages of these rows are loaded.
 
     Raises:
-        DataError: the folder is not complete, or a file has not the size it was written with.
+        DataError: the folder is not complete, or a file does not have the size it was written with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -215,17 +216,17 @@ class Blocks:
         self._dense = _mapped(folder / "dense.npy").reshape(-1, self.manifest.num_dense)
         self._labels = _mapped(folder / "labels.npy").reshape(-1)
 
-    def rows(self, start: int, stop: int) -> Rows:
-        """Rows start ... stop - 1, wherever the blocks begin."""
+    def rows(self, start: int, stop: int) -> BlockRows:
+        """Return the rows start ... stop - 1, which may lie in several blocks."""
         if not 0 <= start < stop <= self.manifest.num_rows:
             raise IndexError(f"rows [{start}, {stop}) of {self.manifest.num_rows:,} rows")
-        return Rows(
+        return BlockRows(
             dense=np.array(self._dense[start:stop]),
-            ids=self._ids_of(start, stop),
+            ids=self._copy_ids(start, stop),
             labels=self._labels[start:stop].astype(np.float32),
         )
 
-    def _ids_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+    def _copy_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         block, offset = divmod(start, self.manifest.block_rows)
         if offset + stop - start <= self.manifest.block_rows:
             return np.array(self._ids[block, :, offset : offset + stop - start])
@@ -244,7 +245,7 @@ def _check_size(path: Path, expected: int) -> None:
     if found != expected:
         raise DataError(
             f"{path} should have {expected:,} B, found {found:,} B: it was truncated or replaced "
-            f"after the conversion; {MAKE_IT_AGAIN}"
+            f"after the conversion; {CONVERT_AGAIN}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Random numbers that are a pure function of their place in a stream.
+"""Counter-based random numbers: each is a pure function of a stream's key and a counter.
 
-A generator with a state must draw everything before a value to reach it. Here the value is a hash
-of (stream, place), so every rank draws its share of a batch alone and any batch can be resumed.
+A generator with a state must draw all numbers before the one that is wanted. Here a number is a
+hash of key and counter, so that every rank can generate its share of any batch directly.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31, _SHIFT_32 = (
 
 
 def stream_key(*parts: int | str) -> int:
-    """The 64-bit key of the stream that these parts name; every other name is another stream."""
+    """Return the 64-bit key of the stream with this name; other names give other streams."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def places(start: int, count: int) -> Bits:
-    """[count], the places start, start + 1, ... of a stream."""
+def counters(start: int, count: int) -> Bits:
+    """Return [count], the counters start, start + 1, ..."""
     return np.arange(start, start + count, dtype=np.uint64)
 
 
-def random_bits(key: int, place: Bits) -> Bits:
-    """[N], 64 random bits at each place of the stream.
+def random_bits(key: int, counter: Bits) -> Bits:
+    """Return [N], 64 random bits for each counter.
 
-    They are element number `place` of the splitmix64 generator that starts at `key` (Steele, Lea,
+    They are element number `counter` of the splitmix64 generator that starts at `key` (Steele, Lea,
     Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
     """
-    bits = place * _GOLDEN
+    bits = counter * _GOLDEN
     bits += np.uint64(key)
     bits ^= bits >> _SHIFT_30
     bits *= _MIX_1
@@ -49,19 +49,19 @@ def random_bits(key: int, place: Bits) -> Bits:
     return bits
 
 
-def uniforms(key: int, place: Bits) -> Floats:
-    """[N], uniform in [0, 1)."""
-    return (random_bits(key, place) >> _SHIFT_11).astype(np.float64) * 2.0**-53
+def uniforms(key: int, counter: Bits) -> Floats:
+    """Return [N], uniform in [0, 1)."""
+    return (random_bits(key, counter) >> _SHIFT_11).astype(np.float64) * 2.0**-53
 
 
-def uniform_pairs(key: int, place: Bits) -> tuple[Floats, Floats]:
-    """Two independent [N], uniform in (0, 1), 32 bits each."""
-    bits = random_bits(key, place)
+def uniform_pairs(key: int, counter: Bits) -> tuple[Floats, Floats]:
+    """Return two independent [N], uniform in (0, 1), with 32 random bits each."""
+    bits = random_bits(key, counter)
     high, low = bits >> _SHIFT_32, bits.astype(np.uint32)
     return (high.astype(np.float64) + 0.5) * 2.0**-32, (low.astype(np.float64) + 0.5) * 2.0**-32
 
 
-def normals(key: int, place: Bits) -> Floats:
-    """[N], standard normal (Box and Muller, 1958)."""
-    radius, angle = uniform_pairs(key, place)
+def normals(key: int, counter: Bits) -> Floats:
+    """Return [N], standard normal (Box and Muller, 1958)."""
+    radius, angle = uniform_pairs(key, counter)
     return np.sqrt(-2.0 * np.log(radius)) * np.cos(2.0 * np.pi * angle)

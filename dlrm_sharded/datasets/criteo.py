@@ -1,19 +1,19 @@
 """Criteo click logs: Kaggle's train.txt and the 24 days of the 1TB set, from the original TSVs.
 
-Values follow `facebookresearch/dlrm` (`data_utils.py`): a missing or negative integer is 0, and
-dense features are log(1 + x); a missing categorical is id 0, which the hexadecimal 00000000 is
-too; `max_ind_range` takes ids modulo a number before anything else. Kaggle's validation is the
-last seventh of the rows.
+Values are those of `facebookresearch/dlrm` (`data_utils.py`): missing and negative integers are 0,
+dense features are log(1 + x), missing categoricals are id 0, as is the hexadecimal 00000000, and
+ids are taken modulo `max_ind_range` before anything else. Kaggle's validation data is the last
+seventh of the rows.
 
-It differs from it in this:
-- The vocabulary is built on the training rows alone; there it is built on the validation and test
-  rows too. Unseen ids share table row 1, with those rarer than `min_count` in training (3, the
-  threshold of TorchRec's preprocessing; there is none in dlrm).
-- Rows are ordered by raw id, not by first appearance (see `vocabulary.py`).
-- All of the last day or seventh is for validation; there it is split into validation and test.
-- Rows stay in file order: the trainer shuffles batches, not rows.
-- Malformed lines are reported and left out; there they end the program with a traceback.
-`id_mapping=hash` makes one pass: the table row is the id modulo `max_ind_range`.
+Differences from facebookresearch/dlrm:
+- The vocabulary is built from the training rows only, not from validation and test rows too. Unseen
+  ids share table row 1 with ids that are rarer than `min_count` in training. Its default of 3 is
+  the threshold of TorchRec's preprocessing; dlrm has none.
+- Table rows are in the order of the raw ids, not of their first appearance (see `vocabulary.py`).
+- All of the last day or seventh is validation data; dlrm splits it into validation and test data.
+- Rows stay in file order; the trainer shuffles batches, not rows.
+- Malformed lines are reported and left out; dlrm ends with a traceback.
+With `id_mapping=hash` the table row of an id is the id modulo `max_ind_range`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table
-from dlrm_sharded.datasets.blocks import MAKE_IT_AGAIN, Blocks, Manifest
+from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
-from dlrm_sharded.datasets.criteo_source import CriteoSource, described
+from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.tables import Table
 
@@ -41,17 +41,17 @@ __all__ = ["CriteoDataset", "CriteoSource", "convert"]
 log = logging.getLogger(__name__)
 
 ID_DTYPE = torch.int32
-"""As stored: half the bytes of int64 in the id exchange; TorchRec widens them for the lookup."""
+"""Ids stay as they are stored, which halves the bytes of their exchange compared with int64."""
 
 
 class CriteoDataset:
-    """A folder of blocks, which is converted from TSVs at the first use if it is not there yet.
+    """Serves batches of converted data; data that is not converted yet is converted at first use.
 
     Args:
-        blocks_dir: the converted data.
-        batch_size: global; all batches of a split have this size, the rest is left out.
-        embedding_dim: of all 26 tables.
-        source: what to convert; if the data is converted already, it is checked to be from this.
+        blocks_dir: folder of the converted data.
+        batch_size: global; an incomplete last batch of a split is left out.
+        embedding_dim: width of all 26 tables.
+        source: what to convert; data that was converted from something else is refused.
     """
 
     num_dense = INT_FEATURE_COUNT
@@ -70,11 +70,11 @@ class CriteoDataset:
         self._blocks_dir = Path(blocks_dir)
         self._embedding_dim = embedding_dim
         self._source = source
-        self._one_hot = functools.lru_cache(maxsize=4)(self._one_hot_of)
+        self._one_hot = functools.lru_cache(maxsize=4)(self._one_hot_template)
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
-        """The 26 tables, profiled on the first global batch."""
+        """The 26 tables with the profile of the first global batch."""
         manifest = self._blocks.manifest
         ids = torch.from_numpy(self._blocks.rows(0, self.batch_size).ids)
         return tuple(
@@ -108,7 +108,7 @@ class CriteoDataset:
         )
 
     @functools.cached_property
-    def _blocks(self) -> Blocks:
+    def _blocks(self) -> BlockReader:
         if self._source is not None:
             convert(self._source, self._blocks_dir)
         elif not is_converted(self._blocks_dir):
@@ -116,7 +116,7 @@ class CriteoDataset:
                 f"{self._blocks_dir} holds no converted data; convert with "
                 "scripts/convert_criteo.py, or set data.source to the Criteo files"
             )
-        blocks = Blocks(self._blocks_dir)
+        blocks = BlockReader(self._blocks_dir)
         if self._source is not None:
             _check_source(blocks.manifest, self._source, self._blocks_dir)
         if blocks.manifest.num_train_rows < self.batch_size:
@@ -132,12 +132,12 @@ class CriteoDataset:
             return 0, manifest.num_train_rows
         return manifest.num_train_rows, manifest.num_rows
 
-    def _one_hot_of(self, num_samples: int) -> _OneHot:
-        return _OneHot(self._blocks.manifest.feature_names, num_samples)
+    def _one_hot_template(self, num_samples: int) -> _OneHotTemplate:
+        return _OneHotTemplate(self._blocks.manifest.feature_names, num_samples)
 
 
-class _OneHot:
-    """What is the same in all KJTs with F features and one id per feature of B samples."""
+class _OneHotTemplate:
+    """The parts that all KJTs share which have F features and one id per feature of B samples."""
 
     def __init__(self, features: tuple[str, ...], num_samples: int) -> None:
         num_ids = len(features) * num_samples
@@ -155,30 +155,29 @@ class _OneHot:
         }
 
     def kjt(self, ids: Tensor) -> KeyedJaggedTensor:
-        """The KJT of ids [F, B]."""
+        """Return the KJT of ids [F, B]."""
         return KeyedJaggedTensor(values=ids.reshape(-1).to(ID_DTYPE), **self._parts)
 
 
 def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) -> None:
-    """That a folder was converted from this source; removed TSVs cannot be and are not compared."""
-    made_with, wanted = manifest.source["settings"], source.settings()
+    """Raise DataError if the folder was converted from another source, as far as files are left."""
+    converted_with, wanted = manifest.source["settings"], source.settings()
     differing = [
-        f"{key} was {made_with.get(key)}, is now {value}"
+        f"{key} was {converted_with.get(key)}, is now {value}"
         for key, value in wanted.items()
-        if made_with.get(key) != value
+        if converted_with.get(key) != value
     ]
     try:
         train_paths, val_paths = source.paths()
     except DataError:
-        log.info("the TSVs of %s are not here; using what was converted", blocks_dir)
+        log.info("the TSVs of %s are no longer there; using the converted data", blocks_dir)
     else:
         for kind, paths in (("train_files", train_paths), ("val_files", val_paths)):
-            if manifest.source[kind] != described(paths):
-                differing.append(
-                    f"{kind} (name, bytes) were {manifest.source[kind]}, are now {described(paths)}"
-                )
+            before, now = manifest.source[kind], names_and_sizes(paths)
+            if before != now:
+                differing.append(f"{kind} (name, bytes) were {before}, are now {now}")
     if differing:
         raise DataError(
             f"{blocks_dir} was converted from another source: {'; '.join(differing)}; "
-            f"set data.blocks_dir to another folder, or {MAKE_IT_AGAIN}"
+            f"set data.blocks_dir to another folder, or {CONVERT_AGAIN}"
         )

@@ -1,8 +1,8 @@
-"""Converts Criteo TSVs to a folder of blocks, in memory that does not grow with the rows.
+"""Converts Criteo TSVs to a folder of sample blocks, in memory that does not grow with the rows.
 
-With a vocabulary: read the text once, keeping raw ids in one file per column; count the ids of the
-training rows column by column; then map all raw ids. The raw files need 104 B of disk per row
-until the end. With hashing everything is done while reading.
+With a vocabulary the conversion reads the text once and writes raw ids to one file per column,
+counts the ids of the training rows column by column, and then maps all raw ids. The files of raw
+ids need 104 B of disk per row until the end. With hashing, ids are mapped while reading.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tqdm import tqdm
 
 from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter, Manifest
 from dlrm_sharded.datasets.build_once import build_once
-from dlrm_sharded.datasets.criteo_source import CriteoSource, described
+from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
-from dlrm_sharded.datasets.vocabulary import IdCounter, Ids, Vocabulary
+from dlrm_sharded.datasets.vocabulary import IdCounter, RawIds, Vocabulary
 
 log = logging.getLogger(__name__)
 
-_PIECE_ROWS = 1 << 16
+PIECE_ROWS = 1 << 16
+"""Number of raw ids that are read from a column's file at once."""
 
 
 def is_converted(folder: Path) -> bool:
@@ -34,7 +35,7 @@ def is_converted(folder: Path) -> bool:
 
 
 def convert(source: CriteoSource, blocks_dir: Path) -> None:
-    """Convert, unless `blocks_dir` is there already; a second process waits for the first.
+    """Convert, unless `blocks_dir` is complete already; a second process waits for the first.
 
     Raises:
         DataError: a file is missing, damaged, empty or too malformed; nothing is left behind.
@@ -67,8 +68,8 @@ def _build(source: CriteoSource, folder: Path) -> None:
             num_embeddings=num_embeddings,
             source={
                 "settings": source.settings(),
-                "train_files": described(train_paths),
-                "val_files": described(val_paths),
+                "train_files": names_and_sizes(train_paths),
+                "val_files": names_and_sizes(val_paths),
                 "num_malformed": [tsv.num_malformed for tsv in tsvs],
             },
         )
@@ -76,9 +77,9 @@ def _build(source: CriteoSource, folder: Path) -> None:
 
 
 def _read(
-    paths: list[Path], source: CriteoSource, writer: BlockWriter, ids: _IdMapping
+    paths: list[Path], source: CriteoSource, writer: BlockWriter, ids: IdMapping
 ) -> list[CriteoTsv]:
-    """Read all files; returns them with their final counts."""
+    """Read all files and return them with their final counts."""
     tsvs = []
     size_bytes = sum(path.stat().st_size for path in paths)
     with tqdm(total=size_bytes, unit="B", unit_scale=True, desc="reading", disable=None) as bar:
@@ -93,28 +94,28 @@ def _read(
     return tsvs
 
 
-class _IdMapping(contextlib.AbstractContextManager["_IdMapping"], Protocol):
-    """Raw ids in, table rows out to the writer: at once, or when all have been seen."""
+class IdMapping(contextlib.AbstractContextManager["IdMapping"], Protocol):
+    """Maps raw ids to table rows, which it writes at once or when it has seen all ids."""
 
-    def add(self, ids: Ids, writer: BlockWriter) -> None: ...
+    def add(self, ids: RawIds, writer: BlockWriter) -> None: ...
 
     def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
-        """Write what is left; returns the rows of each table."""
+        """Write the rows that are still missing and return the number of rows of each table."""
 
 
-def _id_mapping(source: CriteoSource, folder: Path) -> _IdMapping:
+def _id_mapping(source: CriteoSource, folder: Path) -> IdMapping:
     if source.id_mapping == "vocabulary":
-        return _VocabularyIds(folder, caps=source.caps, min_count=source.min_count)
+        return VocabularyIds(folder, caps=source.caps, min_count=source.min_count)
     assert source.caps is not None, "checked by CriteoSource"
-    return _HashedIds(source.caps)
+    return HashedIds(source.caps)
 
 
-def _capped(ids: Ids, caps: tuple[int, ...]) -> Ids:
+def _capped(ids: RawIds, caps: tuple[int, ...]) -> RawIds:
     return ids % np.array(caps, np.uint32)[:, None]
 
 
-class _HashedIds(contextlib.AbstractContextManager["_HashedIds"]):
-    """The row of an id is its remainder."""
+class HashedIds(contextlib.AbstractContextManager["HashedIds"]):
+    """Maps an id to its remainder."""
 
     def __init__(self, caps: tuple[int, ...]) -> None:
         self._caps = caps
@@ -122,14 +123,14 @@ class _HashedIds(contextlib.AbstractContextManager["_HashedIds"]):
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def add(self, ids: Ids, writer: BlockWriter) -> None:
+    def add(self, ids: RawIds, writer: BlockWriter) -> None:
         writer.append_ids(_capped(ids, self._caps))
 
     def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
         return self._caps
 
 
-class _VocabularyIds:
+class VocabularyIds:
     """Keeps the raw ids in one file per column until the vocabularies are known."""
 
     def __init__(self, folder: Path, *, caps: tuple[int, ...] | None, min_count: int) -> None:
@@ -146,7 +147,7 @@ class _VocabularyIds:
             file.close()
             path.unlink()
 
-    def add(self, ids: Ids, writer: BlockWriter) -> None:
+    def add(self, ids: RawIds, writer: BlockWriter) -> None:
         if self._caps is not None:
             ids = _capped(ids, self._caps)
         for file, column in zip(self._files, ids, strict=True):
@@ -174,12 +175,12 @@ class _VocabularyIds:
             counter.add(ids)
         return Vocabulary(counter.ids(min_count=self._min_count))
 
-    def _pieces(self, column: int, num_rows: int) -> Iterator[Ids]:
-        """The first `num_rows` raw ids of a column, piece by piece."""
+    def _pieces(self, column: int, num_rows: int) -> Iterator[RawIds]:
+        """Yield the first `num_rows` raw ids of a column, piece by piece."""
         file = self._files[column]
         file.seek(0)
-        for start in range(0, num_rows, _PIECE_ROWS):
-            piece = file.read(4 * min(_PIECE_ROWS, num_rows - start))
+        for start in range(0, num_rows, PIECE_ROWS):
+            piece = file.read(4 * min(PIECE_ROWS, num_rows - start))
             yield np.frombuffer(piece, np.uint32)
 
 

@@ -1,7 +1,7 @@
-"""Made-up click logs in Criteo's format, with a signal to learn: for tests, demos and benchmarks.
+"""Generated click logs in Criteo's format, with a signal to learn, for tests and demos.
 
-Column sizes are those of Criteo's Kaggle set and missing values about as frequent as there; the
-popularity of ids is Zipf-distributed. A sample depends on the seed and its row number alone.
+Columns have as many different ids and about as many missing values as in Criteo's Kaggle set; ids
+are Zipf-distributed. A row depends on the seed and its number alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import numpy.typing as npt
 import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
-from dlrm_sharded.datasets.counter_random import normals, places, random_bits, stream_key, uniforms
+from dlrm_sharded.datasets.counter_random import (
+    counters,
+    normals,
+    random_bits,
+    stream_key,
+    uniforms,
+)
 from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.zipf import cached_zipf
 
@@ -25,8 +31,9 @@ _ZIPF_EXPONENT = 1.05
 _MISSING_INTS = (0.45, 0, 0.2, 0.2, 0.03, 0.2, 0.04, 0, 0.04, 0.45, 0.04, 0.76, 0.2)
 _MISSING_CATS = {2: 0.03, 3: 0.03, 5: 0.12, 11: 0.03, 18: 0.44, 19: 0.44, 21: 0.76, 25: 0.44}
 
-# The logit: weights of three standardised dense features, and effects of the ids of four columns
-# of some hundred ids each, so that the popular ones come often. The mean label is about 0.26.
+# Terms of the logit: weights of three standardized dense features, and the scale of the effects of
+# the ids of four columns. These columns have only hundreds of ids, so that the popular ones are
+# frequent enough to be learned. The mean label is about 0.26.
 _SIGNAL_INTS = {1: 0.4, 4: 0.3, 7: -0.4}
 _SIGNAL_CATS = {0: 0.5, 1: 0.5, 4: 0.5, 7: 0.5}
 _BIAS = -1.45
@@ -34,10 +41,15 @@ _BIAS = -1.45
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """n rows: labels [n], integers [13, n], ids [26, n], and where the last two are missing.
+    """n rows of a log.
 
     Args:
-        logits: [n], of the probability of a label 1; no model can do better.
+        labels: [n].
+        integers: [13, n].
+        no_integer: [13, n], which of the integers are missing.
+        ids: [26, n].
+        no_id: [26, n], which of the ids are missing.
+        logits: [n], the true logits of a label 1; no model can predict better.
     """
 
     labels: npt.NDArray[np.bool_]
@@ -49,29 +61,29 @@ class SampleRows:
 
 
 def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
-    """Rows first ... first + num_rows - 1."""
-    place = places(first, num_rows)
+    """Return the rows first ... first + num_rows - 1."""
+    counter = counters(first, num_rows)
     logits = np.full(num_rows, _BIAS)
     integers, no_integer = [], []
     for i, missing_share in enumerate(_MISSING_INTS):
-        magnitude = 1.0 + 1.5 * normals(stream_key(seed, "int", i), place)
+        magnitude = 1.0 + 1.5 * normals(stream_key(seed, "int", i), counter)
         value = np.floor(np.exp(magnitude)).astype(np.int64) - (i == 1)
-        missing = uniforms(stream_key(seed, "no int", i), place) < missing_share
+        missing = uniforms(stream_key(seed, "no int", i), counter) < missing_share
         logits += _SIGNAL_INTS.get(i, 0) * (np.log1p(np.where(missing, 0, value).clip(0)) - 1.4)
         integers.append(value)
         no_integer.append(missing)
     ids, no_id = [], []
     for i, table in enumerate(criteo_kaggle()):
         zipf = cached_zipf(table.num_embeddings, _ZIPF_EXPONENT)
-        ranks = zipf.ranks(random_bits(stream_key(seed, "cat", i), place))
-        missing = uniforms(stream_key(seed, "no cat", i), place) < _MISSING_CATS.get(i, 0)
+        ranks = zipf.ranks(random_bits(stream_key(seed, "cat", i), counter))
+        missing = uniforms(stream_key(seed, "no cat", i), counter) < _MISSING_CATS.get(i, 0)
         effects = normals(stream_key(seed, "effect", i), ranks.astype(np.uint64))
         logits += _SIGNAL_CATS.get(i, 0) * effects
         ids.append(_hashed(ranks, stream_key("id", i)))
         no_id.append(missing)
-    chance = uniforms(stream_key(seed, "label"), place)
+    uniform = uniforms(stream_key(seed, "label"), counter)
     return SampleRows(
-        labels=chance < 1 / (1 + np.exp(-logits)),
+        labels=uniform < 1 / (1 + np.exp(-logits)),
         integers=np.stack(integers),
         no_integer=np.stack(no_integer),
         ids=np.stack(ids),
@@ -81,7 +93,7 @@ def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
 
 
 def write_criteo_sample(path: Path, *, num_rows: int, seed: int = 0) -> None:
-    """Write a TSV without a header, as Criteo's."""
+    """Write a TSV without a header, in Criteo's format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for text in _texts(num_rows, seed):
@@ -110,9 +122,9 @@ def _hexadecimal(ids: npt.NDArray[np.uint32]) -> list[str]:
 
 
 def _hashed(ranks: npt.NDArray[np.int64], key: int) -> npt.NDArray[np.uint32]:
-    """A one-to-one map to 32-bit ids that look random."""
+    """Map ranks one to one to 32-bit ids that look random."""
     ids = (ranks + key % 2**32).astype(np.uint32)
-    for multiplier in (0x85EBCA6B, 0xC2B2AE35):  # the steps of MurmurHash3's finaliser
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35):  # the steps of MurmurHash3's finalizer
         ids ^= ids >> np.uint32(16)
         ids *= np.uint32(multiplier)
     return ids ^ (ids >> np.uint32(16))

@@ -1,4 +1,4 @@
-"""Which Criteo files are to be converted, and how."""
+"""Configures which Criteo files are converted, and how."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class CriteoSource:
     """Which TSVs to convert, and how.
 
     Args:
-        files: paths or globs, plain or gzip; the matches of one glob come in natural order.
-        val_files: files for validation; those that `files` matches too are taken out of training.
-        val_share: the last share of all rows for validation, where there are no `val_files`.
+        files: paths or globs, plain or gzip; the matches of a glob are read in natural order.
+        val_files: files for validation; they are not used for training if `files` matches them too.
+        val_share: share of all rows, from the end, for validation if there are no `val_files`.
         id_mapping: "vocabulary" gives each id a row; "hash" takes it modulo `max_ind_range`.
-        min_count: ids rarer than this in training share a row (vocabulary only).
+        min_count: ids that are rarer than this in training share a row (vocabulary only).
         max_ind_range: ids are taken modulo this; one number, or one per categorical column. With a
             vocabulary a table has at most one row more.
         block_rows: samples per block; serving is fastest for batches of this size.
-        max_malformed_share: stop when more than this share of a file's lines is malformed.
+        max_malformed_share: more malformed lines than this share of a file's lines are an error.
     """
 
     files: str | Sequence[str]
@@ -67,7 +67,7 @@ class CriteoSource:
 
     @property
     def caps(self) -> tuple[int, ...] | None:
-        """`max_ind_range` of the 26 columns; None without any."""
+        """`max_ind_range` for each of the 26 columns; None without any."""
         if self.max_ind_range is None:
             return None
         if isinstance(self.max_ind_range, int):
@@ -75,15 +75,15 @@ class CriteoSource:
         return tuple(self.max_ind_range)
 
     def paths(self) -> tuple[list[Path], list[Path]]:
-        """The files for training and those for validation.
+        """Return the files for training and those for validation.
 
         Raises:
-            DataError: a path or glob matches nothing, or a file is there twice.
+            DataError: a path or glob matches nothing, or a file is given twice.
         """
         val = _matches(self.val_files)
         train = [path for path in _matches(self.files) if path not in val]
-        plain = [str(path).removesuffix(".gz") for path in (*train, *val)]
-        twice = sorted({name for name in plain if plain.count(name) > 1})
+        without_gz = [str(path).removesuffix(".gz") for path in (*train, *val)]
+        twice = sorted({name for name in without_gz if without_gz.count(name) > 1})
         if twice:
             raise DataError(
                 f"{twice[0]} is named twice (maybe plain and as .gz) by files and val_files; "
@@ -94,7 +94,7 @@ class CriteoSource:
         return train, val
 
     def settings(self) -> dict[str, Any]:
-        """What decides the converted data, apart from the files' content."""
+        """Return everything that decides the converted data, except the content of the files."""
         caps = self.caps
         return {
             "val_share": None if self.val_files else self.val_share,
@@ -105,8 +105,8 @@ class CriteoSource:
         }
 
 
-def described(paths: Sequence[Path]) -> list[list[Any]]:
-    """Name and size of each file, to tell whether a folder was converted from the same ones."""
+def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
+    """Return name and size of each file, which identify the files that were converted."""
     return [[path.name, path.stat().st_size] for path in paths]
 
 
@@ -122,6 +122,6 @@ def _matches(patterns: str | Sequence[str]) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """A sorting key that puts day_2 before day_10."""
+    """Return a sorting key that puts day_2 before day_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

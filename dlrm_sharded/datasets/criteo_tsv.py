@@ -1,8 +1,9 @@
-"""Reads a Criteo TSV, plain or gzip, as a stream of parsed samples; finds the malformed lines.
+"""Reads a Criteo TSV, plain or gzip, as a stream of parsed samples, and finds malformed lines.
 
-A line has 40 columns without a header: label, 13 integers, 26 categoricals. A missing value is an
-empty column. Anything else but a label of 0 or 1, an integer of 32 bits or a hexadecimal number
-of 32 bits makes the line malformed: it is left out, and reported with file and line number.
+There is no header. A line has 40 columns: label, 13 integers, 26 categoricals; a missing value is
+an empty column. A line is malformed unless its label is 0 or 1, its integers have 32 bits and its
+categoricals are hexadecimal numbers of 32 bits. Malformed lines are left out and reported with file
+and line number.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from dlrm_sharded.errors import DataError
 log = logging.getLogger(__name__)
 
 NUM_COLUMNS = 1 + len(DEFAULT_INT_NAMES) + len(DEFAULT_CAT_NAMES)
-CHUNK_BYTES = 4 << 20  # stays in the cache while it is checked and parsed
+CHUNK_BYTES = 4 << 20
+"""Bytes that are read at once; they stay in the processor's cache while they are parsed."""
+
+MAX_LINE_BYTES = 16 << 20
 MAX_EXAMPLES = 5
+"""Number of malformed lines per file that are reported one by one."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_MAX_LINE_BYTES = 16 << 20
 _SCHEMA = {
     DEFAULT_LABEL_NAME: pl.Int32,
     **dict.fromkeys(DEFAULT_INT_NAMES, pl.Int32),
@@ -47,10 +51,13 @@ _HEX = re.compile(rb"[+-]?[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """n samples: labels [n] of 0 and 1, dense [n, 13] = log(1 + x), raw ids [26, n].
+class ParsedSamples:
+    """n samples. Missing and negative integers x count as 0; a missing id is 0.
 
-    A missing or negative integer counts as 0; a missing id is 0.
+    Args:
+        labels: [n] of 0 and 1.
+        dense: [n, 13], log(1 + x).
+        ids: [26, n], raw ids.
     """
 
     labels: npt.NDArray[np.uint8]
@@ -59,7 +66,7 @@ class Samples:
 
 
 class CriteoTsv:
-    """One file. Iterate once; the counts are final when the iteration has ended.
+    """One file, to be iterated over once; the counts are final when the iteration has ended.
 
     Args:
         max_malformed_share: more malformed lines than this share of all lines is an error; one
@@ -85,7 +92,7 @@ class CriteoTsv:
         self._examples: list[str] = []
         self._next_line = 1
 
-    def __iter__(self) -> Iterator[Samples]:
+    def __iter__(self) -> Iterator[ParsedSamples]:
         for text in self._texts():
             samples = self._samples(text)
             self._next_line += text.count(b"\n")
@@ -106,7 +113,7 @@ class CriteoTsv:
         return self.num_samples + self.num_malformed
 
     def _texts(self) -> Iterator[bytes]:
-        """The file in pieces of whole lines, each ended by a line feed alone."""
+        """Yield the file in pieces of whole lines, with line feeds instead of carriage returns."""
         try:
             with self.path.open("rb") as file:
                 yield from self._whole_lines(file)
@@ -131,21 +138,21 @@ class CriteoTsv:
                 rest = data[end:]
             else:
                 rest += data
-                if len(rest) > _MAX_LINE_BYTES:
+                if len(rest) > MAX_LINE_BYTES:
                     raise DataError(
-                        f"{self.path}:{self._next_line} is longer than {_MAX_LINE_BYTES:,} B; "
+                        f"{self.path}:{self._next_line} is longer than {MAX_LINE_BYTES:,} B; "
                         "this is not a Criteo TSV"
                     )
         if rest:
             yield _with_line_feeds(rest + b"\n")
 
-    def _samples(self, text: bytes) -> Samples:
+    def _samples(self, text: bytes) -> ParsedSamples:
         table = _parsed(text)
         if table is None:
             table = _parsed(self._without_malformed(text))
             assert table is not None, "the two definitions of a malformed line differ"
         integers = table.select(pl.col(DEFAULT_INT_NAMES).fill_null(0).clip(lower_bound=0))
-        return Samples(
+        return ParsedSamples(
             labels=table[DEFAULT_LABEL_NAME].to_numpy().astype(np.uint8),
             dense=np.log1p(integers.to_numpy().astype(np.float32)),
             ids=table.select(pl.col(DEFAULT_CAT_NAMES).fill_null(0)).to_numpy().T,
@@ -173,8 +180,8 @@ class CriteoTsv:
     def _too_malformed(self, when: str) -> DataError:
         path, num_malformed, num_lines = self._tally()
         return DataError(
-            f"{path}: {num_malformed} of {num_lines} lines {when} are malformed, allowed is a "
-            f"share of {self._max_malformed_share:g}; mend the file, or raise "
+            f"{path}: {num_malformed} of {num_lines} lines {when} are malformed, more than the "
+            f"allowed share of {self._max_malformed_share:g}; correct the file, or raise "
             "max_malformed_share to leave such lines out. The first ones:\n  "
             + "\n  ".join(self._examples)
         )
@@ -185,10 +192,10 @@ def _with_line_feeds(text: bytes) -> bytes:
 
 
 def _parsed(text: bytes) -> pl.DataFrame | None:
-    """Label, integers and ids as numbers, null where missing; None if any line is malformed.
+    """Return label, integers and ids as numbers, null where missing; None if a line is malformed.
 
-    polars pads short lines, cuts long ones or skips blank ones without a word, so the structure
-    is checked before; and it takes spaces and carriage returns in an integer for padding.
+    polars pads short lines, cuts long lines and skips blank ones without an error, and ignores
+    spaces and carriage returns around integers. So all this is checked before.
     """
     if not text.isascii() or b" " in text or b"\r" in text or not _is_rectangular(text):
         return None
@@ -207,7 +214,7 @@ def _parsed(text: bytes) -> pl.DataFrame | None:
 
 
 def _is_rectangular(text: bytes) -> bool:
-    """Whether each line has 40 columns."""
+    """Return whether each line has 40 columns."""
     characters = np.frombuffer(text, np.uint8)
     line_ends = np.flatnonzero(characters == ord("\n"))
     tabs = np.flatnonzero(characters == ord("\t"))
@@ -218,7 +225,7 @@ def _is_rectangular(text: bytes) -> bool:
 
 
 def _fault(line: bytes) -> str | None:
-    """What is wrong with a line; None for a good or a blank one."""
+    """Return what is wrong with a line; None if it is well-formed or blank."""
     if not line:
         return None
     columns = line.split(b"\t")

@@ -1,4 +1,4 @@
-"""Meta's dlrm_datasets: the sparse features of one large production-like batch, in a file."""
+"""Meta's dlrm_datasets: each file holds the sparse features of one large, production-like batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table
-from dlrm_sharded.datasets.labels import PlantedLabels
+from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.errors import ConfigError, DataError, check_count
 from dlrm_sharded.tables import Table
 
@@ -27,19 +27,21 @@ log = logging.getLogger(__name__)
 
 
 class DlrmDatasets:
-    """One file of Meta's dlrm_datasets (`.pt` or `.pt.gz`), cut in global batches.
+    """Cuts one file of Meta's dlrm_datasets (`.pt` or `.pt.gz`) into global batches.
 
-    T tables, B samples. A file holds neither dense features nor labels: both are planted here
-    (`PlantedLabels`), so accuracy says that training works and nothing about real users.
+    A file holds neither dense features nor labels. Both are planted (`PlantedLabels`), so that
+    accuracy shows that training works but says nothing about real users.
+
+    Letters: N ids, T tables, B samples.
 
     Args:
-        path: unpack `.pt.gz` files where several ranks share a host: the ranks then share the
-            memory of the `.pt` file, while each would unpack its own copy.
-        embedding_dim: of all tables or of each; the files have no widths.
-        num_embeddings: of each table; by default its largest id + 1.
-        table_ids: the tables to use, by their position in the file; by default all. A table
-            cannot be used twice.
-        val_share: of the batches, from the end.
+        path: unpack `.pt.gz` files if several ranks share a host, so that the ranks share the
+            memory of the `.pt` file instead of unpacking a copy each.
+        embedding_dim: width of all tables, or one per table; the files have no widths.
+        num_embeddings: rows of each table; by default its largest id + 1.
+        table_ids: positions in the file of the tables to use; by default all. No table can be used
+            twice.
+        val_share: share of the batches, from the end, for validation.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class DlrmDatasets:
         check_count("batch_size", batch_size, least=1)
         if batch_size > num_samples:
             raise ConfigError(
-                f"batch_size is {batch_size:,}; {path} has {num_samples:,} samples in all"
+                f"batch_size is {batch_size:,}, but {path} has only {num_samples:,} samples"
             )
         if not 0 <= val_share < 1:
             raise ConfigError(f"val_share is {val_share}, must be at least 0 and below 1")
@@ -70,19 +72,19 @@ class DlrmDatasets:
         num_val = min(round(num_batches * val_share), num_batches - 1)
         self._num_batches = {"train": num_batches - num_val, "val": num_val}
         dims = _per_table("embedding_dim", embedding_dim, len(self._table_ids))
-        rows = [self._num_rows(table) for table in self._table_ids]
+        rows = [self._num_rows(table_id) for table_id in self._table_ids]
         if num_embeddings is not None:
             rows = _checked_rows(rows, _per_table("num_embeddings", num_embeddings, len(rows)))
-        self._specs = tuple(
-            Table(f"t{table:03d}", num_rows, dim, self._num_ids(table) / num_samples)
-            for table, num_rows, dim in zip(self._table_ids, rows, dims, strict=True)
+        self._unprofiled = tuple(
+            Table(f"t{table_id:03d}", num_rows, dim, self._num_ids(table_id) / num_samples)
+            for table_id, num_rows, dim in zip(self._table_ids, rows, dims, strict=True)
         )
-        self._labels = PlantedLabels(self._specs, num_dense=num_dense, seed=seed)
+        self._labels = PlantedLabels(self._unprofiled, num_dense=num_dense, seed=seed)
         log.info(
             "%s: %d of %d tables, %s samples, %d training and %d validation batches; "
             "dense features and labels are planted, the file has none",
             path,
-            len(self._specs),
+            len(self._unprofiled),
             num_tables,
             f"{num_samples:,}",
             self._num_batches["train"],
@@ -91,16 +93,16 @@ class DlrmDatasets:
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
-        """Measured on the first global batch, table by table."""
+        """The tables with the profile of the first global batch."""
         return tuple(
             profiled_table(
-                spec.name,
-                spec.num_embeddings,
-                spec.embedding_dim,
-                ids=self._ids(table, 0, self.batch_size).long(),
+                table.name,
+                table.num_embeddings,
+                table.embedding_dim,
+                ids=self._ids(table_id, 0, self.batch_size).long(),
                 num_samples=self.batch_size,
             )
-            for spec, table in zip(self._specs, self._table_ids, strict=True)
+            for table, table_id in zip(self._unprofiled, self._table_ids, strict=True)
         )
 
     def num_batches(self, split: Split) -> int:
@@ -112,11 +114,11 @@ class DlrmDatasets:
         num_samples = self.batch_size // world_size
         first = index * self.batch_size + rank * num_samples
         in_file = first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
-        ids = [self._ids(table, in_file, num_samples) for table in self._table_ids]
+        ids = [self._ids(table_id, in_file, num_samples) for table_id in self._table_ids]
         length_per_key = [part.numel() for part in ids]
         lengths = self._lengths[self._table_ids, in_file : in_file + num_samples]
         sparse = KeyedJaggedTensor(
-            keys=[table.name for table in self._specs],
+            keys=[table.name for table in self._unprofiled],
             values=torch.cat(ids).int(),
             lengths=lengths.reshape(-1).int(),
             stride=num_samples,
@@ -126,21 +128,21 @@ class DlrmDatasets:
         dense = self._labels.dense(split, first, num_samples)
         return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
 
-    def _ids(self, table: int, first: int, num_samples: int) -> Tensor:
-        """[N], the ids of one table in the samples from number `first` of the file on."""
-        begin = table * self._lengths.shape[1] + first
+    def _ids(self, table_id: int, first: int, num_samples: int) -> Tensor:
+        """Return [N], the ids of a table in the samples first, first + 1, ... of the file."""
+        begin = table_id * self._lengths.shape[1] + first
         return self._indices[int(self._offsets[begin]) : int(self._offsets[begin + num_samples])]
 
-    def _num_ids(self, table: int) -> int:
-        return self._ids(table, 0, self._lengths.shape[1]).numel()
+    def _num_ids(self, table_id: int) -> int:
+        return self._ids(table_id, 0, self._lengths.shape[1]).numel()
 
-    def _num_rows(self, table: int) -> int:
-        ids = self._ids(table, 0, self._lengths.shape[1])
+    def _num_rows(self, table_id: int) -> int:
+        ids = self._ids(table_id, 0, self._lengths.shape[1])
         return int(ids.max()) + 1 if ids.numel() else 1
 
 
 def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """`indices` [N], `offsets` [T * B + 1] and `lengths` [T, B], checked against each other."""
+    """Return `indices` [N], `offsets` [T * B + 1] and `lengths` [T, B] after checking them."""
     if not path.is_file():
         raise DataError(
             f"{path} is not a file; download a file of Meta's dlrm_datasets (git-lfs) and set "
@@ -151,7 +153,7 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     except (OSError, EOFError, RuntimeError, ValueError, zlib.error, pickle.UnpicklingError) as e:
         raise DataError(
             f"{path} ({path.stat().st_size:,} B) cannot be read as a file of torch.save: it is "
-            "truncated, or a git-lfs pointer, or of another kind; download it again"
+            "truncated, a git-lfs pointer, or something else; download it again"
         ) from e
     if (
         not isinstance(loaded, list | tuple)
@@ -162,7 +164,7 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     indices, offsets, lengths = loaded
     shapes = f"indices {[*indices.shape]}, offsets {[*offsets.shape]}, lengths {[*lengths.shape]}"
     if indices.is_floating_point() or (indices.numel() and int(indices.min()) < 0):
-        raise DataError(f"{path} has ids that are negative or no integers: {indices.dtype}")
+        raise DataError(f"{path} has ids that are negative or not integers: {indices.dtype}")
     if indices.dim() != 1 or lengths.dim() != 2 or offsets.shape != (lengths.numel() + 1,):
         raise DataError(f"{path} has {shapes}; expected [N], [T * B + 1] and [T, B]")
     if (
@@ -170,17 +172,17 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
         or int(offsets[-1]) != indices.numel()
         or not torch.equal(offsets.diff(), lengths.reshape(-1).to(offsets.dtype))
     ):
-        raise DataError(f"{path} has {shapes}, whose offsets do not belong to lengths and indices")
+        raise DataError(f"{path} has {shapes}, whose offsets do not match lengths and indices")
     return indices, offsets, lengths
 
 
 def _load_plain(path: Path) -> object:
-    # only torch's zip format can be mapped; a mapped file is in memory once for all ranks
+    # only torch's zip format can be mapped; ranks share the memory of a mapped file
     return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _load_gzip(path: Path) -> object:
-    # torch.load seeks, which in a gzip stream means to unpack again from the start
+    # torch.load seeks, and in a gzip stream each seek backwards unpacks again from the start
     with tempfile.TemporaryFile() as unpacked:
         with gzip.open(path) as packed:
             shutil.copyfileobj(packed, unpacked, length=2**24)
@@ -191,7 +193,7 @@ def _load_gzip(path: Path) -> object:
 def _checked_table_ids(table_ids: Sequence[int] | None, num_tables: int) -> list[int]:
     if table_ids is None:
         return list(range(num_tables))
-    wrong = [table for table in table_ids if not 0 <= table < num_tables]
+    wrong = [table_id for table_id in table_ids if not 0 <= table_id < num_tables]
     if wrong or not table_ids or len(set(table_ids)) < len(table_ids):
         raise ConfigError(
             f"table_ids must be different numbers from 0 to {num_tables - 1}, at least one; "
@@ -208,7 +210,7 @@ def _per_table(key: str, value: int | Sequence[int], num_tables: int) -> list[in
 
 
 def _checked_rows(needed: list[int], given: list[int]) -> list[int]:
-    for table, (least, rows) in enumerate(zip(needed, given, strict=True)):
-        if rows < least:
-            raise ConfigError(f"num_embeddings[{table}] is {rows:,}; the file has id {least - 1:,}")
+    for i, (min_rows, rows) in enumerate(zip(needed, given, strict=True)):
+        if rows < min_rows:
+            raise ConfigError(f"num_embeddings[{i}] is {rows:,}; the file has id {min_rows - 1:,}")
     return given

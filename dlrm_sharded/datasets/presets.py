@@ -1,6 +1,6 @@
-"""The tables of published tasks, and pools that stand for data that cannot be had.
+"""Tables of published tasks, and a pool of tables that replaces data that is not at hand.
 
-Tables here have no reuse histogram: it belongs to a batch size and to data.
+The tables have no reuse histograms, because these depend on the batch size and the data.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dlrm_sharded.tables import Table
 
 Tables = tuple[Table, ...]
 
-# dlrm_datasets_pool: log-normal rows and ids per sample; fitted, see there
+# log-normal rows and ids per sample of dlrm_datasets_pool, which says how they were fitted
 _MEAN_POOLING_FACTOR = 15.81
 _LOG_IDS_SPREAD = 1.2
-_MAX_LOG_IDS = 2.5  # in spreads: no table has over 20 times the ids of the median one
+_MAX_LOG_IDS = 2.5  # in spreads; no table has more than 20 times the ids of the median table
 _LOG10_ROWS_MEAN = 4.88
 _LOG10_ROWS_SPREAD = 0.8
 _ROWS_CORRELATION = 0.7
@@ -39,7 +39,7 @@ _KAGGLE_ROWS = (
 
 
 def mlperf_dcnv2(embedding_dim: int = 128) -> Tables:
-    """MLPerf training's DLRM-DCNv2 on multi-hot Criteo 1TB: 26 tables, 214 ids, 97 GiB."""
+    """Return MLPerf training's DLRM-DCNv2 on multi-hot Criteo 1TB: 26 tables, 214 ids, 97 GiB."""
     return tuple(
         Table(f"cat_{i}", rows, embedding_dim, float(ids))
         for i, (rows, ids) in enumerate(zip(_MLPERF_ROWS, _MLPERF_IDS, strict=True))
@@ -47,27 +47,27 @@ def mlperf_dcnv2(embedding_dim: int = 128) -> Tables:
 
 
 def criteo_kaggle(embedding_dim: int = 16) -> Tables:
-    """Criteo's Kaggle display advertising challenge: 26 one-hot tables."""
+    """Return the 26 one-hot tables of Criteo's Kaggle display advertising challenge."""
     return tuple(Table(f"cat_{i}", rows, embedding_dim, 1.0) for i, rows in enumerate(_KAGGLE_ROWS))
 
 
 def rm1() -> Tables:
-    """DeepRecSys (arXiv:2001.02772) RM1: 8 tables with 80 ids each."""
+    """Return RM1 of DeepRecSys (arXiv:2001.02772): 8 tables with 80 ids each."""
     return _groups([(8, 80, 4_000_000, 32)])
 
 
 def rm2() -> Tables:
-    """DeepRecSys RM2: 32 tables with 120 ids each."""
+    """Return RM2 of DeepRecSys: 32 tables with 120 ids each."""
     return _groups([(32, 120, 500_000, 64)])
 
 
 def rm3() -> Tables:
-    """DeepRecSys RM3: 10 tables with 20 ids each."""
+    """Return RM3 of DeepRecSys: 10 tables with 20 ids each."""
     return _groups([(10, 20, 2_000_000, 32)])
 
 
 def t510(embedding_dim: int = 128) -> Tables:
-    """HugeCTR's synthetic task of 510 tables and 2,670 ids, drawn there with Zipf exponent 1.1."""
+    """Return HugeCTR's synthetic task: 510 tables, 2,670 ids, Zipf exponent 1.1."""
     groups = [
         (100, 1, 1_000),
         (150, 1, 100_000),
@@ -81,9 +81,9 @@ def t510(embedding_dim: int = 128) -> Tables:
 
 
 def nvidia_tiny() -> Tables:
-    """NVIDIA distributed-embeddings' synthetic "tiny": 55 tables, 85 ids, 4.2 GiB; exponent 1.05.
+    """Return "tiny" of NVIDIA's distributed-embeddings: 55 tables, 85 ids, 4.2 GiB, exponent 1.05.
 
-    A table that two features share there is one feature with the ids of both here.
+    Where two features share a table there, one feature has the ids of both here.
     """
     return _groups(
         [
@@ -101,7 +101,7 @@ def nvidia_tiny() -> Tables:
 
 
 def nvidia_small() -> Tables:
-    """The same collection's "small": 107 tables, 377 ids, 26.3 GiB; sharing as in `nvidia_tiny`."""
+    """Return "small" of the same collection: 107 tables, 377 ids, 26.3 GiB."""
     return _groups(
         [
             (5, 1 + 30, 10_000, 16),
@@ -118,10 +118,10 @@ def nvidia_small() -> Tables:
 
 
 def embedding_demo() -> Tables:
-    """16 very unequal tables for a small machine: 93 MB, 1,346 ids per sample.
+    """Return 16 very unequal tables for a small machine: 93 MB, 1,346 ids per sample.
 
-    A few busy tables make most of the work, so that where they go decides the step time; size,
-    width and number of lookups rank them differently.
+    A few busy tables do most of the work, so that their placement decides the step time. Sorting by
+    size, width and number of lookups gives different orders.
     """
     return _groups(
         [
@@ -149,22 +149,25 @@ def embedding_demo() -> Tables:
 
 
 def dlrm_datasets_pool(seed: int = 0, num_tables: int = 856, embedding_dim: int = 64) -> Tables:
-    """Tables with the statistics of Meta's dlrm_datasets, where its files are not at hand.
+    """Return tables with the statistics of Meta's dlrm_datasets, for use without its files.
 
-    In expectation at batch 65,536 and Zipf exponent 0.9 (`Zipf.expected_num_unique`; seed 0, and
-    Meta's in brackets): mean pooling factor 15.81 (15.81), 886.9 M ids (887.0 M), 127.9 M unique
-    rows (128.4 M), mean reuse 6.9 (6.9), and of the unique rows, by reuse bin,
-    .475 .190 .151 .092 .048 .023 .011 .005 .002 (.473 .152 .139 .112 .072 .032 .011 .005 .002).
+    Expected statistics at batch size 65,536 and Zipf exponent 0.9, with seed 0 and as published:
+        mean pooling factor    15.81     15.81
+        ids                    886.9 M   887.0 M
+        unique rows            127.9 M   128.4 M
+        mean reuse             6.9       6.9
+        share of unique rows   .475 .190 .151 .092 .048 .023 .011 .005 .002
+          by reuse bin         .473 .152 .139 .112 .072 .032 .011 .005 .002
     Seeds 0 to 7 have 125 to 132 M unique rows. The widths are not published.
 
-    Rows and ids per sample are log-normal, larger tables have more ids; means, spreads and
-    correlation were fitted to Meta's figures. The 343 M rows in all follow from the fit.
+    Rows and ids per sample are log-normal and correlated; means, spreads and correlation were
+    fitted to the published figures. The total of 343 M rows follows from the fit.
     """
     rng = np.random.default_rng(seed)
     quantiles = (np.arange(num_tables) + 0.5) / num_tables
-    # every seed has the same rows and the same pooling factors, paired in another way
-    even = np.array([NormalDist().inv_cdf(q) for q in quantiles])
-    log_rows, independent = rng.permutation(even), rng.permutation(even)
+    # every seed has the same rows and the same pooling factors, but pairs them differently
+    normal_quantiles = np.array([NormalDist().inv_cdf(q) for q in quantiles])
+    log_rows, independent = rng.permutation(normal_quantiles), rng.permutation(normal_quantiles)
     rows = np.clip(10 ** (_LOG10_ROWS_MEAN + _LOG10_ROWS_SPREAD * log_rows), 10, 4e7)
     log_ids = _ROWS_CORRELATION * log_rows + math.sqrt(1 - _ROWS_CORRELATION**2) * independent
     ids = np.exp(_LOG_IDS_SPREAD * np.minimum(log_ids, _MAX_LOG_IDS))
@@ -181,7 +184,7 @@ def draw_tables(
     dims: Sequence[int] = (4, 8, 16, 32, 64, 128),
     seed: int = 0,
 ) -> Tables:
-    """A task as the papers draw them: tables of the pool, with replacement, and random widths."""
+    """Draw tables of the pool with replacement and give them random widths, as the papers do."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(len(pool), size=num_tables)
     widths = rng.integers(len(dims), size=num_tables)
@@ -194,8 +197,8 @@ def draw_tables(
 
 
 def _groups(groups: Sequence[tuple[int, float, int, int]]) -> Tables:
-    """The tables of groups of equal tables: (count, ids per sample, rows, width)."""
-    each = [group[1:] for group in groups for _ in range(group[0])]
+    """Return the tables of groups of equal tables: (count, ids per sample, rows, width)."""
+    shapes = [group[1:] for group in groups for _ in range(group[0])]
     return tuple(
-        Table(f"t{i:03d}", rows, width, float(ids)) for i, (ids, rows, width) in enumerate(each)
+        Table(f"t{i:03d}", rows, width, float(ids)) for i, (ids, rows, width) in enumerate(shapes)
     )

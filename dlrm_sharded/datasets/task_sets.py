@@ -1,9 +1,8 @@
-"""Sets of seeded tasks to compare sharders on: the papers', published models', large, small ones.
+"""Sets of random tasks on which sharders are compared.
 
-Tables come from `dlrm_datasets_pool`, but for those of models, and have no reuse histograms: cost
-models assume what they need.
-Ranks are CPUs, as those of the packaged cost models. A task depends on the seed and its number in
-the set alone, so a longer set begins with a shorter one.
+Tables are drawn from `dlrm_datasets_pool`, except those of published models. They have no reuse
+histograms; cost models assume them. Ranks are CPUs, for which the package has cost models. A task
+depends only on the seed and its number in the set, so that a longer set begins with a shorter one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from dlrm_sharded.task import GIB, ShardingTask, Topology
 PAPER_BATCH_SIZE = 65_536
 PAPER_NUM_TABLES = (10, 59)
 PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
-PAPER_MOST_BYTES = 15_000_000_000
+PAPER_MAX_BYTES = 15_000_000_000
 
 FEASIBILITY_KINDS = (
     *("roomy",) * 9,
@@ -47,37 +46,40 @@ FEASIBILITY_KINDS = (
     *("nearly_full_large",) * 2,
     *("infeasible",) * 2,
 )
-"""In turn. `roomy`: a fifth to four fifths of the memory are taken, and no table is larger than a
-rank. `large_columns`: some tables are, and their columns can be split. `large_rows`: some have so
-many rows that four columns of all of them fit no rank; only their rows can be split. `nearly_full`:
-90 to 99 % of all memory is taken, in `nearly_full_large` with tables of either large kind.
-`infeasible`: the tables take more than there is."""
+"""Kinds of `feasibility_tasks`, which take turns:
+`roomy`: tables take 20 to 80 % of the memory, and none is larger than a rank.
+`large_columns`: some tables are larger than a rank, and their columns can be split.
+`large_rows`: some tables have so many rows that four columns of all rows fit no rank, so that only
+their rows can be split.
+`nearly_full`, `nearly_full_large`: tables take 90 to 99 % of the memory, the latter with tables of
+either large kind.
+`infeasible`: the tables are larger than the memory of all ranks."""
 
-LARGE_PIECE = 0.4
-"""Of a rank's memory, that its piece of a large table takes at most: there is room for two."""
+MAX_PIECE_SHARE = 0.4
+"""Largest share of a rank's memory for a piece of a large table; a rank has room for two."""
 
 LARGE_ROWS = (1.05, 1.2)
-"""Memory of four columns of all rows of a table whose rows must be split, over that of a rank."""
+"""Range of the size of four columns of a `large_rows` table, relative to a rank's memory."""
 
 SCALE_SIZES = ((400, 32), (1000, 128), (10_000, 1024))
-"""Tables, ranks."""
+"""Numbers of tables and of ranks of `scale_tasks`."""
 
-SCALE_FULL = 0.7
-SCALE_LARGEST = 0.5
-"""Of a rank's memory, that a table of `scale_whole_tasks` takes at most."""
+SCALE_MEMORY_USE = 0.7
+SCALE_MAX_TABLE_SHARE = 0.5
+"""Largest share of a rank's memory for a table of `scale_whole_tasks`."""
 
 RANKS_PER_HOST = 8
 HOST_BYTES_PER_S = 1.25e9
-"""Of one rank to other hosts: 10 Gbit/s."""
+"""Bandwidth of one rank to other hosts: 10 Gbit/s."""
 
 MEASURED_BATCH_SIZE = 8192
 MEASURED_WORLD_SIZE = 4
-MEASURED_IDS = 100.0
+MEASURED_MAX_IDS = 100.0
 MEASURED_RANK_BYTES = 3 * GIB
-MEASURED_FULL = (0.6, 0.9)
-MEASURED_LARGEST = 0.75
+MEASURED_MEMORY_USE = (0.6, 0.9)
+MEASURED_MAX_TABLE_SHARE = 0.75
 
-MODELS: dict[str, Callable[[], Tables]] = {
+PUBLISHED_MODELS: dict[str, Callable[[], Tables]] = {
     "embedding_demo": embedding_demo,
     "mlperf_dcnv2": mlperf_dcnv2,
     "criteo_kaggle": criteo_kaggle,
@@ -90,16 +92,17 @@ MODELS: dict[str, Callable[[], Tables]] = {
 }
 MODELS_WORLD_SIZES = (2, 4, 8)
 MODELS_BATCH_SIZES = (2048, 8192)
-MODELS_FULL = (0.4, 0.8)
-MODELS_LARGEST = 0.8
+MODELS_MEMORY_USE = (0.4, 0.8)
+MODELS_MAX_TABLE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class TaskOfSet:
-    """A task, and what it is.
+class BenchmarkTask:
+    """A task of a set.
 
     Args:
-        witness: a plan that can be trained: proof that there is one; None where nobody knows.
+        kind: what distinguishes the task from others of its set.
+        witness: a valid plan, which proves that there is one; None if none is known.
     """
 
     kind: str
@@ -107,10 +110,11 @@ class TaskOfSet:
     witness: ShardingPlan | None = None
 
 
-def paper_tasks(seed: int = 0, *, num: int = 100) -> list[TaskOfSet]:
-    """NeuroShard's (arXiv:2305.01868, sec. 4): 10 to 59 tables, 4 ranks of 4 GiB, under 15 GB.
+def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
+    """Return tasks as NeuroShard's (arXiv:2305.01868, sec. 4): 10 to 59 tables, 4 ranks of 4 GiB.
 
-    Its generator draws from Meta's tables; here they are those of `dlrm_datasets_pool`.
+    The tables take less than 15 GB. The paper draws from Meta's tables, this function from
+    `dlrm_datasets_pool`.
     """
     pool = dlrm_datasets_pool()
     topology = Topology(
@@ -126,16 +130,17 @@ def paper_tasks(seed: int = 0, *, num: int = 100) -> list[TaskOfSet]:
         while True:
             tables = _draw(pool, num_tables, rng)
             task = ShardingTask(tables, topology, PAPER_BATCH_SIZE)
-            if task.table_bytes < PAPER_MOST_BYTES:
+            if task.table_bytes < PAPER_MAX_BYTES:
                 break
-        tasks.append(TaskOfSet("paper", task))
+        tasks.append(BenchmarkTask("paper", task))
     return tasks
 
 
-def feasibility_tasks(seed: int = 0, *, num: int = 300) -> list[TaskOfSet]:
-    """4 to 32 ranks of 4 or 8 GiB, 10 to 400 tables, in turn of each of `FEASIBILITY_KINDS`.
+def feasibility_tasks(seed: int = 0, *, num: int = 300) -> list[BenchmarkTask]:
+    """Return tasks with 4 to 32 ranks of 4 or 8 GiB and 10 to 400 tables of `FEASIBILITY_KINDS`.
 
-    Made around a plan, their witness, by changing the tables' rows; infeasible ones have none.
+    Each task is built around a plan, its witness, by changing the rows of the tables; infeasible
+    tasks have none.
     """
     pool = dlrm_datasets_pool()
     return [
@@ -148,68 +153,75 @@ def feasibility_tasks(seed: int = 0, *, num: int = 300) -> list[TaskOfSet]:
     ]
 
 
-def scale_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[TaskOfSet]:
-    """Ever larger ones (`SCALE_SIZES`) on ranks that are 70 % full; many tables fit no rank."""
-    return _scale_tasks(seed, num, largest=None)
+def scale_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[BenchmarkTask]:
+    """Return tasks of `SCALE_SIZES` that take 70 % of the memory; many tables fit no rank."""
+    return _scale_tasks(seed, num, max_table_share=None)
 
 
-def scale_whole_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[TaskOfSet]:
-    """The same with fewer rows where a table would take over half a rank: none has to be split."""
-    return _scale_tasks(seed, num, largest=SCALE_LARGEST)
+def scale_whole_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[BenchmarkTask]:
+    """Return `scale_tasks` with tables cut to half a rank, so that none has to be split."""
+    return _scale_tasks(seed, num, max_table_share=SCALE_MAX_TABLE_SHARE)
 
 
-def measured_tasks(seed: int = 0, *, num: int = 40) -> list[TaskOfSet]:
-    """10 to 40 tables on 4 ranks, small enough to measure each rank on a laptop.
+def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
+    """Return tasks with 10 to 40 tables on 4 ranks, small enough to measure on a laptop.
 
-    At most 100 ids per sample and 3 GiB a rank, of which 60 to 90 % are taken; no table is larger
-    than three quarters of a rank. The papers' tables with fewer ids, and rows where needed.
+    The tables of the papers are cut to at most 100 ids per sample and 3 GiB per rank. They take 60
+    to 90 % of the memory, and no table takes more than three quarters of a rank.
     """
     pool = dlrm_datasets_pool()
     tasks = []
     for number in range(num):
         rng = np.random.default_rng([seed, number])
         tables = _draw(pool, int(rng.integers(10, 41)), rng)
-        ids_factor = min(1.0, MEASURED_IDS / sum(table.pooling_factor for table in tables))
+        ids_factor = min(1.0, MEASURED_MAX_IDS / sum(table.pooling_factor for table in tables))
         tables = tuple(
             dataclasses.replace(table, pooling_factor=ids_factor * table.pooling_factor)
             for table in tables
         )
-        full = rng.uniform(*MEASURED_FULL)
-        most = int(full * MEASURED_WORLD_SIZE * MEASURED_RANK_BYTES)
-        tables = _scaled(tables, min(1.0, most / _bytes(tables)))
-        task = _filled(tables, MEASURED_WORLD_SIZE, MEASURED_BATCH_SIZE, full, MEASURED_LARGEST)
-        tasks.append(TaskOfSet("measured", task))
+        memory_use = rng.uniform(*MEASURED_MEMORY_USE)
+        max_bytes = int(memory_use * MEASURED_WORLD_SIZE * MEASURED_RANK_BYTES)
+        task = _fitted_task(
+            _scaled(tables, min(1.0, max_bytes / _bytes(tables))),
+            MEASURED_WORLD_SIZE,
+            MEASURED_BATCH_SIZE,
+            memory_use,
+            MEASURED_MAX_TABLE_SHARE,
+        )
+        tasks.append(BenchmarkTask("measured", task))
     return tasks
 
 
 def models_tasks(
     seed: int = 0,
     *,
-    num: int = len(MODELS) * len(MODELS_WORLD_SIZES) * len(MODELS_BATCH_SIZES),
-) -> list[TaskOfSet]:
-    """The demo and published models on 2, 4 and 8 ranks at two batch sizes; the kind is its name.
+    num: int = len(PUBLISHED_MODELS) * len(MODELS_WORLD_SIZES) * len(MODELS_BATCH_SIZES),
+) -> list[BenchmarkTask]:
+    """Return `PUBLISHED_MODELS` on 2, 4 and 8 ranks at two batch sizes.
 
-    Tables take 40 to 80 % of the memory, and none more than 80 % of a rank's.
+    Tables take 40 to 80 % of the memory, and no table takes more than 80 % of a rank.
     """
-    cases = list(itertools.product(MODELS_BATCH_SIZES, MODELS_WORLD_SIZES, MODELS.items()))
+    cases = list(
+        itertools.product(MODELS_BATCH_SIZES, MODELS_WORLD_SIZES, PUBLISHED_MODELS.items())
+    )
     tasks = []
     for number in range(num):
-        batch_size, world_size, (name, tables_of) = cases[number % len(cases)]
+        batch_size, world_size, (name, preset) = cases[number % len(cases)]
         rng = np.random.default_rng([seed, number])
-        tables = tables_of()
+        tables = preset()
         largest_bytes = max(_bytes([table]) for table in tables)
-        shared_bytes = _bytes(tables) / (rng.uniform(*MODELS_FULL) * world_size)
+        rank_bytes = _bytes(tables) / (rng.uniform(*MODELS_MEMORY_USE) * world_size)
         topology = Topology(
             world_size,
-            int(max(shared_bytes, largest_bytes / MODELS_LARGEST)) + 1,
+            int(max(rank_bytes, largest_bytes / MODELS_MAX_TABLE_SHARE)) + 1,
             local_world_size=world_size,
             compute_device="cpu",
         )
-        tasks.append(TaskOfSet(name, ShardingTask(tables, topology, batch_size)))
+        tasks.append(BenchmarkTask(name, ShardingTask(tables, topology, batch_size)))
     return tasks
 
 
-TASK_SETS: dict[str, Callable[..., list[TaskOfSet]]] = {
+TASK_SETS: dict[str, Callable[..., list[BenchmarkTask]]] = {
     "paper": paper_tasks,
     "feasibility": feasibility_tasks,
     "scale": scale_tasks,
@@ -217,7 +229,7 @@ TASK_SETS: dict[str, Callable[..., list[TaskOfSet]]] = {
     "measured": measured_tasks,
     "models": models_tasks,
 }
-"""All are called with a seed and, by keyword, `num`."""
+"""Functions by name of the set; all take a seed and, by keyword, the number of tasks `num`."""
 
 
 def _draw(pool: Sequence[Table], num_tables: int, rng: np.random.Generator) -> Tables:
@@ -225,7 +237,7 @@ def _draw(pool: Sequence[Table], num_tables: int, rng: np.random.Generator) -> T
 
 
 def _bytes(tables: Sequence[Table]) -> int:
-    """Of the weights alone, as `Topology` counts them by default."""
+    """Return the bytes of the weights, as `Topology` counts them by default."""
     return sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
 
 
@@ -234,35 +246,41 @@ def _with_rows(table: Table, num_rows: float) -> Table:
 
 
 def _scaled(tables: Sequence[Table], factor: float) -> Tables:
-    """All tables with `factor` times the rows."""
+    """Return the tables with `factor` times the rows."""
     return tuple(_with_rows(table, table.num_embeddings * factor) for table in tables)
 
 
-def _scale_tasks(seed: int, num: int, *, largest: float | None) -> list[TaskOfSet]:
+def _scale_tasks(seed: int, num: int, *, max_table_share: float | None) -> list[BenchmarkTask]:
     pool = dlrm_datasets_pool()
     tasks = []
     for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num]):
         tables = _draw(pool, num_tables, np.random.default_rng([seed, number]))
-        task = _filled(tables, world_size, PAPER_BATCH_SIZE, SCALE_FULL, largest)
-        tasks.append(TaskOfSet(f"{num_tables} tables, {world_size} ranks", task))
+        task = _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
+        tasks.append(BenchmarkTask(f"{num_tables} tables, {world_size} ranks", task))
     return tasks
 
 
-def _filled(
-    tables: Tables, world_size: int, batch_size: int, full: float, largest: float | None
+def _fitted_task(
+    tables: Tables,
+    world_size: int,
+    batch_size: int,
+    memory_use: float,
+    max_table_share: float | None,
 ) -> ShardingTask:
-    """A task whose tables take the share `full` of the memory.
+    """Return a task whose ranks have as much memory as the tables need.
 
     Args:
-        largest: no table takes more than this share of one rank's memory; None for any size.
+        memory_use: share of all memory that the tables take.
+        max_table_share: larger tables are cut to this share of a rank's memory; None for any size.
     """
-    memory_bytes = int(_bytes(tables) / (full * world_size))
-    while largest is not None:
-        most = largest * memory_bytes
+    memory_bytes = int(_bytes(tables) / (memory_use * world_size))
+    # cutting tables reduces the memory, which may mean further cuts
+    while max_table_share is not None:
+        max_bytes = max_table_share * memory_bytes
         tables = tuple(
-            _with_rows(t, min(t.num_embeddings, most // (4 * t.embedding_dim))) for t in tables
+            _with_rows(t, min(t.num_embeddings, max_bytes // (4 * t.embedding_dim))) for t in tables
         )
-        needed = int(_bytes(tables) / (full * world_size))
+        needed = int(_bytes(tables) / (memory_use * world_size))
         if needed == memory_bytes:
             break
         memory_bytes = needed
@@ -277,7 +295,7 @@ def _filled(
     return ShardingTask(tables, topology, batch_size)
 
 
-def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator) -> TaskOfSet:
+def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator) -> BenchmarkTask:
     world_size = int(rng.choice([4, 8, 16, 32]))
     on_hosts = world_size > RANKS_PER_HOST and rng.random() < 0.5
     topology = Topology(
@@ -287,50 +305,49 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
         compute_device="cpu",
         inter_host_bytes_per_s=HOST_BYTES_PER_S if on_hosts else None,
     )
-    # a whole table for every rank, so that each can be filled
-    least = max(10, 2 * world_size)
-    num_tables = round(least * (400 / least) ** rng.random())
+    # enough tables that every rank gets a whole one, with which it can be filled
+    min_tables = max(10, 2 * world_size)
+    num_tables = round(min_tables * (400 / min_tables) ** rng.random())
     if kind == "roomy":
         num_tables = round(10 * 40 ** rng.random())
     tables = list(_draw(pool, num_tables, rng))
-    full = rng.uniform(*((0.9, 0.99) if kind.startswith("nearly_full") else (0.2, 0.8)))
+    memory_use = rng.uniform(*((0.9, 0.99) if kind.startswith("nearly_full") else (0.2, 0.8)))
     shards: list[Shard] = []
     if "large" in kind:
         for i in rng.permutation(num_tables)[: rng.integers(1, 3)].tolist():
             by_rows = kind == "large_rows" or (kind != "large_columns" and rng.random() < 0.5)
             split = _split_by_rows if by_rows else _split_by_columns
-            tables[i], of_table = split(tables[i], topology, rng)
-            shards += of_table
-    in_parts = {shard.table for shard in shards}
+            tables[i], pieces = split(tables[i], topology, rng)
+            shards += pieces
+    split_tables = {shard.table for shard in shards}
     used = ShardingPlan(world_size, tuple(shards)).bytes_by_rank(topology)
-    whole = [i for i, table in enumerate(tables) if table.name not in in_parts]
+    whole = [i for i, table in enumerate(tables) if table.name not in split_tables]
     rank_of = dict(zip(whole, rng.permutation(len(whole)) % world_size, strict=True))
     for rank in range(world_size):
         on_rank = [i for i in whole if rank_of[i] == rank]
-        left = full * topology.memory_bytes - used[rank]
-        factor = max(left, 0) / max(_bytes([tables[i] for i in on_rank]), 1)
+        free = memory_use * topology.memory_bytes - used[rank]
+        factor = max(free, 0) / max(_bytes([tables[i] for i in on_rank]), 1)
         for i in on_rank:
             tables[i] = _with_rows(tables[i], factor * tables[i].num_embeddings)
             shards.append(Shard.whole(tables[i], int(rank)))
     task = ShardingTask(tuple(tables), topology, PAPER_BATCH_SIZE)
     if kind == "infeasible":
-        beyond = rng.uniform(1.01, 1.5) * world_size * topology.memory_bytes / _bytes(tables)
-        more = tuple(_with_rows(t, 1 + beyond * t.num_embeddings) for t in tables)
-        return TaskOfSet(kind, dataclasses.replace(task, tables=more))
-    return TaskOfSet(kind, task, ShardingPlan(world_size, tuple(shards)))
+        factor = rng.uniform(1.01, 1.5) * world_size * topology.memory_bytes / _bytes(tables)
+        too_large = tuple(_with_rows(t, 1 + factor * t.num_embeddings) for t in tables)
+        return BenchmarkTask(kind, dataclasses.replace(task, tables=too_large))
+    return BenchmarkTask(kind, task, ShardingPlan(world_size, tuple(shards)))
 
 
 def _split_by_columns(
     table: Table, topology: Topology, rng: np.random.Generator
 ) -> tuple[Table, list[Shard]]:
-    """Larger than a rank, and pieces of its columns on ranks of their own."""
+    """Make the table larger than a rank, and put pieces of its columns on different ranks."""
     dim = int(rng.choice([32, 64, 128]))
-    pieces = int(rng.choice([n for n in (4, 8) if n <= min(topology.world_size, dim // 4)]))
-    # two such tables leave room on each rank
-    size = rng.uniform(1.1, LARGE_PIECE * pieces) * topology.memory_bytes
+    num_pieces = int(rng.choice([n for n in (4, 8) if n <= min(topology.world_size, dim // 4)]))
+    size = rng.uniform(1.1, MAX_PIECE_SHARE * num_pieces) * topology.memory_bytes
     table = dataclasses.replace(table, num_embeddings=int(size) // (4 * dim), embedding_dim=dim)
-    width = dim // pieces
-    ranks = rng.permutation(topology.world_size)[:pieces].tolist()
+    width = dim // num_pieces
+    ranks = rng.permutation(topology.world_size)[:num_pieces].tolist()
     rows = (0, table.num_embeddings)
     return table, [
         Shard(table.name, rank, rows, (i * width, (i + 1) * width)) for i, rank in enumerate(ranks)
@@ -340,9 +357,9 @@ def _split_by_columns(
 def _split_by_rows(
     table: Table, topology: Topology, rng: np.random.Generator
 ) -> tuple[Table, list[Shard]]:
-    """More rows than any rank holds four columns of, in blocks on all ranks."""
-    most_cols = LARGE_PIECE * topology.world_size * COLUMN_MULTIPLE / LARGE_ROWS[1]
-    dim = int(rng.choice([dim for dim in (4, 8, 16, 32) if dim <= most_cols]))
+    """Make four columns of all rows larger than a rank, and put row blocks on all ranks."""
+    max_cols = MAX_PIECE_SHARE * topology.world_size * COLUMN_MULTIPLE / LARGE_ROWS[1]
+    dim = int(rng.choice([dim for dim in (4, 8, 16, 32) if dim <= max_cols]))
     num_rows = int(rng.uniform(*LARGE_ROWS) * topology.memory_bytes / (4 * COLUMN_MULTIPLE))
     table = dataclasses.replace(table, num_embeddings=num_rows, embedding_dim=dim)
     return table, RowBlocks(range(topology.world_size)).shards(table)

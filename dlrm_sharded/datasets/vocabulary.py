@@ -1,10 +1,11 @@
-"""Vocabulary of one categorical column: which raw ids it has, and the row of each in its table.
+"""The vocabulary of a categorical column maps its raw ids to rows of its table.
 
 Raw ids are 32-bit hashes; 0 stands for a missing value. Rows of the table:
-    0    missing
-    1    rarer than `min_count` in training, or never seen there
-    2 .. the others by ascending raw id: that order depends on nothing else, and as raw ids are
-         hashes it scatters the popular ones all over the table, so that row-wise shards are even
+    0    missing values
+    1    ids that are rarer than `min_count` in training, or do not occur there
+    2 .. all other ids, ascending. This order does not depend on the order of the data and, because
+         raw ids are hashes, it scatters popular ids over the table, so that row blocks are
+         accessed equally often.
 """
 
 from __future__ import annotations
@@ -16,36 +17,38 @@ MISSING = 0
 RARE = 1
 NUM_RESERVED = 2
 
-Ids = npt.NDArray[np.uint32]
+RawIds = npt.NDArray[np.uint32]
 
 _COUNT_BITS = np.uint64(32)
 _MAX_COUNT = 2**32 - 1
-_MERGE_AT = 1 << 20
+MERGE_AT = 1 << 20
+"""Number of pending ids below which the counter does not merge them into the sorted ones."""
+
 _MAX_PREFIX_BITS = 26
 _NUM_PROBES = 4
 
 
 class IdCounter:
-    """Counts ids that come in pieces, in memory proportional to the different ids."""
+    """Counts ids that are added in pieces; its memory is proportional to the different ids."""
 
     def __init__(self) -> None:
-        # Sorted, one number per id: the id in the upper 32 bits, its count in the lower 32.
+        # sorted, one number per id: the id in the upper 32 bits, its count in the lower 32
         self._packed = np.empty(0, np.uint64)
         self._pending: list[npt.NDArray[np.uint64]] = []
         self._num_pending = 0
 
-    def add(self, ids: Ids) -> None:
+    def add(self, ids: RawIds) -> None:
         ordered = np.sort(ids)
         first = _first_of_runs(ordered)
         counts = np.diff(first, append=len(ordered)).astype(np.uint64)
         self._pending.append(_pack(ordered[first], counts))
         self._num_pending += len(first)
-        # Merging when as much is pending as is merged costs a logarithmic number of passes.
-        if self._num_pending > max(_MERGE_AT, len(self._packed)):
+        # merging only when as many are pending as are merged takes a logarithmic number of passes
+        if self._num_pending > max(MERGE_AT, len(self._packed)):
             self._merge()
 
-    def ids(self, *, min_count: int) -> Ids:
-        """The ids counted at least `min_count` times, ascending, without 0."""
+    def ids(self, *, min_count: int) -> RawIds:
+        """Return the ids counted at least `min_count` times, ascending, without 0."""
         self._merge()
         counts = self._packed & np.uint64(_MAX_COUNT)
         ids = (self._packed[counts >= min_count] >> _COUNT_BITS).astype(np.uint32)
@@ -66,15 +69,15 @@ class Vocabulary:
     """Maps raw ids to table rows.
 
     Args:
-        ids: ascending, without 0.
+        ids: the ids that have a row of their own; ascending, without 0.
     """
 
-    def __init__(self, ids: Ids) -> None:
+    def __init__(self, ids: RawIds) -> None:
         self.num_embeddings = NUM_RESERVED + len(ids)
-        # Between sentinels at both ends every search stops; 0 is a key, so position + 1 is the row.
+        # sentinels at both ends stop every search; 0 is a key, so that position + 1 is the row
         self._keys = np.concatenate([[0], ids, [2**32 - 1]]).astype(np.uint32)
         self._has_last = bool(len(ids)) and ids[-1] == self._keys[-1]
-        # _start[p]: the position of the first key whose upper bits are p or more.
+        # _start[p]: the position of the first key whose upper bits are p or more
         largest = int(ids[-1]) if len(ids) else 0
         bits = min(len(ids).bit_length() + 1, _MAX_PREFIX_BITS)
         self._shift = np.uint32(max(0, largest.bit_length() - bits))
@@ -83,11 +86,11 @@ class Vocabulary:
         bounds = (prefixes << np.uint64(self._shift)).astype(np.uint32)
         self._start = np.searchsorted(self._keys, bounds).astype(np.int32)
 
-    def rows(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """[N], the table rows of N raw ids.
+    def rows(self, ids: RawIds) -> npt.NDArray[np.int32]:
+        """Return [N], the table rows of N raw ids.
 
-        Raw ids are about uniform, so the first key with the same upper bits is the right one or
-        very near; what is not found in a few steps is found by bisection.
+        Raw ids are nearly uniform, so that the first key with the same upper bits is the right one
+        or very near; ids that are not found in a few steps are found by bisection.
         """
         position = self._start[np.minimum(ids >> self._shift, self._last_prefix)]
         short = np.flatnonzero(self._keys[position] < ids)
@@ -106,12 +109,12 @@ class Vocabulary:
         return rows
 
 
-def _first_of_runs(ordered: Ids) -> npt.NDArray[np.intp]:
-    """Positions at which a new value begins."""
+def _first_of_runs(ordered: RawIds) -> npt.NDArray[np.intp]:
+    """Return the positions at which a new value begins."""
     if not len(ordered):
         return np.empty(0, np.intp)
     return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
 
 
-def _pack(ids: Ids, counts: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _pack(ids: RawIds, counts: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return (ids.astype(np.uint64) << _COUNT_BITS) | np.minimum(counts, np.uint64(_MAX_COUNT))

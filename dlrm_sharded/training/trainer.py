@@ -238,7 +238,7 @@ def evaluate(
         pipeline.detach()
     model.eval()
     evaluator = Evaluator(device)
-    stream.load_state_dict({"epoch": 0, "position": 0})
+    stream.seek(0)
     with torch.no_grad():
         for _ in range(num_batches):
             _, (_, logits, labels) = model(next(stream).to(device))

@@ -30,7 +30,7 @@ from benchmarks.compared import (
     sharders_of,
     versus,
 )
-from dlrm_sharded.datasets.task_sets import TASK_SETS, TaskOfSet
+from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
 
@@ -65,7 +65,7 @@ class Case:
     num: int | None
     device: str
 
-    def tasks(self) -> list[TaskOfSet]:
+    def tasks(self) -> list[BenchmarkTask]:
         given = {} if self.num is None else {"num": self.num}
         return [
             dataclasses.replace(of_set, task=on_device(of_set.task, self.device))
@@ -100,12 +100,12 @@ class Outcome:
     peak_mib: float | None = None
 
     @classmethod
-    def of(cls, number: int, of_set: TaskOfSet, sharder: str, **found: Any) -> Outcome:
+    def of(cls, number: int, of_set: BenchmarkTask, sharder: str, **found: Any) -> Outcome:
         num_tables, world_size = len(of_set.task.tables), of_set.task.topology.world_size
         return cls(number, of_set.kind, num_tables, world_size, sharder, **found)
 
 
-def outcome(number: int, of_set: TaskOfSet, sharder: str, planner: Planner) -> Outcome:
+def outcome(number: int, of_set: BenchmarkTask, sharder: str, planner: Planner) -> Outcome:
     """A plan, and its cost under the planner's cost model, whatever the sharder predicts."""
     started = time.perf_counter()
     try:

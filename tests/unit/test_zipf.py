@@ -8,8 +8,8 @@ import torch
 
 from dlrm_sharded.datasets.base import reuse_histogram
 from dlrm_sharded.datasets.counter_random import (
+    counters,
     normals,
-    places,
     random_bits,
     stream_key,
     uniform_pairs,
@@ -23,7 +23,7 @@ NUM_DRAWS = 400_000
 
 
 def draw(num_ids: int, exponent: float, num_draws: int = NUM_DRAWS, key: int = 1) -> np.ndarray:
-    return Zipf(num_ids, exponent).ranks(random_bits(key, places(0, num_draws)))
+    return Zipf(num_ids, exponent).ranks(random_bits(key, counters(0, num_draws)))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.9, 1.0, 1.1])
@@ -80,12 +80,12 @@ def test_no_draws_use_nothing() -> None:
     assert table.reuse_histogram == (0.0,) * 17
 
 
-def test_streams_are_apart_and_places_are_random_access() -> None:
+def test_streams_are_apart_and_counters_are_random_access() -> None:
     assert stream_key(0, "a") != stream_key(0, "b") != stream_key("0", "b")
-    whole = random_bits(9, places(0, 1_000))
-    assert np.array_equal(whole[600:700], random_bits(9, places(600, 100)))
-    assert not np.intersect1d(whole, random_bits(10, places(0, 1_000))).size
-    assert splitmix64(0)(3) == int(random_bits(0, places(1, 3))[2])
+    whole = random_bits(9, counters(0, 1_000))
+    assert np.array_equal(whole[600:700], random_bits(9, counters(600, 100)))
+    assert not np.intersect1d(whole, random_bits(10, counters(0, 1_000))).size
+    assert splitmix64(0)(3) == int(random_bits(0, counters(1, 3))[2])
 
 
 def splitmix64(seed: int):  # type: ignore[no-untyped-def]  # the published loop, in plain Python
@@ -102,8 +102,8 @@ def splitmix64(seed: int):  # type: ignore[no-untyped-def]  # the published loop
 
 
 def test_uniform_and_normal_moments() -> None:
-    place = places(0, 200_000)
-    u, (a, b), n = uniforms(1, place), uniform_pairs(2, place), normals(3, place)
+    counter = counters(0, 200_000)
+    u, (a, b), n = uniforms(1, counter), uniform_pairs(2, counter), normals(3, counter)
     for sample in (u, a, b):
         assert sample.min() >= 0
         assert sample.max() < 1

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dlrm_sharded.datasets.blocks import MANIFEST, Blocks, BlockWriter
+from dlrm_sharded.datasets.blocks import MANIFEST, BlockReader, BlockWriter
 from dlrm_sharded.errors import DataError
 
 NUM_ROWS, NUM_TRAIN_ROWS, NUM_DENSE, BLOCK_ROWS = 50, 37, 3, 8
@@ -62,7 +62,7 @@ def test_the_files_are_plain_npy_with_the_documented_shapes(folder, data):
     ("start", "stop"), [(0, 8), (8, 16), (0, 50), (0, 1), (49, 50), (3, 6), (5, 12), (7, 33)]
 )
 def test_rows_wherever_the_blocks_begin(folder, data, start, stop):
-    rows = Blocks(folder).rows(start, stop)
+    rows = BlockReader(folder).rows(start, stop)
     assert np.array_equal(rows.dense, data["dense"][start:stop])
     assert np.array_equal(rows.ids, data["ids"][:, start:stop])
     assert np.array_equal(rows.labels, data["labels"][start:stop])
@@ -79,11 +79,11 @@ def test_rows_wherever_the_blocks_begin(folder, data, start, stop):
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (4, 4), (40, 51)])
 def test_rows_that_are_not_there(folder, start, stop):
     with pytest.raises(IndexError):
-        Blocks(folder).rows(start, stop)
+        BlockReader(folder).rows(start, stop)
 
 
 def test_the_manifest_says_what_was_written(folder):
-    manifest = Blocks(folder).manifest
+    manifest = BlockReader(folder).manifest
     assert (manifest.num_rows, manifest.num_train_rows) == (NUM_ROWS, NUM_TRAIN_ROWS)
     assert manifest.feature_names == FEATURES
     assert manifest.source == {"x": 1}
@@ -95,31 +95,31 @@ def test_a_truncated_file_is_noticed_at_open(folder, name):
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(DataError, match=rf"{name} should have {size:,} B, found {size - 4:,} B"):
-        Blocks(folder)
+        BlockReader(folder)
     path.unlink()
     with pytest.raises(DataError, match=f"{name}.*found 0 B.*convert again"):
-        Blocks(folder)
+        BlockReader(folder)
 
 
 def test_no_manifest_is_no_dataset(tmp_path, folder):
     (folder / MANIFEST).unlink()
     for path in (folder, tmp_path / "nothing", folder / "ids.npy"):
         with pytest.raises(DataError, match="is not a folder of blocks"):
-            Blocks(path)
+            BlockReader(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": 1}', "\x80"])
 def test_a_damaged_manifest(folder, text):
     (folder / MANIFEST).write_bytes(text.encode("latin1"))
     with pytest.raises(DataError, match=r"manifest.json is damaged.*convert again"):
-        Blocks(folder)
+        BlockReader(folder)
 
 
 def test_another_format_version(folder):
     fields = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps(fields | {"format_version": 99}))
     with pytest.raises(DataError, match="has block format 99, this release reads format 1"):
-        Blocks(folder)
+        BlockReader(folder)
 
 
 def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
@@ -128,4 +128,4 @@ def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
     ) as writer:
         writer.append_samples(dense=data["dense"], labels=data["labels"])
     with pytest.raises(DataError, match="is not a folder of blocks"):
-        Blocks(tmp_path)
+        BlockReader(tmp_path)

@@ -164,8 +164,8 @@ def test_lfs_pointer_and_missing_file(tmp_path: Path) -> None:
         (lambda i, o, n: {"indices": i}, "three tensors"),
         (lambda i, o, n: (i, o, n.reshape(-1)), r"expected \[N\]"),
         (lambda i, o, n: (i, o[:-1], n), r"expected \[N\]"),
-        (lambda i, o, n: (i[:-1], o, n), "do not belong"),
-        (lambda i, o, n: (i, o, n.flip(1)), "do not belong"),
+        (lambda i, o, n: (i[:-1], o, n), "do not match"),
+        (lambda i, o, n: (i, o, n.flip(1)), "do not match"),
     ],
     ids=["two", "dict", "flat_lengths", "short_offsets", "short_indices", "other_lengths"],
 )

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets import synthetic
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.datasets.synthetic import SyntheticDataset, _Place
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.tables import Table
 
@@ -111,9 +111,9 @@ def test_batch_size_does_not_change_the_samples() -> None:
     assert per_table(whole) == [ids[0][t] + ids[1][t] for t in range(len(TABLES))]
 
 
-def test_blocks_do_not_change_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_do_not_change_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dataset().batch("train", 0, rank=0, world_size=1)
-    monkeypatch.setattr(synthetic, "_BLOCK", 5)
+    monkeypatch.setattr(synthetic, "IDS_PER_PASS", 5)
     assert_same(whole, dataset().batch("train", 0, rank=0, world_size=1))
 
 
@@ -121,11 +121,8 @@ def test_a_resumed_stream_goes_on_as_the_uninterrupted_one() -> None:
     stream = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
     epoch_0, epoch_1 = list(stream), list(stream)
     assert len(epoch_0) == len(epoch_1) == 6
-    other = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
-    list(other)
-    next(other), next(other)
     resumed = BatchStream(dataset(), "train", rank=1, world_size=2, shuffle_seed=5)
-    resumed.load_state_dict(other.state_dict())
+    resumed.seek(6 + 2)
     for expected, batch in zip(epoch_1[2:], resumed, strict=True):
         assert_same(expected, batch)
 
@@ -164,7 +161,7 @@ def test_profile_of_a_huge_batch_is_its_expectation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     measured = dataset(batch_size=50_000).tables
-    monkeypatch.setattr(synthetic, "_MAX_PROFILED_IDS", 10_000)
+    monkeypatch.setattr(synthetic, "MAX_PROFILED_IDS", 10_000)
     with caplog.at_level(logging.INFO):
         expected = dataset(batch_size=50_000).tables
     assert "not a measurement" in caplog.text
@@ -189,38 +186,42 @@ def test_no_cut_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_pregenerating_changes_when_and_not_what() -> None:
-    ahead = dataset(pregenerate=True, cache_batches=3)
-    ahead.batch("train", 5, rank=1, world_size=2)
-    kept = [ahead._cache.get(_Place("train", i, 1, 2)) is not None for i in range(5)]
-    assert kept == [True] * 3 + [False] * 2
-    later = dataset()
-    for index in range(5):
-        ours = ahead.batch("train", index, rank=1, world_size=2)
-        theirs = later.batch("train", index, rank=1, world_size=2)
-        assert torch.equal(ours.sparse_features.values(), theirs.sparse_features.values())
-        assert torch.equal(ours.labels, theirs.labels)
+    pregenerated = dataset(pregenerate=True, cache_batches=3)
+    pregenerated.batch("train", 5, rank=1, world_size=2)
+    assert kept_batches(pregenerated, rank=1, world_size=2) == [0, 1, 2]
+    on_demand = dataset(cache_batches=3)
+    on_demand.batch("train", 5, rank=1, world_size=2)
+    assert kept_batches(on_demand, rank=1, world_size=2) == [0, 1, 5]
+    for index in range(6):
+        assert_same(
+            pregenerated.batch("train", index, rank=1, world_size=2),
+            on_demand.batch("train", index, rank=1, world_size=2),
+        )
+
+
+def kept_batches(data: SyntheticDataset, *, rank: int = 0, world_size: int = 1) -> list[int]:
+    """Ask twice for all training batches, and return which ones were not generated again."""
+    first, second = (
+        [data.batch("train", i, rank=rank, world_size=world_size) for i in range(6)]
+        for _ in range(2)
+    )
+    for left, right in zip(first, second, strict=True):
+        assert_same(left, right)
+    return [i for i in range(6) if first[i] is second[i]]
 
 
 def test_cache_keeps_the_first_batches_within_its_limits() -> None:
-    def kept(**limits: Any) -> list[bool]:
-        data = dataset(**limits)
-        first, second = ([data.batch("train", i, rank=0, world_size=1) for i in range(6)],) * 2
-        second = [data.batch("train", i, rank=0, world_size=1) for i in range(6)]
-        for a, b in zip(first, second, strict=True):
-            assert_same(a, b)
-        return [a is b for a, b in zip(first, second, strict=True)]
-
-    assert kept() == [True] * 6
-    assert kept(cache_batches=2) == [True] * 2 + [False] * 4
-    assert kept(cache_batches=0) == kept(cache_gib=0.0) == [False] * 6
-    assert kept(cache_gib=20_000 / 2**30).count(True) in (1, 2, 3)
+    assert kept_batches(dataset()) == list(range(6))
+    assert kept_batches(dataset(cache_batches=2)) == [0, 1]
+    assert kept_batches(dataset(cache_batches=0)) == kept_batches(dataset(cache_gib=0.0)) == []
+    assert len(kept_batches(dataset(cache_gib=20_000 / 2**30))) in (1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"tables": ()}, "has no tables"),
-        ({"tables": (TABLES[0], TABLES[0])}, "two of one name"),
+        ({"tables": (TABLES[0], TABLES[0])}, "two with the same name"),
         ({"alpha": -1.0}, "alpha"),
         ({"pooling_spread": 1.5}, "pooling_spread"),
         ({"max_rows": 0}, "data.max_rows is 0"),

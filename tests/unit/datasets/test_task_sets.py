@@ -10,9 +10,9 @@ import pytest
 
 from dlrm_sharded.datasets.task_sets import (
     FEASIBILITY_KINDS,
-    MODELS,
+    PUBLISHED_MODELS,
     TASK_SETS,
-    TaskOfSet,
+    BenchmarkTask,
     feasibility_tasks,
     measured_tasks,
     models_tasks,
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_tasks.py"
 FEASIBILITY = feasibility_tasks(3, num=60)
 
 
-def full(task: ShardingTask) -> float:
+def memory_use(task: ShardingTask) -> float:
     return task.table_bytes / (task.topology.world_size * task.topology.memory_bytes)
 
 
@@ -38,8 +38,8 @@ def largest(task: ShardingTask) -> float:
     return max(sizes) / task.topology.memory_bytes
 
 
-def of_kind(kind: str) -> list[TaskOfSet]:
-    return [of_set for of_set in FEASIBILITY if of_set.kind == kind]
+def tasks_of_kind(kind: str) -> list[BenchmarkTask]:
+    return [benchmark for benchmark in FEASIBILITY if benchmark.kind == kind]
 
 
 @pytest.mark.parametrize("name", TASK_SETS)
@@ -51,7 +51,7 @@ def test_seeded_and_extensible(name: str) -> None:
 
 
 def test_paper_tasks() -> None:
-    tasks = [of_set.task for of_set in paper_tasks(num=100)]
+    tasks = [benchmark.task for benchmark in paper_tasks(num=100)]
     num_tables = {len(task.tables) for task in tasks}
     assert num_tables <= set(range(10, 60))
     assert len(num_tables) > 30
@@ -64,10 +64,10 @@ def test_paper_tasks() -> None:
 
 
 def test_feasibility_tasks_mix() -> None:
-    assert Counter(of_set.kind for of_set in FEASIBILITY) == {
+    assert Counter(benchmark.kind for benchmark in FEASIBILITY) == {
         kind: 3 * count for kind, count in Counter(FEASIBILITY_KINDS).items()
     }
-    tasks = [of_set.task for of_set in FEASIBILITY]
+    tasks = [benchmark.task for benchmark in FEASIBILITY]
     assert {task.topology.world_size for task in tasks} == {4, 8, 16, 32}
     assert {task.topology.memory_bytes for task in tasks} == {4 * GIB, 8 * GIB}
     hosts = {task.topology.world_size // task.topology.ranks_per_host for task in tasks}
@@ -77,58 +77,62 @@ def test_feasibility_tasks_mix() -> None:
 
 @pytest.mark.parametrize("number", range(len(FEASIBILITY)))
 def test_a_witness_proves_that_there_is_a_plan(number: int) -> None:
-    of_set = FEASIBILITY[number]
-    if of_set.kind == "infeasible":
-        assert of_set.witness is None
-        assert full(of_set.task) > 1
+    benchmark = FEASIBILITY[number]
+    if benchmark.kind == "infeasible":
+        assert benchmark.witness is None
+        assert memory_use(benchmark.task) > 1
     else:
-        assert of_set.witness is not None
-        validate(of_set.witness, of_set.task)
+        assert benchmark.witness is not None
+        validate(benchmark.witness, benchmark.task)
 
 
 def test_kinds_are_what_they_say() -> None:
-    for of_set in of_kind("roomy") + of_kind("nearly_full"):
-        assert largest(of_set.task) <= 1
-    for of_set in of_kind("nearly_full") + of_kind("nearly_full_large"):
-        assert 0.899 < full(of_set.task) <= 0.99
-    for of_set in of_kind("large_columns") + of_kind("large_rows") + of_kind("nearly_full_large"):
-        assert largest(of_set.task) > 1
-    for of_set in of_kind("large_columns") + of_kind("large_rows"):
-        memory_bytes = of_set.task.topology.memory_bytes
-        narrowest = max(16 * table.num_embeddings for table in of_set.task.tables)
-        assert (narrowest > memory_bytes) == (of_set.kind == "large_rows")
+    for benchmark in tasks_of_kind("roomy") + tasks_of_kind("nearly_full"):
+        assert largest(benchmark.task) <= 1
+    for benchmark in tasks_of_kind("nearly_full") + tasks_of_kind("nearly_full_large"):
+        assert 0.899 < memory_use(benchmark.task) <= 0.99
+    for benchmark in (
+        tasks_of_kind("large_columns")
+        + tasks_of_kind("large_rows")
+        + tasks_of_kind("nearly_full_large")
+    ):
+        assert largest(benchmark.task) > 1
+    for benchmark in tasks_of_kind("large_columns") + tasks_of_kind("large_rows"):
+        memory_bytes = benchmark.task.topology.memory_bytes
+        narrowest = max(16 * table.num_embeddings for table in benchmark.task.tables)
+        assert (narrowest > memory_bytes) == (benchmark.kind == "large_rows")
 
 
 def test_scale_tasks() -> None:
-    for of_set, whole in zip(scale_tasks(num=2), scale_whole_tasks(num=2), strict=True):
-        for task in (of_set.task, whole.task):
-            assert full(task) == pytest.approx(0.7, rel=1e-3)
+    for benchmark, whole in zip(scale_tasks(num=2), scale_whole_tasks(num=2), strict=True):
+        for task in (benchmark.task, whole.task):
+            assert memory_use(task) == pytest.approx(0.7, rel=1e-3)
             on_hosts = task.topology.world_size >= 128
             assert task.topology.ranks_per_host == (8 if on_hosts else task.topology.world_size)
-        assert largest(of_set.task) > 1
+        assert largest(benchmark.task) > 1
         assert largest(whole.task) <= 0.5
         validate(GreedySharder("size").shard(whole.task), whole.task)
 
 
 def test_measured_tasks_fit_a_laptop() -> None:
-    tasks = [of_set.task for of_set in measured_tasks(num=40)]
+    tasks = [benchmark.task for benchmark in measured_tasks(num=40)]
     for task in tasks:
         assert 10 <= len(task.tables) <= 40
         assert sum(table.pooling_factor for table in task.tables) <= 100.001
         assert task.topology.memory_bytes <= 3 * GIB
-        assert 0.59 < full(task) < 0.91
+        assert 0.59 < memory_use(task) < 0.91
         assert largest(task) <= 0.75
     assert max(task.topology.memory_bytes for task in tasks) > GIB / 2
 
 
 def test_models_tasks_are_all_models_on_all_ranks_and_batches() -> None:
     tasks = models_tasks()
-    assert {of_set.kind for of_set in tasks} == {*MODELS}
+    assert {benchmark.kind for benchmark in tasks} == {*PUBLISHED_MODELS}
     assert len({(t.kind, t.task.topology.world_size, t.task.batch_size) for t in tasks}) == 54
-    for of_set in tasks:
-        assert of_set.task.tables == MODELS[of_set.kind]()
-        assert full(of_set.task) < 0.8001
-        assert largest(of_set.task) < 0.8001
+    for benchmark in tasks:
+        assert benchmark.task.tables == PUBLISHED_MODELS[benchmark.kind]()
+        assert memory_use(benchmark.task) < 0.8001
+        assert largest(benchmark.task) < 0.8001
 
 
 def make_tasks(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -145,7 +149,7 @@ def test_script_writes_the_tasks(
     assert make_tasks(monkeypatch, *arguments) == 0
     expected = FEASIBILITY[:12]
     names = [f"task_{number:03d}.json" for number in range(12)]
-    assert [read_task(out / name) for name in names] == [of_set.task for of_set in expected]
+    assert [read_task(out / name) for name in names] == [benchmark.task for benchmark in expected]
     manifest = json.loads((out / "tasks.json").read_text())
     assert manifest["kinds"] == {n: t.kind for n, t in zip(names, expected, strict=True)}
 

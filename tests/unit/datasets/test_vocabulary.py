@@ -15,7 +15,7 @@ def expected_rows(ids, known):
 @pytest.mark.parametrize("merge_at", [1, 100, 1 << 20])
 @pytest.mark.parametrize("min_count", [1, 2, 5])
 def test_counter_counts_over_pieces(monkeypatch, merge_at, min_count):
-    monkeypatch.setattr(vocabulary, "_MERGE_AT", merge_at)
+    monkeypatch.setattr(vocabulary, "MERGE_AT", merge_at)
     rng = np.random.default_rng(0)
     ids = (rng.zipf(1.3, 5000) % 3000).astype(np.uint32)
     ids[::50] = 2**32 - 1

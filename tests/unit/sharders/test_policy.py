@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.datasets.task_sets import TaskOfSet, feasibility_tasks
+from dlrm_sharded.datasets.task_sets import BenchmarkTask, feasibility_tasks
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.plan import Shard
@@ -86,12 +86,12 @@ def test_contract(policy: Policy, task: ShardingTask) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed_tasks() -> list[TaskOfSet]:
+def mixed_tasks() -> list[BenchmarkTask]:
     return feasibility_tasks(num=30)
 
 
 @each_policy
-def test_plans_all_that_is_feasible(policy: Policy, mixed_tasks: list[TaskOfSet]) -> None:
+def test_plans_all_that_is_feasible(policy: Policy, mixed_tasks: list[BenchmarkTask]) -> None:
     for each in mixed_tasks:
         if each.witness is None:
             with pytest.raises(InfeasibleTaskError, match="no plan can fit: the tables need"):

@@ -25,4 +25,4 @@ def blocks_dir(sample) -> Path:
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(criteo_tsv, "CHUNK_BYTES", 20_000)
-    monkeypatch.setattr(criteo_convert, "_PIECE_ROWS", 37)
+    monkeypatch.setattr(criteo_convert, "PIECE_ROWS", 37)

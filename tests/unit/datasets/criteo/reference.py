@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm_sharded.datasets.blocks import Blocks
+from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
 NUM_ROWS, BLOCK_ROWS = 700, 32
@@ -38,9 +38,9 @@ def reference(paths, *, num_val=None, val_paths=(), min_count=1, cap=None):
     return np.array(labels), np.array(dense, np.float32), np.array(rows)
 
 
-def converted(tmp_path, name="blocks", **options) -> Blocks:
+def converted(tmp_path, name="blocks", **options) -> BlockReader:
     convert(CriteoSource(block_rows=BLOCK_ROWS, **options), tmp_path / name)
-    return Blocks(tmp_path / name)
+    return BlockReader(tmp_path / name)
 
 
 def all_rows(blocks):

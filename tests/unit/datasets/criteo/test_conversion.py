@@ -1,25 +1,18 @@
 """A conversion is whole or not there; options, script, made-up logs."""
 
-import multiprocessing
-import os
 import runpy
-import signal
+import shutil
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlrm_sharded.datasets import criteo_convert
-from dlrm_sharded.datasets.blocks import Blocks
+from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import sample_rows
 from dlrm_sharded.errors import ConfigError, DataError
-from tests.unit.datasets.criteo.reference import (
-    NUM_ROWS,
-    SCRIPT,
-)
+from tests.unit.datasets.criteo.reference import NUM_ROWS, SCRIPT
 
 
 def test_the_converted_folder_holds_nothing_else(blocks_dir):
@@ -27,32 +20,29 @@ def test_the_converted_folder_holds_nothing_else(blocks_dir):
     assert names == ["dense.npy", "ids.npy", "labels.npy", "manifest.json"]
 
 
-def _convert_slowly(path: str, folder: Path) -> None:
+class KilledError(BaseException):
+    """Stands for a kill."""
+
+
+def test_a_killed_conversion_is_not_taken_for_whole(tmp_path, sample, monkeypatch):
+    folder, partial = tmp_path / "blocks", tmp_path / "blocks.partial"
+
     def finish(self, writer, num_train_rows):
-        (folder.parent / "reached").touch()
-        time.sleep(60)
+        shutil.copytree(partial, tmp_path / "left_by_a_kill")
+        raise KilledError
 
-    criteo_convert._VocabularyIds.finish = finish
-    convert(CriteoSource(path), folder)
-
-
-def test_a_killed_conversion_is_not_taken_for_whole(tmp_path, sample):
-    folder = tmp_path / "blocks"
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_convert_slowly, args=(str(sample), folder))
-    process.start()
-    while not (tmp_path / "reached").exists():
-        assert process.is_alive()
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    with monkeypatch.context() as patched:
+        patched.setattr(criteo_convert.VocabularyIds, "finish", finish)
+        with pytest.raises(KilledError):
+            convert(CriteoSource(str(sample)), folder)
+    (tmp_path / "left_by_a_kill").rename(partial)
     with pytest.raises(DataError, match="holds no converted data"):
         CriteoDataset(folder, batch_size=8, embedding_dim=4).num_batches("train")
     with pytest.raises(DataError, match="is not a folder of blocks"):
-        Blocks(tmp_path / "blocks.partial")
+        BlockReader(partial)
     dataset = CriteoDataset(folder, batch_size=8, embedding_dim=4, source=CriteoSource(str(sample)))
     assert dataset.num_batches("train") == 75
-    assert not (tmp_path / "blocks.partial").exists()
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +75,7 @@ def test_the_script(tmp_path, sample, monkeypatch, capsys):
     out = tmp_path / "out"
     assert run_script(monkeypatch, sample, "--out", out, "--max-ind-range", 90) == 0
     assert capsys.readouterr().out == f"{out}: 700 samples\n"
-    manifest = Blocks(out).manifest
+    manifest = BlockReader(out).manifest
     assert manifest.num_rows == NUM_ROWS
     assert manifest.source["settings"] == CriteoSource("", max_ind_range=90).settings()
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.datasets.blocks import Blocks
+from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.errors import ConfigError, DataError
@@ -85,17 +85,14 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(blocks_dir):
 
     whole = stream()
     expected = fingerprints(whole) + fingerprints(whole)
-    first = stream()
-    fingerprints(first)
-    head = fingerprints(next(first) for _ in range(4))
     resumed = stream()
-    resumed.load_state_dict(first.state_dict())
-    assert head + fingerprints(resumed) == expected[15:]
+    resumed.seek(len(whole) + 4)
+    assert fingerprints(resumed) == expected[len(whole) + 4 :]
 
 
 def test_tables_are_profiled_on_the_data(blocks_dir):
     tables = CriteoDataset(blocks_dir, batch_size=100, embedding_dim=8).tables
-    blocks = Blocks(blocks_dir)
+    blocks = BlockReader(blocks_dir)
     assert [table.name for table in tables] == [f"cat_{i}" for i in range(26)]
     assert [t.num_embeddings for t in tables] == list(blocks.manifest.num_embeddings)
     assert {(t.embedding_dim, t.pooling_factor) for t in tables} == {(8, 1.0)}

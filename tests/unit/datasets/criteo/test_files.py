@@ -122,7 +122,7 @@ def test_an_empty_file(tmp_path, content):
 
 
 def test_a_file_without_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(criteo_tsv, "_MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(criteo_tsv, "MAX_LINE_BYTES", 10_000)
     monkeypatch.setattr(criteo_tsv, "CHUNK_BYTES", 1000)
     (tmp_path / "day_0").write_bytes(b"1\t" * 10_000)
     with pytest.raises(DataError, match=r"day_0:1 is longer than 10,000 B"):

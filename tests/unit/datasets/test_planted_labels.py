@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 
-from dlrm_sharded.datasets.labels import PlantedLabels
+from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.tables import Table
