@@ -1,10 +1,13 @@
-"""Checks of what any sharder and any cost model must do, ours and those of plug-ins.
+"""Conformance checks for sharders, datasets and cost models, ours and yours, and small tasks.
 
-from dlrm_sharded.testing import check_cost_model, check_sharder, small_tasks
+from dlrm_sharded.testing import check_cost_model, check_dataset, check_sharder, small_tasks
 
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
 def test_my_sharder(task):
     check_sharder(lambda: MySharder(), task)
+
+def test_my_dataset():
+    check_dataset(lambda: MyDataset("my_file", batch_size=12))
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import dataclasses
 import itertools
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.layouts import RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
@@ -42,14 +47,14 @@ TOLERANCE = 1e-9
 def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPlan | None:
     """Assert what the trainer relies on.
 
-    A valid plan or a `ShardingError` with a message, the same again from a second sharder, the task
-    and the global random states as before.
+    The sharder returns a valid plan or raises a `ShardingError` with a message, a second sharder
+    does the same, and the task and the global random states stay as they are.
 
     Args:
-        make: builds the sharder; called twice.
+        make: builds the sharder; called several times.
 
     Returns:
-        The plan; None where there was an error.
+        The plan; None if there was an error.
     """
     task_before = copy.deepcopy(task)
     states_before = _random_states()
@@ -90,8 +95,90 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
         assert lower_bound_ms(task, model) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
 
 
+def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (1, 2, 3)) -> None:
+    """Assert what the trainer relies on.
+
+    - All tables have names of their own and the profile of the data.
+    - There is a batch for training.
+    - Batches have the promised shapes and types, and ids that exist in the tables.
+    - Batches are the same whenever and by whichever process they are requested.
+    - The shares of all ranks make up the global batch, whatever the world size.
+    - The global random states stay as they are.
+
+    Args:
+        make: builds the dataset; called several times, as every rank builds its own.
+        world_sizes: numbers of ranks to check; those that do not divide the batch size are skipped.
+    """
+    states_before = _random_states()
+    dataset, other = make(), make()
+    _check_tables(dataset, other)
+    assert dataset.num_batches("train") > 0, "there is no batch for training"
+    for split in SPLITS:
+        num_batches = dataset.num_batches(split)
+        assert num_batches == other.num_batches(split) >= 0
+        for index in {0, num_batches // 2, num_batches - 1} if num_batches else ():
+            whole = dataset.batch(split, index, rank=0, world_size=1)
+            _check_shapes(whole, dataset, world_size=1)
+            check_batch(whole, dataset.tables)
+            again = make().batch(split, index, rank=0, world_size=1)
+            assert _samples([whole]) == _samples([again]), (
+                f"{split} batch {index} is not repeatable"
+            )
+            for world_size in world_sizes:
+                if dataset.batch_size % world_size:
+                    continue
+                shares = [
+                    other.batch(split, index, rank=rank, world_size=world_size)
+                    for rank in reversed(range(world_size))
+                ]
+                for share in shares:
+                    _check_shapes(share, dataset, world_size=world_size)
+                assert _samples(shares[::-1]) == _samples([whole]), (
+                    f"the shares of {world_size} ranks are not {split} batch {index}"
+                )
+    assert _random_states() == states_before, "the dataset used a global random state"
+
+
+def _check_tables(dataset: Dataset, other: Dataset) -> None:
+    tables = dataset.tables
+    names = [table.name for table in tables]
+    assert names, "there are no tables"
+    assert len(set(names)) == len(names), f"two tables have the same name: {names}"
+    assert tables == dataset.tables == other.tables, "the tables are not the same every time"
+    batch = dataset.batch("train", 0, rank=0, world_size=1)
+    for table in tables:
+        histogram = table.reuse_histogram
+        assert histogram is not None, f"table {table.name!r} has no reuse histogram"
+        if batch.sparse_features[table.name].values().numel():
+            assert table.pooling_factor > 0, f"table {table.name!r} has ids, but pooling factor 0"
+            assert abs(sum(histogram) - 1) < 1e-3, f"reuse shares of {table.name!r} do not sum to 1"
+
+
+def _check_shapes(batch: Batch, dataset: Dataset, *, world_size: int) -> None:
+    num_samples = dataset.batch_size // world_size
+    dense, labels, sparse = batch.dense_features, batch.labels, batch.sparse_features
+    assert dense.shape == (num_samples, dataset.num_dense), f"dense features are {dense.shape}"
+    assert labels.shape == (num_samples,), f"labels are {labels.shape}"
+    assert dense.dtype == labels.dtype == torch.float32, f"{dense.dtype}, {labels.dtype}"
+    assert sparse.stride() == num_samples, f"sparse features have {sparse.stride()} samples"
+    first_keys = dataset.batch("train", 0, rank=0, world_size=world_size).sparse_features.keys()
+    assert sparse.keys() == first_keys, "the order of the sparse features changes"
+
+
+def _samples(shares: list[Batch]) -> list[object]:
+    """Return dense features, labels, and for each table the lengths and ids of all samples."""
+    features = [share.sparse_features.to_dict() for share in shares]
+    columns = [
+        [share.dense_features for share in shares],
+        [share.labels for share in shares],
+        *([jagged[key].lengths() for jagged in features] for key in features[0]),
+        *([jagged[key].values() for jagged in features] for key in features[0]),
+    ]
+    return [torch.cat(column).tolist() for column in columns]
+
+
 def small_tasks() -> dict[str, ShardingTask]:
-    """Tasks by name, with the shapes on which sharders fail: few, many, huge and odd tables."""
+    """Return tasks by name with shapes on which sharders fail: few, many, huge and odd tables."""
 
     def task(
         world_size: int,
@@ -130,7 +217,7 @@ def small_tasks() -> dict[str, ShardingTask]:
 
 
 def packable(task: ShardingTask) -> bool:
-    """Whether some table-wise plan fits the memory: all placements tried, for a few tables only."""
+    """Return whether a table-wise plan fits the memory; tries all placements of a few tables."""
     sizes = [task.topology.table_bytes(table) for table in task.tables]
     for ranks in itertools.product(range(task.topology.world_size), repeat=len(sizes)):
         used = [0] * task.topology.world_size
@@ -200,11 +287,11 @@ def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
 
 
 def _outcome(sharder: Sharder, task: ShardingTask) -> object:
-    """The shards of the plan, or the message of the error."""
+    """Return the shards of the plan, or the message of the error."""
     try:
         return sharder.shard(task).shards
     except ShardingError as error:
-        assert str(error), f"{type(error).__name__} says nothing"
+        assert str(error), f"{type(error).__name__} has no message"
         return str(error)
 
 

@@ -15,6 +15,7 @@ from torchrec.datasets.utils import Batch
 from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
 from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.testing import check_dataset
 
 NUM_TABLES, NUM_SAMPLES, BATCH_SIZE = 5, 250, 24
 
@@ -72,15 +73,8 @@ def test_batches_are_the_samples_of_the_file_in_order(plain: Path) -> None:
         assert set(batch.labels.tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_world_size_does_not_change_the_global_batch(plain: Path, world_size: int) -> None:
-    data = dataset(plain)
-    whole = data.batch("val", 0, rank=0, world_size=1)
-    shares = [data.batch("val", 0, rank=rank, world_size=world_size) for rank in range(world_size)]
-    ids = [bags(share) for share in shares]
-    assert bags(whole) == [[b for share in ids for b in share[t]] for t in range(NUM_TABLES)]
-    assert torch.equal(whole.labels, torch.cat([share.labels for share in shares]))
-    assert torch.equal(whole.dense_features, torch.cat([share.dense_features for share in shares]))
+def test_is_a_dataset(plain: Path) -> None:
+    check_dataset(lambda: dataset(plain, val_share=0.2), world_sizes=(1, 2, 3, 8))
 
 
 def test_gz_equals_plain(plain: Path, packed: Path) -> None:

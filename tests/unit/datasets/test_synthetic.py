@@ -16,6 +16,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.tables import Table
+from dlrm_sharded.testing import check_dataset
 
 TABLES = (
     Table("many", 5_000, 8, 12.0),
@@ -88,18 +89,12 @@ def test_ids_are_in_range_and_skewed() -> None:
     assert popular[0][1] / popular[1][1] == pytest.approx(2**0.9, rel=0.05)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("pregenerate", [False, True])
 @pytest.mark.parametrize("spread", [0.0, 0.7])
-def test_world_size_does_not_change_the_global_batch(world_size: int, spread: float) -> None:
-    data = dataset(pooling_spread=spread)
-    whole = data.batch("val", 1, rank=0, world_size=1)
-    shares = [data.batch("val", 1, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert torch.equal(whole.labels, torch.cat([share.labels for share in shares]))
-    assert torch.equal(whole.dense_features, torch.cat([share.dense_features for share in shares]))
-    ids = [per_table(share) for share in shares]
-    assert per_table(whole) == [
-        [bag for share in ids for bag in share[t]] for t in range(len(TABLES))
-    ]
+def test_is_a_dataset(spread: float, pregenerate: bool) -> None:
+    check_dataset(
+        lambda: dataset(pooling_spread=spread, pregenerate=pregenerate), world_sizes=(1, 2, 3, 8)
+    )
 
 
 def test_batch_size_does_not_change_the_samples() -> None:

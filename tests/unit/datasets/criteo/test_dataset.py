@@ -9,6 +9,7 @@ from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.testing import check_dataset
 from tests.unit.datasets.criteo.reference import (
     NUM_ROWS,
     reference,
@@ -48,22 +49,9 @@ def test_the_kjt_has_one_id_per_feature_and_sample(blocks_dir):
         assert torch.equal(ours.lengths(), theirs.lengths())
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [12, 32 * 3, 32 * 6, 30])
-def test_the_shares_of_the_ranks_make_the_global_batch(blocks_dir, batch_size, world_size):
-    dataset = CriteoDataset(blocks_dir, batch_size=batch_size, embedding_dim=8)
-    for split in ("train", "val"):
-        for index in range(dataset.num_batches(split)):
-            whole = dataset.batch(split, index, rank=0, world_size=1)
-            shares = [
-                dataset.batch(split, index, rank=rank, world_size=world_size)
-                for rank in range(world_size)
-            ]
-            assert torch.equal(torch.cat([b.labels for b in shares]), whole.labels)
-            dense = torch.cat([b.dense_features for b in shares])
-            assert torch.equal(dense, whole.dense_features)
-            ids = torch.cat([b.sparse_features.values().view(26, -1) for b in shares], dim=1)
-            assert torch.equal(ids, whole.sparse_features.values().view(26, -1))
+def test_is_a_dataset(blocks_dir, batch_size):
+    check_dataset(lambda: CriteoDataset(blocks_dir, batch_size=batch_size, embedding_dim=8))
 
 
 def test_a_batch_can_be_changed_without_changing_the_data(blocks_dir):

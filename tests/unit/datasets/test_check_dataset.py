@@ -1,0 +1,119 @@
+"""check_dataset accepts a correct dataset and names what is wrong with others."""
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec.datasets.utils import Batch
+
+from dlrm_sharded.datasets.base import Split
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.tables import Table
+from dlrm_sharded.testing import check_dataset
+
+
+class Correct(SyntheticDataset):
+    def __init__(self) -> None:
+        tables = (Table("a", 50, 4, 2.5), Table("b", 9, 8, 1.0))
+        super().__init__(
+            tables, batch_size=12, num_train_batches=3, num_val_batches=1, cache_batches=0
+        )
+
+
+class WithoutProfile(Correct):
+    tables = (Table("a", 50, 4, 2.5), Table("b", 9, 8, 1.0))  # type: ignore[assignment]
+
+
+class OtherTables(Correct):
+    num_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        OtherTables.num_made += 1
+        self._order = 1 if OtherTables.num_made % 2 else -1
+
+    @property
+    def tables(self) -> tuple[Table, ...]:  # type: ignore[override]
+        return super().tables[:: self._order]
+
+
+class WithoutTraining(Correct):
+    def num_batches(self, split: Split) -> int:
+        return 0 if split == "train" else super().num_batches(split)
+
+
+class SameShareForAll(Correct):
+    def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
+        return super().batch(split, index, rank=0, world_size=world_size)
+
+
+class WholeBatchForAll(Correct):
+    def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
+        return super().batch(split, index, rank=0, world_size=1)
+
+
+class Changed(Correct):
+    """Changes the batches of the correct dataset."""
+
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        batch = super().batch(*arguments, **options)
+        self.change(batch)
+        return batch
+
+    def change(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+
+class WithNoise(Changed):
+    def change(self, batch: Batch) -> None:
+        batch.dense_features += torch.rand(1, generator=torch.Generator().manual_seed(id(self)))
+
+
+class FromGlobalState(Changed):
+    def change(self, batch: Batch) -> None:
+        torch.rand(1)
+
+
+class IntegerLabels(Changed):
+    def change(self, batch: Batch) -> None:
+        batch.labels = batch.labels.long()
+
+
+class IdsOutOfRange(Changed):
+    def change(self, batch: Batch) -> None:
+        batch.sparse_features.values().add_(50)
+
+
+class TooFewDense(Changed):
+    def change(self, batch: Batch) -> None:
+        batch.dense_features = batch.dense_features[:, 1:]
+
+
+def test_a_correct_dataset() -> None:
+    check_dataset(Correct, world_sizes=(1, 2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (WithoutProfile, "'a' has no reuse histogram"),
+        (OtherTables, "not the same every time"),
+        (WithoutTraining, "no batch for training"),
+        (SameShareForAll, "shares of 2 ranks are not train batch"),
+        (WholeBatchForAll, "dense features are"),
+        (WithNoise, "is not repeatable"),
+        (FromGlobalState, "used a global random state"),
+        (IntegerLabels, "int64"),
+        (TooFewDense, "dense features are"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_faults(dataset: type[Correct], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_dataset(dataset)
+
+
+def test_ids_that_no_table_has() -> None:
+    with pytest.raises(DataError, match="table 'a' has rows 0 to 49"):
+        check_dataset(IdsOutOfRange)
