@@ -229,8 +229,9 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     columns = [np.broadcast_to(term * there, volume.shape)[0] for term in terms]
     none = np.zeros(hosts.world_size)
     reduced = reduce_terms(none, none, hosts)
-    for reduce in exchange.reduces:  # a collection has row blocks over all ranks only
-        reduced = reduce_terms(reduce.volume, reduce.num_shards, hosts)
+    for reduce in exchange.reduces:
+        group = hosts.group(reduce.group_size)
+        reduced += reduce_terms(reduce.volume, reduce.num_shards, group)
     return np.column_stack([*columns, reduced])
 
 

@@ -77,6 +77,7 @@ class PriceNet:
     def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J], MB read [N] and lookups launched [N]."""
         times = self.work_ms(priced, read_mb)
+        # the first lookup has a price of its own; a rank without shards launches none
         times += self.launch_ms * np.minimum(num_lookups, 1.0)
         times += self.next_launch_ms * np.maximum(num_lookups - 1.0, 0.0)
         return times
@@ -100,6 +101,7 @@ class ComputeModel:
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], what each shard adds to its rank: priced work, and MB (`READ_MB`)."""
+        # a net says nothing about profiles that it was not fitted to
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
         work = workload.work()
@@ -137,6 +139,7 @@ class ComputeModel:
     def launch_ms(self, num_lookups: Floats) -> Floats:
         """Return [N, 2], time to launch the lookups, whatever they look up."""
         num_priced = 1 + self.forward.cache_gain.shape[1]
+        # without priced work, the launches are all that remains of a time
         nothing = np.zeros((len(num_lookups), 2 * num_priced + 1))
         return self.times_ms(nothing, num_lookups)
 

@@ -136,12 +136,15 @@ class Workload:
     def work(self) -> Floats:
         """Return [S, K], the `WORK_TERMS` of every shard, in thousands."""
         cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
+        # a row is fetched in whole cache lines, however few of a line's columns it has
         lines = np.ceil(cols / LINE_COLUMNS)
+        # every sample has a bag in every table, also where the bag is empty
         bags = np.full_like(cols, self.batch_size)
+        # the backward pass sorts ids by row, a few bits of the row's number at a time
         passes = np.ceil(np.log2(np.maximum(self.num_rows, 2.0)) / SORT_BITS)
         gradient_bytes = bags * cols * FLOAT_BYTES
         terms = [
-            np.full_like(cols, 1e3),
+            np.full_like(cols, 1e3),  # one each: all terms are divided by 1e3 below
             bags,
             bags * cols / LINE_COLUMNS,
             ids,
@@ -178,6 +181,7 @@ class Workload:
     def by_rank(self, values: Floats) -> Floats:
         """Return [W, ...], sums over each rank's shards of values [S, ...]."""
         sums = np.zeros((self.world_size, *values.shape[1:]))
+        # add.at, as a plain += would count only one of a rank's shards
         np.add.at(sums, self.rank, values)
         return sums
 
@@ -191,6 +195,7 @@ class Workload:
         """Return [W], number of fused lookup modules that have a shard on the rank."""
         module = self.module
         present = np.zeros((self.world_size, module.max() + 1))
+        # shards of one module share a launch, so a module counts once on a rank
         present[self.rank, module] = 1.0
         return present.sum(axis=1)
 
@@ -229,6 +234,7 @@ class Workload:
 
     def profile(self) -> Floats:
         """Return [S, C], the `PROFILE` of every shard."""
+        # the histogram counts rows; often used rows have a larger share of the accesses
         accesses = self.reuse_histogram * _USES_OF_BIN
         shares = accesses / np.maximum(accesses.sum(axis=1, keepdims=True), 1e-9)
         return np.column_stack(
@@ -263,6 +269,7 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
             group_size[shard.table],
             shard.num_rows,
             shard.num_cols,
+            # column shards look up all ids of their table, row blocks those of their rows
             task.batch_size
             * tables[shard.table].pooling_factor
             * shard.num_rows

@@ -70,6 +70,7 @@ class LearnedCostModel:
         workload = workload_of_plan(plan, with_profiles(task))
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
+        # groups of some ranks: neither column shards nor row blocks over all ranks
         within_groups = (workload.group_size > 1) & (workload.group_size < workload.world_size)
         if within_groups.any():
             log.warning(

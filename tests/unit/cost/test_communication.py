@@ -13,7 +13,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
     with_stated,
 )
-from dlrm_sharded.cost.features import COLUMNS, HOST_ROWS, ROWS, Workload
+from dlrm_sharded.cost.features import Exchange, Reduce, Workload
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
@@ -35,7 +35,7 @@ def hosts(world_size: int) -> Hosts:
     return Hosts(world_size, min(world_size, RANKS_PER_HOST))
 
 
-def workload(columns: Floats, ranks_per_host: int, lookup: int = COLUMNS) -> Workload:
+def workload(columns: Floats, ranks_per_host: int, group_size: int = 1) -> Workload:
     """One shard with each rank's columns; all of them one id a sample."""
     used = np.flatnonzero(columns)
     one = np.ones(len(used))
@@ -45,7 +45,7 @@ def workload(columns: Floats, ranks_per_host: int, lookup: int = COLUMNS) -> Wor
         ranks_per_host=ranks_per_host,
         batch_size=batch_size,
         rank=used,
-        lookup=np.full(len(used), lookup),
+        group_size=np.full(len(used), group_size),
         num_rows=64.0 * one,
         num_cols=columns[used],
         num_ids=batch_size * one,
@@ -81,15 +81,7 @@ def fit(world_sizes: tuple[int, ...], seed: int = 0) -> CommunicationModel:
 
 
 def predict(model: CommunicationModel, kind: str, of: Workload, at: Hosts) -> Floats:
-    exchange = of.exchange(of_ids=kind == "input_dist")
-    return model.times_ms(
-        kind,
-        exchange.volume[None],
-        exchange.num_shards[None],
-        np.array([exchange.reduce_volume]),
-        np.array([exchange.reduce_shards]),
-        at,
-    )[0]
+    return model.exchange_ms(kind, of.exchange(of_ids=kind == "input_dist"), at)
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +125,13 @@ def test_what_one_host_cannot_tell_is_not_free() -> None:
     assert apart >= together * 0.99
 
 
-@pytest.mark.parametrize("lookup", [COLUMNS, ROWS, HOST_ROWS], ids=["columns", "rows", "host"])
+@pytest.mark.parametrize("group_size", [1, 8, 4], ids=["columns", "rows", "host"])
 @pytest.mark.parametrize("kind", ["fwd_comm", "bwd_comm", "input_dist"])
-def test_what_is_fitted_is_what_predicts(kind: str, lookup: int) -> None:
+def test_what_is_fitted_is_what_predicts(kind: str, group_size: int) -> None:
     """The rows of the least squares, times any weights, are the prediction."""
     rng = np.random.default_rng(0)
     at = Hosts(8, 4, 0.5, 2.0)
-    of = workload(np.array([64.0, 128, 0, 0, 32, 4, 4, 256]), 4, lookup)
+    of = workload(np.array([64.0, 128, 0, 0, 32, 4, 4, 256]), 4, group_size)
     rows = communication_rows(of, kind, at)
     weights = rng.random(rows.shape[1])
     num_reduce = UNMEASURED.reduce.shape[1]
@@ -153,10 +145,8 @@ def test_nothing_to_exchange_takes_no_time(network: CommunicationModel) -> None:
     for kind in ("fwd_comm", "bwd_comm", "input_dist"):
         alone = predict(network, kind, workload(np.array([64.0]), 1), Hosts(1, 1))
         assert alone.tolist() == [0.0]
-        nothing = network.times_ms(
-            kind, np.zeros((2, 4)), np.zeros((2, 4)), np.zeros(2), np.zeros(2), hosts(4)
-        )
-        assert not nothing.any()
+        nothing = Exchange(np.zeros(4), np.zeros(4), (Reduce(4, np.zeros(4), np.zeros(4)),))
+        assert not network.exchange_ms(kind, nothing, hosts(4)).any()
 
 
 def two_hosts(*measured: str) -> Hosts:
@@ -166,23 +156,31 @@ def two_hosts(*measured: str) -> Hosts:
 
 
 def test_where_nothing_was_measured_the_stated_bandwidths_count() -> None:
-    """By hand: of the fullest rank, 3 MB within its host and twice 3 MB to the other one."""
-    volume, num_shards = np.array([[1e6, 3e6, 0, 0]]), np.array([[1.0, 2, 0, 0]])
-    nothing = np.zeros(1)
+    """By hand: of the busiest rank, 3 MB within its host and twice 3 MB to the other one."""
+    exchange = Exchange(np.array([1e6, 3e6, 0, 0]), np.array([1.0, 2, 0, 0]), reduces=())
     stated = with_stated(UNMEASURED, measured=[])
     for kind in ("fwd_comm", "bwd_comm", "input_dist"):
-        times = stated.times_ms(kind, volume, num_shards, nothing, nothing, two_hosts())
-        np.testing.assert_allclose(times, [[0.03 + 0.6] * 4])
-        unlimited = UNMEASURED.times_ms(kind, volume, num_shards, nothing, nothing, two_hosts())
-        assert not unlimited.any()
+        times = stated.exchange_ms(kind, exchange, two_hosts())
+        np.testing.assert_allclose(times, [0.03 + 0.6] * 4)
+        assert not UNMEASURED.exchange_ms(kind, exchange, two_hosts()).any()
 
 
 def test_row_blocks_where_nothing_was_measured() -> None:
     """By hand: 1 MB to one rank of the host, and to two of the other one."""
-    nothing, one = np.zeros((1, 4)), np.ones(1)
-    stated = with_stated(UNMEASURED, measured=[])
-    times = stated.times_ms("fwd_comm", nothing, nothing, 1e6 * one, one, two_hosts())
-    np.testing.assert_allclose(times, [[0.01 + 0.2] * 4])
+    reduce = Reduce(4, np.full(4, 1e6), np.ones(4))
+    exchange = Exchange(np.zeros(4), np.zeros(4), (reduce,))
+    times = with_stated(UNMEASURED, measured=[]).exchange_ms("fwd_comm", exchange, two_hosts())
+    np.testing.assert_allclose(times, [0.01 + 0.2] * 4)
+
+
+def test_row_blocks_of_a_host_are_reduced_on_it_alone() -> None:
+    """By hand: 1 MB to the other rank of the host; the ranks of the other host wait for nothing."""
+    on_second_host = np.array([0.0, 0, 1, 1])
+    exchange = Exchange(
+        np.zeros(4), np.zeros(4), (Reduce(2, 1e6 * on_second_host, on_second_host),)
+    )
+    times = with_stated(UNMEASURED, measured=[]).exchange_ms("fwd_comm", exchange, two_hosts())
+    np.testing.assert_allclose(times, [0.0, 0.0, 0.01, 0.01])
 
 
 def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:

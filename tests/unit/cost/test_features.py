@@ -8,11 +8,8 @@ import pytest
 
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, workload_of_sample
 from dlrm_sharded.cost.features import (
-    COLUMNS,
     EXTENT,
-    HOST_ROWS,
     PROFILE,
-    ROWS,
     WORK_TERMS,
     Workload,
     workload_of_plan,
@@ -81,8 +78,10 @@ def test_pooled_vectors_by_hand() -> None:
     exchange = workload(*MIXED).exchange(of_ids=False)
     assert exchange.volume.tolist() == [32 * 32 * 4, 8 * 32 * 4]
     assert exchange.num_shards.tolist() == [1, 1]
-    assert exchange.reduce_volume == 16 * 32 * 4
-    assert exchange.reduce_shards == 1
+    (reduce,) = exchange.reduces
+    assert reduce.group_size == 2
+    assert reduce.volume.tolist() == [16 * 32 * 4] * 2
+    assert reduce.num_shards.tolist() == [1, 1]
 
 
 def test_ids_by_hand() -> None:
@@ -91,14 +90,15 @@ def test_ids_by_hand() -> None:
     assert exchange.volume.tolist() == [(32 * 3.0 + 32) * 4, (32 * 0.5 + 32) * 4]
     assert exchange.num_shards.tolist() == [1, 1]
     # half of c's ids are of each rank's rows; all 32 bags have a length
-    assert exchange.reduce_volume == (32 * 2.0 / 2 + 32) * 4
-    assert exchange.reduce_shards == 1
+    (reduce,) = exchange.reduces
+    assert reduce.volume.tolist() == [(32 * 2.0 / 2 + 32) * 4] * 2
+    assert reduce.num_shards.tolist() == [1, 1]
 
 
 def test_work_by_hand() -> None:
     of = workload(*MIXED)
     assert of.rank.tolist() == [0, 0, 1, 1]
-    assert of.lookup.tolist() == [COLUMNS, ROWS, ROWS, COLUMNS]
+    assert of.group_size.tolist() == [1, 2, 2, 1]
     assert of.num_lookups().tolist() == [2, 2]
     assert work(of, "shards") == [1, 1, 1, 1]
     assert work(of, "bags") == [0.064] * 4
@@ -122,13 +122,18 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
     task = task_of(world_size=4, ranks_per_host=2)
     shards = (Shard.whole(A, 0), *blocks(B, range(2, 4)), *blocks(C, range(4)))
     of = workload(*shards, task=task)
-    assert of.lookup.tolist() == [COLUMNS, *[HOST_ROWS] * 2, *[ROWS] * 4]
+    assert of.group_size.tolist() == [1, *[2] * 2, *[4] * 4]
     assert of.num_lookups().tolist() == [2, 1, 2, 2]
     assert of.num_ids.tolist()[1:3] == pytest.approx([16.0, 16.0])
     vectors = of.exchange(of_ids=False)
     # after their sum within the host, each of its ranks has half of b's 8 columns
     assert vectors.volume.tolist() == [32 * 16 * 4, 0, 4 * 16 * 4, 4 * 16 * 4]
-    assert vectors.reduce_volume == 16 * 16 * 4
+    everywhere, on_host = vectors.reduces
+    assert (everywhere.group_size, on_host.group_size) == (4, 2)
+    assert everywhere.volume.tolist() == [16 * 16 * 4] * 4
+    # each of the host's ranks sends the other one its sums for half of all samples
+    assert on_host.volume.tolist() == [0, 0, 8 * 32 * 4, 8 * 32 * 4]
+    assert on_host.num_shards.tolist() == [0, 0, 1, 1]
     ids = of.exchange(of_ids=True)
     assert ids.volume.tolist() == [(48 + 16) * 4, 0, (4 + 16) * 4, (4 + 16) * 4]
 
@@ -210,7 +215,7 @@ def test_ranks_are_only_names(of_ids: bool) -> None:
     assert len(set(before.volume.tolist())) == 4
     assert after.volume[order].tolist() == before.volume.tolist()
     assert after.num_shards[order].tolist() == before.num_shards.tolist()
-    assert (after.reduce_volume, after.reduce_shards) == (0.0, 0.0)
+    assert after.reduces == ()
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 0.9, 1.2])

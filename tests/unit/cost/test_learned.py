@@ -19,7 +19,7 @@ from dlrm_sharded.calibration.fit import LookupData, _PriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.features import COLUMNS, Workload
+from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
     from_arrays,
@@ -130,7 +130,7 @@ def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCost
         ranks_per_host=num,
         batch_size=8192,
         rank=np.arange(num),
-        lookup=np.full(num, COLUMNS),
+        group_size=np.ones(num, dtype=np.int64),
         num_rows=np.round(10 ** rng.uniform(0, 4, num)),
         num_cols=4.0 * rng.integers(1, 65, num),
         num_ids=10 ** rng.uniform(3, 6, num),
