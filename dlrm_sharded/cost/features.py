@@ -194,7 +194,7 @@ class Workload:
     def num_lookups(self) -> Floats:
         """Return [W], number of fused lookup modules that have a shard on the rank."""
         module = self.module
-        present = np.zeros((self.world_size, module.max() + 1))
+        present = np.zeros((self.world_size, module.max(initial=-1) + 1))
         # shards of one module share a launch, so a module counts once on a rank
         present[self.rank, module] = 1.0
         return present.sum(axis=1)
