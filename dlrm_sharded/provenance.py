@@ -6,8 +6,10 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
@@ -15,6 +17,8 @@ PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 def device_name(device: torch.device) -> str:
     """The hardware's own name, for figures that are compared later."""
     if device.type == "cuda":
+        import torch  # takes seconds to load, and only names of GPUs need it
+
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

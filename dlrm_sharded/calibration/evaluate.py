@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 
 SIZES = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
@@ -135,14 +136,11 @@ def _compare_plan(found: dict[str, Comparison], sample: Sample, cost: PlanCost) 
 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:
-    """As Markdown."""
-    lines = [
-        "| predicted | plans or ranks | MAPE, % | median, % | p90, % | Spearman |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {row['num']:.0f} | {row['mape']:.1f} | {row['median']:.1f} | "
-        f"{row['p90']:.1f} | {row['spearman']:.4f} |"
+    """Return a Markdown table of errors, from `summary` of each kind of prediction."""
+    formats = {"num": ".0f", "mape": ".1f", "median": ".1f", "p90": ".1f", "spearman": ".4f"}
+    rows = [
+        [name, *(format(row[key], digits) for key, digits in formats.items())]
         for name, row in errors.items()
     ]
-    return "\n".join(lines)
+    titles = ["predicted", "plans or ranks", "MAPE, %", "median, %", "p90, %", "Spearman"]
+    return "\n".join(markdown_table(titles, rows))

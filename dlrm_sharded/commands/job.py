@@ -41,9 +41,10 @@ from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
+from dlrm_sharded.runs.result import OBJECTIVES, run_result, write_result
+from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
-from dlrm_sharded.runs.tensorboard import RunWriter
-from dlrm_sharded.runs.write_result import OBJECTIVES, prediction, result_json, summary
+from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
@@ -216,7 +217,7 @@ def _measure(
             100 * measured.spread["fwd_compute"],
         )
         if report.cost is not None:
-            log.info("%s", prediction(report.cost, measured.cost))
+            log.info("%s", prediction_text(report.cost, measured.cost))
     return measured
 
 
@@ -225,24 +226,24 @@ def _conclude(
     plan: ShardingPlan,
     report: PlanReport,
     measured: MeasuredCost,
-    result: TrainingResult,
+    training: TrainingResult,
     rank: Rank,
     run_dir: Path,
 ) -> float:
     """Write what the run came to; returns the objective, nan where the run does not know it."""
-    fields = result_json(
+    result = run_result(
         plan,
         report,
         measured,
-        result,
-        device=rank.device,
+        training,
+        device=device_name(rank.device),
         batch_size=job.batch_size,
         seed=job.seed,
     )
-    write_json(run_dir / "result.json", fields)
-    log.info("%s", summary(report, measured, result, run_dir))
-    value = fields[job.objective]
-    return math.nan if value is None else value
+    write_result(run_dir, result)
+    log.info("%s", closing_text(report, measured.cost, training, run_dir))
+    value = getattr(result, job.objective)
+    return math.nan if value is None else float(value)
 
 
 def _hparams(cfg: DictConfig, report: PlanReport) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plan_report import (
@@ -194,32 +196,43 @@ def explain(
         lines += _diagnosis_lines(report, report.diagnosis)
     lines += [
         "",
-        "| rank | shards | GiB | columns | columns read per sample | cost ms |",
-        "|---|---|---|---|---|---|",
-    ]
-    for rank in ranks:
-        held = shares[rank]
-        lines.append(
-            f"| {rank} | {len(held)} | {sum(s.size_bytes for s in held) / GIB:.3f} | "
-            f"{sum(s.shard.num_cols for s in held)} | {sum(s.work for s in held):,.0f} | "
-            f"{_ms(None if cost is None else cost.per_rank[rank].total_ms)} |"
-        )
-    lines += [
+        *markdown_table(
+            ["rank", "shards", "GiB", "columns", "columns read per sample", "cost ms"],
+            [_rank_cells(rank, shares[rank], cost) for rank in ranks],
+        ),
         "",
         "A shard's cost is its share of its rank's: of computation by columns read, "
         "of communication by columns.",
         "",
-        "| rank | table | rows | columns | ids per sample | MiB | cost ms |",
-        "|---|---|---|---|---|---|---|",
+        *markdown_table(
+            ["rank", "table", "rows", "columns", "ids per sample", "MiB", "cost ms"],
+            [_shard_cells(rank, share) for rank in slowest_first for share in shares[rank]],
+        ),
     ]
-    for rank in slowest_first:
-        for share in shares[rank]:
-            lines.append(
-                f"| {rank} | {share.table.name} | {_part(share.shard.rows)} | "
-                f"{_part(share.shard.cols)} | {share.table.pooling_factor:.1f} | "
-                f"{share.size_bytes / 2**20:.1f} | {_ms(share.cost_ms)} |"
-            )
     return "\n".join(lines)
+
+
+def _rank_cells(rank: int, shares: Sequence[ShardShare], cost: PlanCost | None) -> list[object]:
+    return [
+        rank,
+        len(shares),
+        f"{sum(share.size_bytes for share in shares) / GIB:.3f}",
+        sum(share.shard.num_cols for share in shares),
+        f"{sum(share.work for share in shares):,.0f}",
+        _ms(None if cost is None else cost.per_rank[rank].total_ms),
+    ]
+
+
+def _shard_cells(rank: int, share: ShardShare) -> list[object]:
+    return [
+        rank,
+        share.table.name,
+        _part(share.shard.rows),
+        _part(share.shard.cols),
+        f"{share.table.pooling_factor:.1f}",
+        f"{share.size_bytes / 2**20:.1f}",
+        _ms(share.cost_ms),
+    ]
 
 
 def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
@@ -245,11 +258,10 @@ def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
     }
     times["critical path"] = predicted.critical_path_ms, measured.critical_path_ms
     times["embedding cost"] = predicted.cost_ms, measured.cost_ms
-    return [
-        "| stage (max over ranks) | predicted ms | measured ms | difference |",
-        "|---|---|---|---|",
-        *(f"| {name} | {a:.2f} | {b:.2f} | {difference(a, b)} |" for name, (a, b) in times.items()),
-    ]
+    return markdown_table(
+        ["stage (max over ranks)", "predicted ms", "measured ms", "difference"],
+        [[name, _ms(a), _ms(b), difference(a, b)] for name, (a, b) in times.items()],
+    )
 
 
 def _columns_read(shard: Shard, table: Table) -> float:

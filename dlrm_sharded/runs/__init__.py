@@ -1,4 +1,14 @@
-"""Runs compared: tables for people and programs, and a run of its own in TensorBoard."""
+"""What runs leave behind, and how they are compared.
+
+result.py               result.json: one schema for those who write it and those who read it
+terminal.py             what a run says when it ends
+event_file.py, tags.py  TensorBoard's event files and the tags in them
+run_events.py           the event file of a run
+run_folder.py           one run, as it lies on disk
+discovery.py            the runs in some folders
+run_tables.py           runs as tables for programs
+comparison*.py          runs grouped and averaged; in text, in figures, in TensorBoard
+"""
 
 from __future__ import annotations
 
@@ -6,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.runs.find import find_runs
-from dlrm_sharded.runs.summary import Comparison, summarize
-from dlrm_sharded.runs.text import markdown, short_table
+from dlrm_sharded.runs.comparison import Comparison, summarize
+from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
+from dlrm_sharded.runs.discovery import find_runs
 
 __all__ = ["Comparison", "compare", "compare_sweep", "short_table"]
 
@@ -23,7 +33,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         DataError: a folder does not exist, or none holds a run.
         ConfigError: `out` cannot be written.
     """
-    from dlrm_sharded.runs.board import write_board  # loads matplotlib
+    from dlrm_sharded.runs.comparison_events import write_comparison  # loads matplotlib
 
     found = find_runs(folders)
     comparison = summarize(found.runs, found.problems)
@@ -31,14 +41,15 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         out.mkdir(parents=True, exist_ok=True)
         comparison.table.write_csv(out / "runs.csv")
         comparison.summary.write_csv(out / "summary.csv")
-        (out / "summary.md").write_text(f"# Comparison of runs\n\n{markdown(comparison)}")
-        write_board(comparison, out / "comparison")
+        text = f"# Comparison of runs\n\n{comparison_markdown(comparison)}"
+        (out / "summary.md").write_text(text)
+        write_comparison(comparison, out / "comparison")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}") from error
     return comparison
 
 
 def compare_sweep(sweep_dir: Path) -> str:
-    """Compare the runs of a sweep in its own folder; the table for the terminal."""
+    """Compare the runs of a sweep in its own folder; return the table for the terminal."""
     table = short_table(compare([sweep_dir], sweep_dir))
     return f"comparison in {sweep_dir / 'summary.md'}; tensorboard --logdir {sweep_dir}\n{table}"

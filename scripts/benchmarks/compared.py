@@ -19,6 +19,7 @@ from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.planning import Planner
@@ -212,6 +213,5 @@ def reference_of(chosen: str | None, sharders: Sequence[str]) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    """Return a table as one text."""
+    return "\n".join(markdown_table(header, rows))

@@ -1,34 +1,21 @@
-"""Runs in order, and in rows: together those whose figures may be averaged."""
+"""Group runs whose figures may be averaged, and put the groups in order."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.runs.frames import BASELINE, FIGURES, run_table, summary_table
-from dlrm_sharded.runs.run import Run
-from dlrm_sharded.runs.schema import Platform, Result, Setting, written
+from dlrm_sharded.runs.result import Platform, RunResult, Setting, setting_text
+from dlrm_sharded.runs.run_folder import Run
+from dlrm_sharded.runs.run_tables import BASELINE, FIGURES, run_table, summary_table
 
-SHARDERS = (
-    BASELINE,
-    "size",
-    "dim",
-    "lookup",
-    "size_lookup",
-    "torchrec_blind",
-    "torchrec",
-    "autoshard",
-    "dreamshard",
-    "neuroshard_paper",
-    "neuroshard",
-)
-"""Order of the papers' tables; others follow by name."""
+Group = tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +32,30 @@ class Row:
     """Runs whose figures may be averaged, and their figures.
 
     Args:
-        conditions: by title, those that tell this row from others of the same sharder.
-        figures: spreads of those of FIGURES that are known of any run.
+        conditions: what tells this row from others of the same sharder, by title.
+        figures: spreads of the FIGURES that at least one run knows.
     """
 
     sharder: str
     conditions: Mapping[str, str]
-    runs: tuple[Run, ...]
+    runs: Group
     figures: Mapping[str, Spread]
 
     @property
-    def results(self) -> list[Result]:
-        """Of the runs that succeeded."""
+    def results(self) -> list[RunResult]:
+        """Results of the runs that succeeded."""
         return [run.result for run in self.runs if run.result is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a set of runs came to.
+    """Runs, grouped and averaged.
 
     Args:
-        table: one row a run; figures are null for runs that did not succeed.
-        summary: one row a GROUP: counts, then mean, std and n of FIGURES.
-        rows: those of the summary, for showing.
-        common: overrides of all runs.
+        table: one row for each run, from `run_table`.
+        summary: one row for each group of runs, from `summary_table`.
+        rows: the rows of the summary, for people.
+        common: overrides that all runs have.
         problems: what could not be read.
     """
 
@@ -84,12 +71,15 @@ class Comparison:
 
 
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
-    """Group runs, pair them with the random ones, and average."""
-    ordered = sorted(_with_platforms(runs), key=_order)
-    table = run_table(ordered)
+    """Group runs, pair them with the random ones, and average.
+
+    Of one setting and platform, the random rows come first; others follow from the highest mean
+    embedding cost to the lowest, and by name where no cost is known.
+    """
+    groups = _groups(_with_platforms(runs))
+    table = run_table([run for group in groups for run in group])
     summary = summary_table(table)
-    groups = [tuple(group) for _, group in itertools.groupby(ordered, key=_group)]
-    common = _common([run.setting for run in ordered])
+    common = _common([group[0].setting for group in groups])
     rows = tuple(
         Row(
             sharder=group[0].sharder + (f" ({fields['options']})" if fields["options"] else ""),
@@ -106,8 +96,31 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     )
 
 
-def _group(run: Run) -> tuple[object, ...]:
-    return run.sharder, run.options, run.setting, run.platform
+def _groups(runs: Sequence[Run]) -> list[Group]:
+    """Put together the runs whose figures may be averaged, by seed and name, in order of rows."""
+    by_key: dict[object, list[Run]] = {}
+    for run in runs:
+        key = (run.sharder, run.options, run.setting, run.platform)
+        by_key.setdefault(key, []).append(run)
+    groups = [
+        tuple(sorted(group, key=lambda run: (-1 if run.seed is None else run.seed, run.name)))
+        for group in by_key.values()
+    ]
+    return sorted(groups, key=_order)
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    run, platform = group[0], group[0].platform or Platform()
+    results = [run.result for run in group if run.result is not None]
+    costs_ms = [r.embedding_cost_ms for r in results if r.embedding_cost_ms is not None]
+    return (
+        _by_number(setting_text(run.setting)),
+        (platform.world_size or -1, platform.device or "", platform.versions),
+        run.sharder != BASELINE,
+        -statistics.fmean(costs_ms) if costs_ms else 0.0,
+        run.sharder,
+        _by_number(setting_text(run.options)),
+    )
 
 
 def _figures(fields: Mapping[str, Any]) -> dict[str, Spread]:
@@ -119,12 +132,12 @@ def _figures(fields: Mapping[str, Any]) -> dict[str, Spread]:
 
 
 def _common(settings: Sequence[Setting]) -> Setting:
-    """What is in all of them."""
+    """Return the overrides that all settings have."""
     return tuple(item for item in settings[0] if all(item in other for other in settings))
 
 
-def _conditions(groups: Sequence[tuple[Run, ...]], common: Setting) -> list[dict[str, str]]:
-    """Of each group, the conditions in which any two differ."""
+def _conditions(groups: Sequence[Group], common: Setting) -> list[dict[str, str]]:
+    """Return the conditions in which any two groups differ, for each group."""
     platforms = [group[0].platform or Platform() for group in groups]
     versions = [platform.versions for platform in platforms]
     same_versions = _common([known for known in versions if known] or versions)
@@ -139,43 +152,30 @@ def _conditions(groups: Sequence[tuple[Run, ...]], common: Setting) -> list[dict
 
 
 def _without(setting: Setting, common: Setting) -> str:
-    return written(tuple(item for item in setting if item not in common)) or "-"
+    return setting_text(tuple(item for item in setting if item not in common)) or "-"
 
 
 def _with_platforms(runs: Sequence[Run]) -> list[Run]:
-    """Runs without a result, on the platform of those started with them, or else of all others.
+    """Give runs without a result the platform of those started with them, or else of all others.
 
-    Where those are several, or none, it stays unknown.
+    Where there are several platforms, or none, theirs stays unknown.
     """
-    of_sweep: dict[object, set[Platform]] = {}
+    by_sweep: dict[object, set[Platform]] = {}
     for run in runs:
         if run.platform is not None:
-            of_sweep.setdefault(run.sweep, set()).add(run.platform)
-            of_sweep.setdefault("all", set()).add(run.platform)
+            by_sweep.setdefault(run.sweep, set()).add(run.platform)
+            by_sweep.setdefault("all", set()).add(run.platform)
     placed = []
     for run in runs:
         if run.platform is None:
-            known = of_sweep.get(run.sweep) or of_sweep.get("all") or set()
+            known = by_sweep.get(run.sweep) or by_sweep.get("all") or set()
             (platform,) = known if len(known) == 1 else (Platform(),)
             run = dataclasses.replace(run, platform=platform)
         placed.append(run)
     return placed
 
 
-def _order(run: Run) -> tuple[object, ...]:
-    platform = run.platform or Platform()
-    known = run.sharder in SHARDERS
-    return (
-        _by_number(written(run.setting)),
-        (platform.world_size or -1, platform.device or "", platform.versions),
-        (SHARDERS.index(run.sharder) if known else len(SHARDERS), run.sharder),
-        _by_number(written(run.options)),
-        -1 if run.seed is None else run.seed,
-        run.name,
-    )
-
-
 def _by_number(text: str) -> tuple[object, ...]:
-    """Key that puts batch_size=256 before batch_size=1024."""
+    """Return a sorting key that puts batch_size=256 before batch_size=1024."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)  # words at even places, then numbers
     return tuple(float(part) if i % 2 else part for i, part in enumerate(parts)), text

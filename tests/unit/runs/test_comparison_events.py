@@ -15,9 +15,9 @@ from tensorboard.plugins.hparams import metadata
 
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.runs import compare, compare_sweep
-from dlrm_sharded.runs.find import find_runs
-from dlrm_sharded.runs.pictures import pictures
-from dlrm_sharded.runs.summary import Comparison, summarize
+from dlrm_sharded.runs.comparison import Comparison, summarize
+from dlrm_sharded.runs.comparison_figures import comparison_figures
+from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
 from tests.conftest import ROOT
 
@@ -81,7 +81,7 @@ def test_a_sweep_is_compared_in_its_own_folder(sweep: Path) -> None:
     assert (sweep / "summary.md").read_text().startswith("# Comparison of runs\n\n- 5 runs, 3 succ")
     with (sweep / "summary.csv").open() as file:
         rows = {row["sharder"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["random", "size", "dim"]
+    assert list(rows) == ["random", "dim", "size"]
     assert float(rows["random"]["embedding_cost_ms_mean"]) == pytest.approx(25.0)
     assert float(rows["dim"]["gain_against_random_mean"]) == pytest.approx(1.0)
     assert (rows["dim"]["succeeded"], rows["dim"]["runs"]) == ("1", "2")
@@ -89,9 +89,9 @@ def test_a_sweep_is_compared_in_its_own_folder(sweep: Path) -> None:
         assert [row["run"] for row in csv.DictReader(file)] == [
             "random_0",
             "random_1",
-            "size_4",
             "dim_2",
             "dim_3",
+            "size_4",
         ]
 
 
@@ -133,20 +133,20 @@ def test_again_replaces_its_own_file_only(sweep: Path) -> None:
 
 
 def test_bars(sweep: Path) -> None:
-    figures = pictures(compared(sweep))
+    figures = comparison_figures(compared(sweep))
     cost = figures["comparison/embedding_cost"]
     labels = [label.get_text() for label in cost.axes[0].get_yticklabels()]
-    assert labels == ["random", "size", "dim (1/2)"]
-    assert ends(cost) == pytest.approx([25.0, 0.0, 10.0])
+    assert labels == ["random", "dim (1/2)", "size"]
+    assert ends(cost) == pytest.approx([25.0, 10.0, 0.0])
     stages = [bars for bars in cost.axes[0].containers if hasattr(bars, "patches")]
     widths = [[bar.get_width() for bar in stage.patches] for stage in stages]
-    assert widths == [pytest.approx([ms * 2.5, 0.0, ms], abs=1e-9) for ms in (4.0, 2.0, 1.0, 3.0)]
+    assert widths == [pytest.approx([ms * 2.5, ms, 0.0], abs=1e-9) for ms in (4.0, 2.0, 1.0, 3.0)]
     texts = [text.get_text() for text in cost.axes[0].texts]
-    assert texts == ["25.00", "0 of 1 succeeded", "10.00"]
-    assert ends(figures["comparison/imbalance"]) == pytest.approx([3.125, 1.0, 1.25])
+    assert texts == ["25.00", "10.00", "0 of 1 succeeded"]
+    assert ends(figures["comparison/imbalance"]) == pytest.approx([3.125, 1.25, 1.0])
     assert figures["comparison/imbalance"].axes[0].get_xlim()[0] == 1.0
     throughput = figures["comparison/throughput"]
-    assert ends(throughput) == pytest.approx([1000 * (1 / 2 + 1 / 3) / 2, 0.0, 1000.0])
+    assert ends(throughput) == pytest.approx([1000 * (1 / 2 + 1 / 3) / 2, 1000.0, 0.0])
 
 
 def test_costs_by_rank_share_their_axes(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_costs_by_rank_share_their_axes(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "sharder=random", "seed=0", scale=7.0)
     write_run(tmp_path / "b", "sharder=random", "seed=1", scale=9.0)
     write_run(tmp_path / "c", "sharder=dim", "seed=0", ranks=4)
-    figures = pictures(compared(tmp_path))
+    figures = comparison_figures(compared(tmp_path))
     by_rank = {tag: figure for tag, figure in figures.items() if tag.startswith("cost_by_rank/")}
     assert set(by_rank) == {"cost_by_rank/random/2", "cost_by_rank/dim/4"}
     assert ends(by_rank["cost_by_rank/random/2"]) == pytest.approx([70.0, 35.0])
@@ -168,7 +168,7 @@ def test_each_setting_has_pictures_of_its_own(tmp_path: Path) -> None:
     for size in (256, 512):
         path = f"data.path=/x/{size}"
         write_run(tmp_path / str(size), "sharder=dim", f"batch_size={size}", path, scale=size)
-    figures = pictures(compared(tmp_path))
+    figures = comparison_figures(compared(tmp_path))
     settings = [f"batch_size={size} data.path=_x_{size}" for size in (256, 512)]
     tags = [f"comparison/embedding_cost/{setting}" for setting in settings]
     assert [tag for tag in figures if "embedding_cost" in tag] == tags
@@ -182,7 +182,7 @@ def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path: Path) -> 
     fields = json.loads((tmp_path / "b" / "result.json").read_text())
     del fields["per_rank"]
     (tmp_path / "b" / "result.json").write_text(json.dumps(fields))
-    cost = pictures(compared(tmp_path))["comparison/embedding_cost"]
+    cost = comparison_figures(compared(tmp_path))["comparison/embedding_cost"]
     assert ends(cost) == pytest.approx([20.0])
     assert cost.legends[0].get_texts()[-1].get_text() == "not divided"
 
@@ -190,7 +190,7 @@ def test_costs_that_older_runs_do_not_divide_are_shown_whole(tmp_path: Path) -> 
 def test_pictures_where_nothing_succeeded(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- sharder=dim\n")
-    figures = pictures(compared(tmp_path))
+    figures = comparison_figures(compared(tmp_path))
     assert len(figures) == 3
     for figure in figures.values():
         assert [text.get_text() for text in figure.axes[0].texts] == ["0 of 1 succeeded"]
@@ -199,7 +199,7 @@ def test_pictures_where_nothing_succeeded(tmp_path: Path) -> None:
 def test_many_rows_get_room(tmp_path: Path) -> None:
     for i in range(12):
         write_run(tmp_path / str(i), f"sharder=a_sharder_with_a_long_name_number_{i}")
-    figure = pictures(compared(tmp_path))["comparison/throughput"]
+    figure = comparison_figures(compared(tmp_path))["comparison/throughput"]
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(set(labels)) == 12
     assert max(map(len, labels)) <= 26

@@ -13,7 +13,7 @@ from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.runs.tensorboard import RunWriter
+from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 

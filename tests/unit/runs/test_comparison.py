@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.runs.frames import GAIN, PREDICTION_ERROR
-from dlrm_sharded.runs.run import SUCCEEDED, Run
-from dlrm_sharded.runs.schema import Platform, Result, Setting
-from dlrm_sharded.runs.summary import SHARDERS, Comparison, Row, summarize
-from dlrm_sharded.runs.text import TERMINAL_COLUMNS, markdown, short_table
+from dlrm_sharded.runs.comparison import Comparison, Row, summarize
+from dlrm_sharded.runs.comparison_text import MAX_LINE, comparison_markdown, short_table
+from dlrm_sharded.runs.result import Platform, RunResult, Setting
+from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
+from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
 
 CPU = Platform(world_size=2, device="cpu: test", versions=(("torch", "2.13.0"),))
 GPU = Platform(world_size=8, device="H100", versions=(("torch", "2.13.0"),))
@@ -29,14 +29,15 @@ def ran(
     **metrics: float,
 ) -> Run:
     """A run that succeeded."""
-    result = Result(
+    result = RunResult(
         sharder=sharder,
         seed=seed,
         batch_size=64,
         commit="0123456789abcdef",
-        platform=platform,
-        metrics=metrics,
-        cost=None,
+        world_size=platform.world_size,
+        device=platform.device,
+        versions=dict(platform.versions),
+        **metrics,
     )
     return Run(
         name=f"{sweep}/{sharder}_{seed}",
@@ -97,7 +98,7 @@ def test_mean_deviation_and_count() -> None:
 def test_one_run_has_no_deviation() -> None:
     comparison = summarize([ran(embedding_cost_ms=10.0)])
     assert only_row(comparison, "dim").figures["embedding_cost_ms"].std is None
-    assert cells(markdown(comparison))[1][:2] == ["dim", "10.00"]
+    assert cells(comparison_markdown(comparison))[1][:2] == ["dim", "10.00"]
 
 
 def test_failures_are_counted_and_told() -> None:
@@ -108,8 +109,8 @@ def test_failures_are_counted_and_told() -> None:
             failed("size", state="cancelled"),
         ]
     )
-    text = markdown(comparison)
-    titles, size, dim = cells(text)
+    text = comparison_markdown(comparison)
+    titles, dim, size = cells(text)
     assert (dim[0], dim[1], dim[-1]) == ("dim", "11.00 ± 1.00", "3 / 4")
     assert size == ["size", *["-"] * (len(titles) - 2), "0 / 1"]
     assert r"- sweep/dim_3: failed: a \| b of \*c\* (log: sweep/log)" in text.splitlines()
@@ -124,7 +125,7 @@ def test_a_figure_that_some_runs_lack_says_so() -> None:
     comparison = summarize(
         [ran(seed=0, samples_per_s=10.0), ran(seed=1, samples_per_s=20.0), ran(seed=2)]
     )
-    row = dict(zip(*cells(markdown(comparison)), strict=True))
+    row = dict(zip(*cells(comparison_markdown(comparison)), strict=True))
     assert row["samples/s"] == "15 ± 7 (2 of 3)"
     assert row["runs"] == "3 / 3"
 
@@ -144,8 +145,8 @@ def test_gains_are_paired_by_seed() -> None:
     assert only_row(comparison, "dim").figures[GAIN].n == 2
     assert GAIN not in only_row(comparison, "size").figures
     assert GAIN not in only_row(comparison, "random").figures
-    gains = [line[-2] for line in cells(markdown(comparison))[1:]]
-    assert gains == ["-", "-", "+20.0 ± 14.1 (2 of 3)"]
+    gains = [line[-2] for line in cells(comparison_markdown(comparison))[1:]]
+    assert gains == ["-", "+20.0 ± 14.1 (2 of 3)", "-"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_what_differs_is_never_averaged(other: Any, conditions: dict[str, str]) 
     assert [row.figures["embedding_cost_ms"].n for row in comparison.rows] == [1, 1]
     (row,) = [row for row in comparison.rows if row.conditions == conditions]
     assert row.figures["embedding_cost_ms"].mean == 20.0
-    text = markdown(comparison)
+    text = comparison_markdown(comparison)
     assert cells(text)[0][: 1 + len(conditions)] == ["sharder", *conditions]
     assert f"runs that differ in {', '.join(conditions)} have rows of their own" in text
     common = "x=1" if "setting" in other else "batch_size=64 x=1"
@@ -221,12 +222,26 @@ def test_options_of_a_sharder_make_rows_but_share_the_random_runs() -> None:
 
 
 def test_order_of_rows() -> None:
+    """By setting; then random, then from the highest mean cost to the lowest, the unknown last."""
     small, large = (("batch_size", "256"),), (("batch_size", "1024"),)
-    runs = [ran(name, setting=s) for s in (large, small) for name in ("mine", *SHARDERS[::-1])]
-    rows = summarize([*runs, ran("another", setting=small)]).rows
-    names = [row.sharder for row in rows]
-    assert names == [*SHARDERS, "another", "mine", *SHARDERS, "mine"]
-    assert [row.conditions["setting"] for row in rows[:2]] == ["batch_size=256"] * 2
+    runs = [
+        ran("cheap", setting=small, embedding_cost_ms=1.0),
+        failed("broken", setting=small),
+        ran("another", setting=small),
+        ran("random", setting=small, embedding_cost_ms=2.0),
+        ran("costly", setting=small, embedding_cost_ms=3.0),
+        *(
+            ran("middle", seed, setting=small, embedding_cost_ms=x)
+            for seed, x in ((1, 3.5), (0, 1))
+        ),
+        ran("cheap", setting=large, embedding_cost_ms=9.0),
+        ran("costly", setting=large, embedding_cost_ms=8.0),
+    ]
+    rows = summarize(runs).rows
+    small_rows = ["random", "costly", "middle", "cheap", "another", "broken"]
+    assert [row.sharder for row in rows] == [*small_rows, "cheap", "costly"]
+    assert [row.conditions["setting"] for row in rows[5:7]] == ["batch_size=256", "batch_size=1024"]
+    assert [run.seed for run in rows[2].runs] == [0, 1]
 
 
 @pytest.mark.parametrize("values", [["", "256"], ["1e-3", "0.01", "0.1", "0.10"], ["x", "x1"]])
@@ -253,23 +268,25 @@ def test_runs_without_a_result_join_those_they_were_started_with() -> None:
 
 def test_nothing_succeeded() -> None:
     comparison = summarize([failed("dim"), failed("size")], ["sweep.json is broken"])
-    assert [row[-1] for row in cells(markdown(comparison))[1:]] == ["0 / 1", "0 / 1"]
-    assert "- sweep.json is broken" in markdown(comparison).splitlines()
+    assert [row[-1] for row in cells(comparison_markdown(comparison))[1:]] == ["0 / 1", "0 / 1"]
+    assert "- sweep.json is broken" in comparison_markdown(comparison).splitlines()
     assert short_table(comparison).splitlines()[-1] == "sweep.json is broken"
 
 
 def test_names_cannot_break_the_table() -> None:
     nasty = (("data.path", "a|b<c>\\_d_`e`"),)
-    text = markdown(summarize([ran(setting=nasty), ran(setting=(("data.path", "plain"),))]))
+    text = comparison_markdown(
+        summarize([ran(setting=nasty), ran(setting=(("data.path", "plain"),))])
+    )
     assert r"data.path=a\|b&lt;c>\\\_d\_\`e\`" in text
-    assert "size_lookup" in markdown(summarize([ran("size_lookup")]))
+    assert "size_lookup" in comparison_markdown(summarize([ran("size_lookup")]))
     table = text.split("\n\n")[1].splitlines()
     bars = [line.replace("\\\\", "").replace(r"\|", "").count("|") for line in table]
     assert bars == [bars[0]] * 4
 
 
 def test_commits_that_a_mean_mixes_are_told() -> None:
-    text = markdown(summarize([ran(seed=0), ran(seed=1)]))
+    text = comparison_markdown(summarize([ran(seed=0), ran(seed=1)]))
     assert "- commit: 0123456789ab" in text.splitlines()
 
 
@@ -286,16 +303,16 @@ def test_prediction_errors() -> None:
     error = only_row(comparison, "dim").figures[PREDICTION_ERROR]
     assert (error.mean, error.n) == (pytest.approx(-0.05), 2)
     assert PREDICTION_ERROR not in only_row(comparison, "size").figures
-    titles, size, dim = cells(markdown(comparison), table=1)
+    titles, dim, size = cells(comparison_markdown(comparison), table=1)
     column = titles.index("prediction, %")
     assert (size[column], dim[column]) == ("-", "-5.0 ± 21.2 (2 of 3)")
     summary = list(csv.DictReader(io.StringIO(comparison.summary.write_csv())))
-    assert [row["prediction_error_n"] for row in summary] == ["0", "2"]
-    assert float(summary[1]["prediction_error_mean"]) == pytest.approx(-0.05)
+    assert [row["prediction_error_n"] for row in summary] == ["2", "0"]
+    assert float(summary[0]["prediction_error_mean"]) == pytest.approx(-0.05)
 
 
 def test_without_predictions_there_is_no_column_of_them() -> None:
-    assert "rediction" not in markdown(summarize([ran(embedding_cost_ms=10.0)]))
+    assert "rediction" not in comparison_markdown(summarize([ran(embedding_cost_ms=10.0)]))
 
 
 def test_gaps() -> None:
@@ -307,37 +324,37 @@ def test_gaps() -> None:
             ran("size"),
         ]
     )
-    titles, size, dim = cells(markdown(comparison))
+    titles, dim, size = cells(comparison_markdown(comparison))
     column = titles.index("gap, %")
     assert (size[column], dim[column]) == ("-", "2.0 ± 1.4")
-    assert "Gap: how far" in markdown(comparison)
+    assert "Gap: how far" in comparison_markdown(comparison)
     summary = list(csv.DictReader(io.StringIO(comparison.summary.write_csv())))
-    assert [row["gap_n"] for row in summary] == ["0", "2"]
-    assert float(summary[1]["lower_bound_ms_mean"]) == pytest.approx(8.5)
+    assert [row["gap_n"] for row in summary] == ["2", "0"]
+    assert float(summary[0]["lower_bound_ms_mean"]) == pytest.approx(8.5)
 
 
 def test_without_gaps_there_is_no_column_of_them() -> None:
-    text = markdown(summarize([ran(embedding_cost_ms=10.0)]))
+    text = comparison_markdown(summarize([ran(embedding_cost_ms=10.0)]))
     assert "gap" not in text.lower()
 
 
 def test_planning_times_keep_two_digits() -> None:
-    times = {"random": 0.000362, "size": 0.0, "dim": 0.0473, "torchrec": 128.33}
+    times = {"a": 0.000362, "b": 0.0, "c": 0.0473, "d": 128.33}
     comparison = summarize([ran(name, plan_solve_s=time) for name, time in times.items()])
-    column = cells(markdown(comparison))[0].index("planning, s")
-    shown = [row[column] for row in cells(markdown(comparison))[1:]]
+    column = cells(comparison_markdown(comparison))[0].index("planning, s")
+    shown = [row[column] for row in cells(comparison_markdown(comparison))[1:]]
     assert shown == ["0.00036", "0.0", "0.047", "128.3"]
 
 
 def test_the_terminal_is_not_too_narrow() -> None:
     runs: list[Run] = [failed(reason="because " * 50, log="sweep/dim_0/train.log")]
-    for i, name in enumerate(SHARDERS[1:]):
+    for i, name in enumerate(["size", "size_lookup", "torchrec_blind", "neuroshard_paper"]):
         figures = {"embedding_cost_ms": 123.0, "imbalance": 1.5, "samples_per_s": 3e6 + i}
         runs += [ran(name, seed, **figures) for seed in (0, 1)]
     *table, failure = short_table(summarize(runs)).splitlines()
     assert len({len(line) for line in table}) == 1
-    assert len(table[0]) <= TERMINAL_COLUMNS
-    assert len(failure) == TERMINAL_COLUMNS
+    assert len(table[0]) <= MAX_LINE
+    assert len(failure) == MAX_LINE
     assert failure.startswith("sweep/dim_0: failed: because")
     assert failure.endswith("(log: sweep/dim_0/train.log)")
 

@@ -1,4 +1,4 @@
-"""Runs as tables: one row a run, and one for all runs whose figures may be averaged."""
+"""Runs as tables: one with a row for each run, one with a row for each group of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.runs.run import SUCCEEDED, Run
-from dlrm_sharded.runs.schema import METRICS, Platform, written
+from dlrm_sharded.runs.result import METRICS, Platform, RunResult, setting_text
+from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 
 BASELINE = "random"
 GAIN = "gain_against_random"
-"""Throughput over that of the random run with the same seed, setting and platform, less 1."""
+"""Throughput over that of the random run with the same seed, setting and platform, minus 1."""
 
 PREDICTION_ERROR = "prediction_error"
-"""Predicted embedding cost over the measured one, less 1."""
+"""Predicted embedding cost over the measured one, minus 1."""
 
 FIGURES = (*METRICS, GAIN, PREDICTION_ERROR)
 CONDITIONS = ("setting", "world_size", "device", "versions")
 GROUP = ("sharder", "options", *CONDITIONS)
-"""Runs are averaged only where all of these agree."""
+"""Columns that runs must have in common to be averaged."""
 
 _SCHEMA = {
     "run": pl.String,
@@ -43,13 +43,13 @@ _SCHEMA = {
 
 
 def run_table(runs: Sequence[Run]) -> pl.DataFrame:
-    """One row a run, in their order; figures are null for runs that did not succeed."""
+    """Return a row for each run, in their order; runs that did not succeed have no figures."""
     table = pl.DataFrame([_fields(run) for run in runs], schema=_SCHEMA)
     return _with_prediction_errors(_with_gains(table))
 
 
 def summary_table(table: pl.DataFrame) -> pl.DataFrame:
-    """One row a GROUP, in order of their first runs: counts, then mean, std and n of FIGURES."""
+    """Return a row for each GROUP, in order of first runs: counts; mean, std and n of FIGURES."""
     succeeded = pl.col("state") == SUCCEEDED
     return table.group_by(GROUP, maintain_order=True).agg(
         pl.len().alias("runs"),
@@ -65,29 +65,29 @@ def summary_table(table: pl.DataFrame) -> pl.DataFrame:
 
 def _fields(run: Run) -> dict[str, Any]:
     platform = run.platform or Platform()
-    result = run.result
+    result = run.result or RunResult()
     return {
         "run": run.name,
         "sharder": run.sharder,
-        "options": written(run.options),
-        "setting": written(run.setting),
+        "options": setting_text(run.options),
+        "setting": setting_text(run.setting),
         "world_size": platform.world_size,
         "device": platform.device,
-        "versions": written(platform.versions),
+        "versions": setting_text(platform.versions),
         "seed": run.seed,
         "state": run.state,
         "reason": run.reason,
         "log": run.log,
         "seconds": run.seconds,
-        "batch_size": result.batch_size if result else None,
-        "commit": result.commit if result else None,
+        "batch_size": result.batch_size,
+        "commit": result.commit,
         "folder": str(run.folder),
-        **{name: result.metrics.get(name) if result else None for name in METRICS},
+        **result.metrics,
     }
 
 
 def _with_gains(table: pl.DataFrame) -> pl.DataFrame:
-    """Add GAIN: against the mean of the random runs of the seed, where there are several."""
+    """Add GAIN, against the mean where there are several random runs of a seed."""
     is_baseline = (pl.col("sharder") == BASELINE) & (pl.col("options") == "")
     throughput = pl.col("samples_per_s")
     baseline = throughput.filter(is_baseline & (throughput > 0)).mean().over(*CONDITIONS, "seed")

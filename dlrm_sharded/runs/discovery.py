@@ -1,4 +1,4 @@
-"""Runs in sweeps and folders: what was started, whether it left a folder or not."""
+"""Find the runs in some folders, with those that a sweep started and that left no folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.json_files import read_json_object
-from dlrm_sharded.runs.run import SKIPPED, Run, read_run
-from dlrm_sharded.runs.schema import read_result
+from dlrm_sharded.runs.result import read_result
+from dlrm_sharded.runs.run_folder import SKIPPED, Run, read_run
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRuns:
     """Runs in order of their paths, and what could not be read on the way to them."""
 
     runs: tuple[Run, ...]
@@ -24,12 +24,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """A job of a sweep, as its sweep.json describes it."""
+
     sweep: Path
     fields: Mapping[str, Any]
 
 
-def find_runs(folders: Sequence[Path]) -> Found:
-    """All runs in some folders: runs, sweeps, or trees of them; each once.
+def find_runs(folders: Sequence[Path]) -> FoundRuns:
+    """Return each run in some folders once; a folder is a run, a sweep, or a tree of them.
 
     Raises:
         DataError: a folder does not exist, or none holds a run.
@@ -66,7 +68,9 @@ def find_runs(folders: Sequence[Path]) -> Found:
     if all(run.state == SKIPPED for run in runs):
         raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
     problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
-    return Found(tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems)))
+    return FoundRuns(
+        tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems))
+    )
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -82,11 +86,11 @@ def _is_run(folder: Path) -> bool:
         result = read_result(folder)
     except DataError:
         return True
-    return result is not None and bool(result.metrics)  # else another tool's file
+    return result is not None and result.has_metrics  # else another tool's file
 
 
 def _jobs(sweep: Path) -> dict[Path, _Job]:
-    """Jobs of a folder's sweep.json by their folders; none where it has no such file."""
+    """Return the jobs of a folder's sweep.json, if it has one, by their own folders."""
     path = sweep / "sweep.json"
     if not path.is_file():
         return {}

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan_cost import STAGES
-from dlrm_sharded.runs.frames import GAIN, PREDICTION_ERROR
-from dlrm_sharded.runs.schema import Platform, written
-from dlrm_sharded.runs.summary import Comparison, Row
+from dlrm_sharded.runs.comparison import Comparison, Row
+from dlrm_sharded.runs.result import Platform, setting_text
+from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
 
-TERMINAL_COLUMNS = 400
+MAX_LINE = 400
+"""Largest number of characters of a line in the terminal."""
+
 MAX_SEEDS_SHOWN = 16
 
 
@@ -22,9 +25,9 @@ class Column:
     """A figure in a table.
 
     Args:
-        digits: after the point; None for two significant ones, five after the point at most.
-        scale: what the figure is multiplied by.
-        sign: whether positive means have one.
+        digits: number of decimals; None for two significant digits, at most five decimals.
+        scale: factor from the figure to what is shown.
+        sign: whether positive means are shown with a plus.
     """
 
     title: str
@@ -48,7 +51,8 @@ STAGE_COLUMNS = (
 )
 
 ABOUT_MEANS = """\
-Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several.
+Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several;
+after random, from the highest mean embedding cost to the lowest.
 Against random: the gain in throughput, the mean over pairs of runs with the same seed, setting and
 hardware."""
 ABOUT_GAP = """\
@@ -63,10 +67,10 @@ ABOUT_PREDICTION = (
 )
 
 
-def markdown(comparison: Comparison) -> str:
-    """All there is to read: what was compared, the figures, and what did not succeed.
+def comparison_markdown(comparison: Comparison) -> str:
+    """Say what was compared, the figures, and what did not succeed.
 
-    In two tables of few columns: TensorBoard breaks words to fit in a wide one.
+    There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
     columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS], ABOUT_MEANS
     if any(GAP.figure in row.figures for row in comparison.rows):
@@ -92,21 +96,17 @@ def markdown(comparison: Comparison) -> str:
 
 def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
     titles, *rows = _table(comparison, columns)
-    return [
-        f"| {' | '.join(titles)} |",
-        f"|{'---|' * len(titles)}",
-        *(f"| {' | '.join(_escaped(cell) for cell in cells)} |" for cells in rows),
-    ]
+    return markdown_table(titles, [[_escaped(cell) for cell in cells] for cells in rows])
 
 
 def short_table(comparison: Comparison) -> str:
-    """The main figures and every failure, for a terminal."""
+    """Return the main figures and every failure, for a terminal."""
     table = _table(comparison, [COST, IMBALANCE, THROUGHPUT, GAINS])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    num_words = 1 + len(comparison.rows[0].conditions)
+    num_text_columns = 1 + len(comparison.rows[0].conditions)
     lines = [
         "  ".join(
-            cell.ljust(width) if i < num_words else cell.rjust(width)
+            cell.ljust(width) if i < num_text_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         for cells in table
@@ -115,7 +115,7 @@ def short_table(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison, columns: Sequence[Column]) -> list[list[str]]:
-    """Titles, then the cells of each row."""
+    """Return the titles, then the cells of each row."""
     conditions = list(comparison.rows[0].conditions)
     return [
         ["sharder", *conditions, *(column.title for column in columns), "runs"],
@@ -150,7 +150,7 @@ def _digits(value: float) -> int:
 
 
 def _about(comparison: Comparison) -> Iterator[str]:
-    """What was compared, and how many runs of each kind where there are several."""
+    """Say what was compared, and how many runs of each kind there are if they differ."""
     runs = comparison.runs
     results = [result for row in comparison.rows for result in row.results]
     seeds = sorted({run.seed for run in runs if run.seed is not None})
@@ -169,7 +169,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
     yield f"commit: {_counted(commit[:12] for commit in commits)}{note}"
     yield "batch size: " + _counted(f"{result.batch_size or 'unknown'}" for result in results)
     if comparison.common:
-        yield f"the same in all: {written(comparison.common)}"
+        yield f"the same in all: {setting_text(comparison.common)}"
     if differing := list(comparison.rows[0].conditions):
         yield f"runs that differ in {', '.join(differing)} have rows of their own"
 
@@ -187,7 +187,7 @@ def _counted(texts: Iterable[str]) -> str:
 
 
 def _failures(comparison: Comparison) -> list[str]:
-    """One line each, of runs that did not succeed and of what could not be read."""
+    """Return a line for each run that did not succeed and each thing that could not be read."""
     lines = []
     for run in comparison.runs:
         if not run.succeeded:
@@ -197,14 +197,14 @@ def _failures(comparison: Comparison) -> list[str]:
 
 
 def _shortened(line: str) -> str:
-    """Fit for a terminal; the middle goes, as the log's name is at the end."""
-    if len(line) <= TERMINAL_COLUMNS:
+    """Cut the middle of a long line; the log's name at its end stays."""
+    if len(line) <= MAX_LINE:
         return line
-    half = TERMINAL_COLUMNS // 2
+    half = MAX_LINE // 2
     return f"{line[: half - 3]} ... {line[2 - half :]}"
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it stands."""
+    """Return text that Markdown shows as it stands."""
     escaped = re.sub(r"([\\|`*\[\]]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
     return escaped.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""One run as it lies on disk: its figures where it succeeded, the reason where it did not."""
+"""Read one run from disk: its figures if it succeeded, the reason if it did not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.runs.schema import (
+from dlrm_sharded.runs.result import (
     Platform,
-    Result,
+    RunResult,
     Setting,
     known_number,
     known_text,
@@ -22,12 +22,13 @@ from dlrm_sharded.runs.schema import (
 
 SUCCEEDED = "succeeded"
 SKIPPED = "skipped"
-"""Of a job that was never to run."""
+"""State of a job that a sweep left out on purpose."""
 
-OVERRULE = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
-"""States that stand even where a result.json was left: a rank may fail after it was written."""
+FINAL_STATES = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
+"""States that stand even where there is a result.json: a rank may fail after it was written."""
 
 LOG_TAIL_BYTES = 65536
+"""Size of the end of a log in which an error is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Run:
     log: str | None
     seconds: float | None
     platform: Platform | None
-    result: Result | None
+    result: RunResult | None
 
     @property
     def succeeded(self) -> bool:
@@ -69,10 +70,10 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
     result = None
     try:
         result = read_result(folder)
-        unreadable = None if result is None or result.metrics else "result.json has no figures"
+        unreadable = None if result is None or result.has_metrics else "result.json has no figures"
     except DataError as error:
         unreadable = str(error)
-    if state not in OVERRULE:
+    if state not in FINAL_STATES:
         if unreadable is not None:
             state, reason = "unreadable", unreadable
         elif result is not None:
@@ -100,7 +101,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
 
 
 def _overrides(folder: Path, job: Mapping[str, Any]) -> dict[str, str] | None:
-    """Overrides by key, without Hydra's own; None where nothing says them."""
+    """Return the overrides by key, without Hydra's own; None where they are not known."""
     lines = job.get("overrides")
     if not isinstance(lines, list):
         lines = _read_yaml(folder / ".hydra" / "overrides.yaml")
@@ -130,16 +131,16 @@ def _setting(overrides: Mapping[str, str]) -> Setting:
     )
 
 
-def _unknown_setting(result: Result | None) -> Setting:
-    """A setting apart from those that are known."""
+def _unknown_setting(result: RunResult | None) -> Setting:
+    """Return a setting that no run with known overrides has."""
     size = None if result is None else result.batch_size
     return (("batch_size", str(size or "unknown")), ("overrides", "unknown"))
 
 
 def _sharder(
-    folder: Path, job: Mapping[str, Any], overrides: Mapping[str, str], result: Result | None
+    folder: Path, job: Mapping[str, Any], overrides: Mapping[str, str], result: RunResult | None
 ) -> str:
-    """As it was chosen, so that runs that left no result bear the same name as those that did."""
+    """Return the sharder as it was chosen: runs with and without a result get the same name."""
     if target := overrides.get("sharder._target_"):
         return target
     choices = job.get("choices")
@@ -159,7 +160,7 @@ def _default_sharder(folder: Path) -> str | None:
     return known_text(fields)
 
 
-def _seed(overrides: Mapping[str, str], result: Result | None) -> int | None:
+def _seed(overrides: Mapping[str, str], result: RunResult | None) -> int | None:
     if result is not None and result.seed is not None:
         return result.seed
     given = overrides.get("seed", "")
@@ -173,7 +174,7 @@ def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:
 
 
 def _last_error(log: Path | None) -> str | None:
-    """The last line of a log that reports an error, without its time."""
+    """Return the last line of a log that reports an error, without its time."""
     if log is None:
         return None
     try:
@@ -187,7 +188,7 @@ def _last_error(log: Path | None) -> str | None:
 
 
 def _read_yaml(path: Path) -> Any:
-    """None where there is no such file, or it is not YAML."""
+    """Return the content; None where there is no such file, or it is not YAML."""
     try:
         return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):

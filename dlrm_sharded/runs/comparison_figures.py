@@ -1,4 +1,4 @@
-"""The comparison in pictures, to be read where TensorBoard shows them, about 330 pixels wide."""
+"""Draw a comparison, to be read where TensorBoard shows figures, about 330 pixels wide."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from matplotlib.ticker import EngFormatter
 from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
 from dlrm_sharded.explain.text import STAGE_LABELS
 from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.runs.frames import BASELINE
-from dlrm_sharded.runs.summary import Comparison, Row
+from dlrm_sharded.runs.comparison import Comparison, Row
+from dlrm_sharded.runs.run_tables import BASELINE
 
 ROWS_OF_ONE_HEIGHT = 6
+"""Number of rows from which on figures get higher."""
+
 MAX_NAME = 26
 MAX_CONDITIONS = 8
 UNDIVIDED = "not divided"
+"""Label of costs whose stages older runs did not write."""
+
 ROOM_FOR_NUMBERS = 1.34
+"""Length of an axis relative to the longest bar, which has its number at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A figure shown as one bar a row; `origin` is where bars begin."""
+    """A figure that is shown as one bar for each row; `origin` is where bars begin."""
 
     figure: str
     title: str
@@ -39,10 +44,10 @@ BARS = {
 }
 
 
-def pictures(comparison: Comparison) -> dict[str, Figure]:
-    """Figures by tag; those of one kind have the same axes, so that eyes can compare them.
+def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
+    """Draw figures by tag; those of one kind have the same axes, so that eyes can compare them.
 
-    Of the first settings only where there are many: nobody looks at a hundred pictures.
+    Of many settings only the first MAX_CONDITIONS are drawn.
     """
     figures: dict[str, Figure] = {}
     grouped = _by_conditions(comparison)
@@ -63,12 +68,12 @@ def _by_conditions(comparison: Comparison) -> dict[tuple[str, ...], list[Row]]:
 
 
 def _tag(*names: str) -> str:
-    """TensorBoard groups by the part before the first slash."""
+    """Join names to a tag; TensorBoard groups by the part before the first slash."""
     return "/".join(name.replace("/", "_") for name in names)
 
 
 def _costs_by_rank(rows: Sequence[Row]) -> dict[str, Figure]:
-    """The first run of each row that succeeded and has its ranks' costs."""
+    """Draw the first run of each row that has the costs of its ranks."""
     costs: dict[tuple[str, ...], tuple[str, PlanCost]] = {}
     for row in rows:
         for run in row.runs:
@@ -125,7 +130,7 @@ def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
 
 
 def _stages(rows: Sequence[Row]) -> list[list[float]]:
-    """Means of the stages of each run's slowest rank, then what older runs do not divide up.
+    """Return the mean stages of each run's slowest rank, then what older runs do not divide up.
 
     They sum to the mean embedding cost.
     """
@@ -152,6 +157,6 @@ def _name(row: Row) -> str:
 
 
 def _cut(name: str) -> str:
-    """Without its middle, where it is too long to show."""
+    """Cut the middle of a name that is too long to show."""
     half = MAX_NAME // 2
     return name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[1 - half :]}"

@@ -1,0 +1,71 @@
+"""What a run says in the terminal: how good the prediction was, and what it came to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlrm_sharded.explain.text import difference
+from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plan_report import PlanReport
+
+if TYPE_CHECKING:  # loads torch
+    from dlrm_sharded.training.trainer import TrainingResult
+
+
+def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
+    """Say what was predicted, and by how much it is off."""
+
+    def compared(predicted_ms: float, measured_ms: float, unit: str = "") -> str:
+        return f"{predicted_ms:.2f}{unit} ({difference(predicted_ms, measured_ms)})"
+
+    stages = ", ".join(
+        f"{stage} {compared(predicted.stage_max_ms(stage), measured.stage_max_ms(stage))}"
+        for stage in STAGES
+    )
+    return (
+        f"predicted {compared(predicted.cost_ms, measured.cost_ms, ' ms')}, critical path "
+        f"{compared(predicted.critical_path_ms, measured.critical_path_ms, ' ms')}: {stages}"
+    )
+
+
+def closing_text(
+    report: PlanReport, cost: PlanCost, training: TrainingResult, run_dir: Path
+) -> str:
+    """Say in a few lines what a run came to.
+
+    Args:
+        cost: measured.
+    """
+    stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
+    predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "
+    evaluation = training.evaluation
+    quality = "no validation"
+    if evaluation.auroc is not None and evaluation.normalized_entropy is not None:
+        quality = (
+            f"AUROC {evaluation.auroc:.4f}, normalized entropy "
+            f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
+        )
+    return "\n".join(
+        [
+            f"done: sharder {report.sharder}, {len(cost.per_rank)} ranks, "
+            f"{training.num_steps} steps",
+            f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
+            f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
+            f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
+            f"  throughput       {_throughput(training)}",
+            f"  loss {training.loss:.4f}, {quality}",
+            f"  results in       {run_dir}",
+            f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
+        ]
+    )
+
+
+def _throughput(training: TrainingResult) -> str:
+    if not math.isfinite(training.samples_per_s):
+        return f"unknown: all {training.num_steps} steps were warm-up (trainer.num_warmup_steps)"
+    return (
+        f"{training.samples_per_s:,.0f} samples/s ({training.step_ms:.1f} ms a step; "
+        f"slowest tenth {training.samples_per_s_p10:,.0f} samples/s)"
+    )

@@ -1,0 +1,153 @@
+"""result.json: its keys, and that what is written is what is read."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.runs.result import (
+    METRICS,
+    OBJECTIVES,
+    RunResult,
+    read_result,
+    run_result,
+    write_result,
+)
+from dlrm_sharded.tables import Table
+from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.trainer import TrainingResult
+
+MEASURED = MeasuredCost(
+    cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75)),
+    spread={"fwd_compute": 0.1},
+    iterations=20,
+)
+PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
+PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
+REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0)
+UNPREDICTED = PlanReport("test", solve_s=0.5)
+WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
+TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 0.5, Evaluation(None, None, 0), 0.25)
+PREDICTION = {
+    "predicted_ms": 6.25,
+    "predicted_critical_path_ms": 7.75,
+    "predicted_stages_ms": {
+        "fwd_compute": 1.5,
+        "fwd_comm": 2.5,
+        "bwd_comm": 2.0,
+        "bwd_compute": 1.75,
+    },
+    "predicted_input_dist_ms": 0.625,
+    "lower_bound_ms": 5.0,
+    "gap": 0.25,
+}
+"""Keys that a run without a cost model cannot know."""
+
+
+def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) -> RunResult:
+    return run_result(PLAN, report, MEASURED, training, device="cpu: test", batch_size=64, seed=3)
+
+
+def written(folder: Path, result: RunResult) -> dict[str, Any]:
+    write_result(folder, result)
+    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return fields
+
+
+def test_all_that_a_run_says(tmp_path: Path) -> None:
+    fields = written(tmp_path, result_of())
+    assert fields.pop("versions").keys() >= {"python", "torch"}
+    fields.pop("commit")
+    assert fields == {
+        "sharder": "test",
+        "world_size": 2,
+        "batch_size": 64,
+        "device": "cpu: test",
+        "embedding_cost_ms": 10.0,
+        "critical_path_ms": 14.0,
+        "stages_ms": {"fwd_compute": 4.0, "fwd_comm": 3.0, "bwd_comm": 3.0, "bwd_compute": 4.0},
+        "input_dist_ms": 0.75,
+        "per_rank": [
+            {"fwd_compute_ms": 1.0, "fwd_comm_ms": 2.0, "bwd_comm_ms": 3.0, "bwd_compute_ms": 4.0},
+            {"fwd_compute_ms": 4.0, "fwd_comm_ms": 3.0, "bwd_comm_ms": 2.0, "bwd_compute_ms": 0.0},
+        ],
+        "imbalance": 10 / 9.5,
+        "spread": {"fwd_compute": 0.1},
+        "measured_iterations": 20,
+        **PREDICTION,
+        "plan_solve_s": 0.5,
+        "samples_per_s": 6400.0,
+        "samples_per_s_p10": 6000.0,
+        "step_ms": 10.0,
+        "loss": 0.5,
+        "auroc": None,
+        "normalized_entropy": None,
+        "peak_gib": 0.25,
+        "steps": 12,
+        "seed": 3,
+    }
+
+
+@pytest.mark.parametrize("report", [REPORT, UNPREDICTED], ids=["predicted", "unpredicted"])
+def test_what_is_written_is_read(report: PlanReport, tmp_path: Path) -> None:
+    result = result_of(report)
+    assert read_result(tmp_path) is None
+    write_result(tmp_path, result)
+    assert read_result(tmp_path) == result
+    assert result.cost == PlanCost(MEASURED.cost.per_rank)
+    assert result.platform.device == "cpu: test"
+
+
+@pytest.mark.parametrize("report", [WITHOUT_IDS, UNPREDICTED], ids=["without_ids", "not_at_all"])
+def test_what_is_not_predicted_is_null(report: PlanReport, tmp_path: Path) -> None:
+    """A cost model may predict the cost and not the redistribution of the ids."""
+    fields = written(tmp_path, result_of(report))
+    unknown = {key for key in PREDICTION if fields[key] is None}
+    assert unknown == ({"predicted_input_dist_ms"} if report.cost else PREDICTION.keys())
+
+
+def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path: Path) -> None:
+    training = TrainingResult(3, *(math.nan,) * 4, Evaluation(0.7, 0.9, 64), 0.25)
+    fields = written(tmp_path, result_of(training=training))
+    keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "loss")
+    assert {fields[key] for key in keys} == {None}
+    assert (fields["auroc"], fields["normalized_entropy"]) == (0.7, 0.9)
+
+
+def test_metrics() -> None:
+    """One by one, with the stages of the slowest rank, which sum to its cost."""
+    metrics = result_of().metrics
+    assert tuple(metrics) == METRICS
+    assert metrics["fwd_compute_ms"] == 4.0
+    assert metrics["predicted_fwd_comm_ms"] == 2.5
+    slowest = [value for name, value in metrics.items() if name.startswith("slowest_rank_")]
+    assert slowest == [1.0, 2.0, 3.0, 4.0]
+    assert {"versions", "steps", "seed", "world_size", "per_rank"}.isdisjoint(metrics)
+
+
+def test_objectives_are_figures() -> None:
+    assert set(OBJECTIVES) == {
+        "samples_per_s",
+        "samples_per_s_p10",
+        "step_ms",
+        "embedding_cost_ms",
+        "critical_path_ms",
+        "imbalance",
+        "loss",
+        "auroc",
+        "normalized_entropy",
+        "peak_gib",
+    }
+    assert set(OBJECTIVES) < set(METRICS)
+
+
+def test_a_result_that_says_nothing() -> None:
+    assert not RunResult(sharder="dim", seed=1, versions={"torch": "2"}).has_metrics
+    assert RunResult(loss=0.0).has_metrics

@@ -1,0 +1,51 @@
+"""What a run says in the terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.runs.terminal import closing_text, prediction_text
+from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.trainer import TrainingResult
+
+MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
+PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
+UNVALIDATED = Evaluation(None, None, 0)
+NAN = float("nan")
+
+
+def closing(report: PlanReport, evaluation: Evaluation, samples_per_s: float = 6400.0) -> str:
+    training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 0.5, evaluation, 0.25)
+    return closing_text(report, MEASURED, training, Path("runs/x"))
+
+
+def test_the_prediction_beside_what_was_measured() -> None:
+    text = prediction_text(PREDICTED, MEASURED)
+    assert "6.25 ms (-38 %)" in text
+    assert "critical path 7.75 ms (-45 %)" in text
+    differences = ["1.50 (-62 %)", "2.50 (-17 %)", "2.00 (-33 %)", "1.75 (-56 %)"]
+    for stage, difference in zip(STAGES, differences, strict=True):
+        assert f"{stage} {difference}" in text
+
+
+@pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
+def test_closing(cost: PlanCost | None) -> None:
+    text = closing(PlanReport("neuroshard", 0.5, cost=cost), UNVALIDATED)
+    for shown in ("neuroshard", "2 ranks", "10.00 ms", "14.00 ms", "0.75 ms", "6,400", "runs/x"):
+        assert shown in text
+    assert ("predicted 6.25" in text) == (cost is not None)
+    assert "no validation" in text
+
+
+def test_closing_with_validation() -> None:
+    text = closing(PlanReport("dim", 0.5), Evaluation(0.71234, 0.9, 1024))
+    assert "0.7123" in text
+    assert "1,024 samples" in text
+
+
+def test_closing_after_warm_up_alone() -> None:
+    text = closing(PlanReport("dim", 0.5), UNVALIDATED, samples_per_s=NAN)
+    assert "trainer.num_warmup_steps" in text
+    assert "nan" not in text
