@@ -18,7 +18,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate test check lint unit tensorboard benchmark clean
+.PHONY: run sweep calibrate test check lint unit tensorboard benchmark docs help clean
 run: $(VENV)/installed  ## one training run; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(ARGS)
 
@@ -47,8 +47,14 @@ unit: $(VENV)/installed
 tensorboard: $(VENV)/installed  ## all runs in runs/
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## the README's figures; ARGS="data" for a part
+benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
 	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+docs: $(VENV)/installed  ## the documentation's site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 $(VENV)/installed: requirements/$(DEVICE).txt requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
 	$(PYTHON) -m venv $(VENV)
