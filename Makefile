@@ -18,42 +18,47 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate test check lint unit tensorboard benchmark clean
-run: $(VENV)/installed  ## one training run; ARGS="sharder=dim batch_size=8192"
+.PHONY: run sweep calibrate test check lint unit tensorboard benchmark docs help clean
+run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(ARGS)
 
-sweep: $(VENV)/installed  ## every sharder, then the comparison; ARGS="seed=0,1,2"
+sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(ARGS) "sharder=glob(*,exclude=plan_file)" \
 	    hydra.launcher.j=1x$(NPROC)
 
-calibrate: $(VENV)/installed  ## a cost model of this hardware (10 minutes, on a quiet machine)
-	rm -f calibration/costs.parquet calibration/costs.json
-	$(BIN)/python scripts/collect_costs.py $(ARGS)
-	$(BIN)/python scripts/fit_cost_model.py
+calibrate: $(VENV)/installed  ## fit a cost model to this machine, which must be idle (10 minutes)
+	$(BIN)/dlrm-calibrate $(ARGS)
 
-test: $(VENV)/installed  ## all tests
+test: $(VENV)/installed  ## run all tests; ARGS="tests/launch -x"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
-check: lint unit  ## what CI asks of every commit
+check: lint unit docs  ## run what every commit must pass
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
-unit: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/contract
+unit: $(VENV)/installed  ## run the unit and contract tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit tests/contract
 
-tensorboard: $(VENV)/installed  ## all runs in runs/
+tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## the README's figures; ARGS="data" for a part
+benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
 	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+docs: $(VENV)/installed  ## the documentation's site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 $(VENV)/installed: requirements/$(DEVICE).txt requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/$(DEVICE).txt
 	touch $@
 
-clean:
+clean:  ## remove the environments
 	rm -rf .venv-cpu .venv-cuda

@@ -11,7 +11,7 @@ from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
 
 if TYPE_CHECKING:
-    from dlrm_sharded.torchrec_adapter import ShardedPlanner
+    from dlrm_sharded.sharded_planner import ShardedPlanner
 
 __all__ = [
     "Shard",
@@ -28,7 +28,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the planner when it is asked for: it needs TorchRec, the values above do not."""
     if name == "ShardedPlanner":
-        from dlrm_sharded.torchrec_adapter import ShardedPlanner
+        from dlrm_sharded.sharded_planner import ShardedPlanner
 
         return ShardedPlanner
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

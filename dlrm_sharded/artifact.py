@@ -32,7 +32,7 @@ HEADER = "dlrm_sharded"
 """Key of the file's header under which a JSON object says what the arrays are."""
 
 SUFFIX = ".safetensors"
-CALIBRATE = "`make calibrate` (scripts/collect_costs.py, then scripts/fit_cost_model.py)"
+CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
 REQUIRED = ("hardware", "device", "cores", "optimizer")
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
 CALIBRATED = Path("calibration")
@@ -81,7 +81,7 @@ def cost_model_kind(name: str) -> Kind:
 
 def policy_kind(name: str) -> Kind:
     """Return the kind of policies that the method of this name trains."""
-    command = f"python scripts/train_policy.py policy={name}"
+    command = f"dlrm-train-policy policy={name}"
     elsewhere = (
         "it balances the costs of that hardware; its plans can be trained, but may be less "
         f"balanced here; `{command}` trains one for this hardware"

@@ -38,11 +38,15 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit; None outside a checkout."""
-    here = Path(__file__).parent
+    """Return the checkout's commit, or None outside a checkout.
+
+    An installed package may lie in another repository, such as one with a virtual environment.
+    """
+    package = Path(__file__).resolve().parent
+    command = ["git", "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        return subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    toplevel, head = done.stdout.splitlines()
+    return head if Path(toplevel) == package.parent else None

@@ -114,7 +114,7 @@ class CriteoDataset:
         elif not is_converted(self._blocks_dir):
             raise DataError(
                 f"{self._blocks_dir} holds no converted data; convert with "
-                "scripts/convert_criteo.py, or set data.source to the Criteo files"
+                "dlrm-convert-criteo, or set data.source to the Criteo files"
             )
         blocks = BlockReader(self._blocks_dir)
         if self._source is not None:

@@ -1,4 +1,4 @@
-"""A plan that was made before: by `scripts/plan.py`, by an earlier run, or by hand."""
+"""A plan that was made before: by `dlrm-plan`, by an earlier run, or by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""torchrun on every node of a job, as a TorchX app.
+"""Makes TorchX apps that run torchrun on every node of a job.
 
-The component and the sweep launcher describe their jobs with the same words, `JobShape`, and both
-make them here.
+Both the component and the sweep launcher describe their jobs by a `JobShape`.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from dlrm_sharded.errors import ConfigError, check_count
 ROLE = "train"
 CPUS_PER_RANK = 2
 RENDEZVOUS_PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to outgoing connections."""
+"""Ports below those that Linux uses for outgoing connections."""
 
 SHUTDOWN_S = 8
-"""From SIGTERM to SIGKILL inside a job, before those outside lose patience: TorchX on this machine
-after 10 s, Slurm after 30. torch 2.11 does not know it, and waits for 30."""
+"""Time from SIGTERM to SIGKILL inside a job. It must be shorter than the time that TorchX on this
+machine (10 s) and Slurm (30 s) wait before they send SIGKILL. torch 2.11 always waits 30 s."""
 
 
 class JobRefusedError(ConfigError, ComponentValidationException):
-    """A job that cannot run as it was asked for; `torchx run` too shows its message alone."""
+    """A job that cannot run as requested; `torchx run` also shows only the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """How many ranks a job has, what its nodes must have, and how often it is tried.
+    """How many ranks a job has, which resources its nodes need, and how often it is tried.
 
     Args:
-        num_nodes, ranks_per_node: the ranks.
+        num_nodes, ranks_per_node: nodes, and ranks on each of them.
         cpus, gpus: cores and GPUs of a node.
         memory_mb: memory of a node in 2**20 B; 0 leaves it to the scheduler.
         max_restarts: how often torchrun starts all ranks again in the same job.
@@ -57,7 +56,7 @@ class JobShape:
     max_retries: int
 
     @classmethod
-    def of(
+    def parse(
         cls,
         *,
         j: str,
@@ -67,10 +66,10 @@ class JobShape:
         max_restarts: int,
         max_retries: int,
     ) -> JobShape:
-        """The shape in the words of the command line; -1 is a default that depends on `j`.
+        """Make a shape from options of the command line; -1 is a default that depends on `j`.
 
         Raises:
-            ConfigError: what is wrong with which option.
+            ConfigError: an option has a wrong value; the message names it.
         """
         parts = re.fullmatch(r"(\d+)x(\d+)", str(j))
         if parts is None or "0" in parts.groups():
@@ -86,7 +85,7 @@ class JobShape:
             check_count(option, value, least=least)
         if 0 < gpu < ranks_per_node:
             raise ConfigError(
-                f"j is {j!r}, but gpu is {gpu}: a node has no more ranks than GPUs; "
+                f"j is {j!r}, but gpu is {gpu}: every rank needs a GPU of its own; "
                 f"give j={num_nodes}x{gpu}, or gpu=0 for ranks on the CPU"
             )
         return cls(
@@ -111,22 +110,22 @@ def torchrun_app(
     rdzv_port: int = 0,
     mounts: Sequence[BindMount | VolumeMount | DeviceMount] = (),
 ) -> AppDef:
-    """An app that runs `python -m module arguments` on every rank.
+    """Make an app that runs `python -m module arguments` on every rank.
 
     Args:
-        image: the container to run in, with the package installed for its `python`; empty for this
-            very environment, found by path: on this machine, or on a cluster that shares its disk.
-        rdzv_port: where the ranks of several nodes meet; 0 for one by chance, as two jobs with the
-            same one on the same node would meet each other.
+        image: container to run in, which has the package installed for its `python`; empty for
+            this environment, by its path, on this machine or on a cluster that shares its disk.
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one, as two jobs
+            with one port on one node would join each other.
     """
     port = rdzv_port or random.choice(RENDEZVOUS_PORTS)
     environment = {
-        # Without this, restarted gloo ranks meet the store of those before them (pytorch #135712).
+        # Otherwise restarted gloo ranks connect to the store of earlier ranks (pytorch #135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
-        # Ranks take the GPUs that they see.
+        # Ranks use the GPUs that they see.
         **({"CUDA_VISIBLE_DEVICES": ""} if shape.gpus == 0 else {}),
-        # TorchX looks for its own `${...}` in values too.
+        # TorchX substitutes its own `${...}` in values too.
         **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
     }
     command = torchrun_command(
@@ -154,22 +153,25 @@ def torchrun_app(
 def torchrun_command(
     module: str, arguments: Sequence[str], shape: JobShape, *, python: str, rdzv_port: int
 ) -> str:
-    """For bash on every node, after TorchX has put its own values for `${...}`."""
-    # A thread too many costs more than one too few: no more than the node has, or was asked for.
+    """Return the command for bash on every node; TorchX substitutes its own `${...}` first.
+
+    One thread too many costs more than one too few, so OMP_NUM_THREADS counts the cores that the
+    node has, or those requested if they are fewer.
+    """
     threads = (
         f"n=$$(nproc); n=$$(( (n < {shape.cpus} ? n : {shape.cpus}) / {shape.ranks_per_node} )); "
         "export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( n > 0 ? n : 1 ))}"
     )
     endpoint = "localhost:0"
     if shape.num_nodes > 1:
-        # Some schedulers tell every node but the first where the first one is.
+        # Some schedulers give the address of the first node to every other node only.
         endpoint = f'"$${{{macros.rank0_env}:=localhost}}:{rdzv_port}"'
     torchrun = [
         *(_quoted(python), "-m", "torch.distributed.run"),
         *("--nnodes", shape.num_nodes, "--nproc-per-node", shape.ranks_per_node),
         *("--rdzv-backend", "c10d", "--rdzv-id", macros.app_id, "--rdzv-endpoint", endpoint),
         *("--max-restarts", shape.max_restarts),
-        # Slurm warns with SIGUSR1, which would end torchrun and leave its ranks behind.
+        # Slurm warns with SIGUSR1, which would kill torchrun and orphan its ranks.
         *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
         *("-m", module),
     ]
@@ -177,12 +179,12 @@ def torchrun_command(
 
 
 def _quoted(word: str) -> str:
-    """For bash, and for TorchX, which looks for its own `${...}`."""
+    """Quote a word for bash, and for TorchX, which substitutes its own `${...}`."""
     return shlex.quote(word).replace("$", "$$")
 
 
 def visible_gpus() -> list[str]:
-    """GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         try:
@@ -193,5 +195,5 @@ def visible_gpus() -> list[str]:
         count = sum(line.startswith("GPU") for line in listed.stdout.splitlines())
         return [str(i) for i in range(count)]
     names = [name.strip() for name in visible.split(",")]
-    # As CUDA does: none after the first that is none.
+    # Like CUDA, ignore everything after the first invalid name.
     return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))

@@ -1,6 +1,9 @@
-"""TorchX component: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`."""
+"""The TorchX component: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
 
-from typing import Dict, List, Optional  # noqa: UP035, the only ones that TorchX's linter knows
+Where the package is installed without its repository, the component's name is `dlrm.train`.
+"""
+
+from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
 
 from torchx.specs import AppDef, parse_mounts
 from torchx.specs.finder import ComponentValidationException
@@ -24,25 +27,25 @@ def train(
     rdzv_port: int = 0,
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
 ) -> AppDef:
-    """One training run under torchrun on all nodes.
+    """Run one training under torchrun on all nodes.
 
     Args:
         overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
         j: NODESxRANKS: nodes, and ranks on each of them
-        cpu: cores of a node; -1 for two a rank
-        gpu: GPUs of a node; -1 for one a rank, where there are any; 0 for ranks on the CPU
-        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers want a number
-        max_restarts: how often torchrun starts all ranks again after one has failed
+        cpu: cores of a node; -1 for two per rank
+        gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
+        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
+        max_restarts: how often torchrun starts all ranks again after one failed
         max_retries: how often the scheduler starts the job again
         env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
-        name: of the job
+        name: name of the job
         image: container to run in; empty for this environment, on this machine or a shared disk
-        rdzv_port: where the ranks of several nodes meet; 0 for one by chance
-        mounts: of the container, such as type=bind,src=/data,dst=/data
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
+        mounts: mounts of the container, such as type=bind,src=/data,dst=/data
     """
     try:
         check_overrides(overrides)
-        shape = JobShape.of(
+        shape = JobShape.parse(
             j=j,
             cpu=cpu,
             gpu=gpu,

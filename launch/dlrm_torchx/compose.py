@@ -1,4 +1,4 @@
-"""The jobs of a sweep, from the overrides that Hydra's sweeper made of them."""
+"""Makes the jobs of a sweep from the overrides that Hydra's sweeper chose."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import ValueType
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_torchx.exchange import Exchange
 from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.mailbox import JobMailbox
 
 
 def prepare(
@@ -22,7 +22,7 @@ def prepare(
     config: DictConfig,
     sweep_dir: Path,
 ) -> SweepJob:
-    """Compose one job's config, in a form that does not change with the time or the rank."""
+    """Compose one job's config, in a form that is the same at any time and on any rank."""
     job_config = hydra_context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(job_config):
         job_config.hydra.job.id = str(num)
@@ -38,16 +38,16 @@ def prepare(
         overrides=list(OmegaConf.to_container(job_config.hydra.overrides.task)),  # type: ignore[arg-type]
         config=job_config,
         folder=sweep_dir / subdir,
-        exchange=Exchange(sweep_dir / ".torchx" / str(num)),
+        mailbox=JobMailbox(sweep_dir / ".torchx" / str(num)),
     )
-    lacking = glob_without_value(job_config, config, hydra_context)
-    if lacking is not None:
-        job.state, job.reason = JobState.SKIPPED, f"{lacking} is not set"
+    missing_key = glob_without_value(job_config, config, hydra_context)
+    if missing_key is not None:
+        job.state, job.reason = JobState.SKIPPED, f"{missing_key} is not set"
     return job
 
 
 def resolved_subdir(job_config: DictConfig) -> str:
-    """`hydra.sweep.subdir`, where `${hydra:...}` speaks of this job."""
+    """Return `hydra.sweep.subdir` with `${hydra:...}` resolved for this job."""
     hydra_config = HydraConfig.instance()
     outer = hydra_config.cfg
     hydra_config.set_config(job_config.copy())
@@ -60,7 +60,7 @@ def resolved_subdir(job_config: DictConfig) -> str:
 def glob_without_value(
     job_config: DictConfig, config: DictConfig, hydra_context: HydraContext
 ) -> str | None:
-    """The key without which an option cannot be used that a glob named, and not the user."""
+    """Return a key that an option needs, if a glob chose the option and the key has no value."""
     parser = OverridesParser.create(config_loader=hydra_context.config_loader)
     for override in parser.parse_overrides(list(config.hydra.overrides.task)):
         if override.value_type is not ValueType.GLOB_CHOICE_SWEEP:

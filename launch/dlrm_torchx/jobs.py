@@ -1,4 +1,4 @@
-"""One job of a sweep: its state, what it is remembered by, and the app that runs it."""
+"""One job of a sweep: its state, its record in sweep.json, and the app that runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchx.specs import AppDef, AppState, AppStatus
 from torchx.specs.api import NONE, parse_app_handle
 
 from dlrm_torchx.app import ROLE
-from dlrm_torchx.exchange import Exchange
+from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import slurm_log
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 LOG_NAME = "job.log"
 CANCEL_ATTEMPTS = 3
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
-"""In the error of a rank that another one has left."""
+"""Words in the error of a rank that lost the connection to another rank."""
 
 
 class JobState(enum.StrEnum):
-    """`skipped`: a glob named an option that lacks a value; the others as schedulers say."""
+    """The states of schedulers, and `skipped`: a glob chose an option that lacks a value."""
 
     NOT_STARTED = "not_started"
     PENDING = "pending"
@@ -49,16 +49,16 @@ class JobState(enum.StrEnum):
 
 @dataclasses.dataclass
 class SweepJob:
-    """A combination of overrides, and what became of it.
+    """A combination of overrides, and the state of the app that runs it.
 
     Args:
-        num: its number in the sweep.
-        title: its number, and what is swept over: those overrides that are not of all jobs.
-        overrides: of this job, as Hydra's sweeper made them.
-        config: composed, with Hydra's own node.
-        folder: what it writes; Hydra's output directory.
-        seconds: from submission to its end, time in a queue included.
-        retries: how often the scheduler starts it again after a failure.
+        num: number of the job in the sweep.
+        title: the number, and the overrides that not all jobs have.
+        overrides: all overrides, as Hydra's sweeper made them.
+        config: the composed config, with Hydra's own node.
+        folder: Hydra's output directory.
+        seconds: time from submission to the end, with the time in a queue.
+        retries: how often the scheduler starts the job again after a failure.
     """
 
     num: int
@@ -66,7 +66,7 @@ class SweepJob:
     overrides: list[str]
     config: DictConfig
     folder: Path
-    exchange: Exchange
+    mailbox: JobMailbox
     state: JobState = JobState.NOT_STARTED
     reason: str | None = None
     handle: str | None = None
@@ -79,9 +79,9 @@ class SweepJob:
     _gone_since_s: float | None = None
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
-        """Hand the app to the scheduler; whatever that raises passes."""
-        if scheduler == "local_cwd":  # which starts nothing again
-            args = {**args, "log_dir": str(self.exchange.folder)}
+        """Submit the app to the scheduler, whose errors pass."""
+        if scheduler == "local_cwd":  # it never starts an app again
+            args = {**args, "log_dir": str(self.mailbox.folder)}
         else:
             self.retries = app.roles[0].max_retries
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -91,16 +91,16 @@ class SweepJob:
         self.log = self._link_log(scheduler, args)
 
     def poll(self, runner: Runner, *, patience_s: float) -> None:
-        """Ask the scheduler, and take in the job's end.
+        """Ask the scheduler for the job's state, and record its end.
 
         Args:
-            patience_s: for how long it may say what is perhaps not the end: that the job failed,
-                with retries left, or that it does not know it.
+            patience_s: time for which a job may be unknown, or failed with retries left, before
+                that counts as its end.
         """
         assert self.handle is not None
         try:
             status = runner.status(self.handle)
-        except Exception as error:  # of whatever client a scheduler has: out of reach for now
+        except Exception as error:  # any client's error: the scheduler is out of reach for now
             log.debug("%s: %s", self.title, error)
             return
         if status is not None and not status.is_terminal():
@@ -129,7 +129,7 @@ class SweepJob:
             try:
                 runner.cancel(self.handle)
                 return
-            except Exception as error:  # of whatever client a scheduler has
+            except Exception as error:  # any client's error
                 self.reason = f"the sweep was stopped, but the job may run on: {error}"
             time.sleep(attempt)
 
@@ -166,42 +166,42 @@ class SweepJob:
             self.fail(self._failure(status))
 
     def _succeed(self) -> None:
-        if not self.exchange.has_return():
+        if not self.mailbox.has_return():
             self.fail(
-                f"it ended well, but {self.exchange.folder} has no result of it; the sweep's "
+                f"it succeeded, but its result is not in {self.mailbox.folder}; the sweep's "
                 "folder must be on a disk that jobs share with this machine"
             )
             return
         try:
-            self.returned = self.exchange.receive_return()
-        except Exception as error:  # whatever a class raises that is built again here
+            self.returned = self.mailbox.receive_return()
+        except Exception as error:  # unpickling may raise anything
             self.fail(f"what it returned cannot be read here: {type(error).__name__}: {error}")
         else:
             self.state = JobState.SUCCEEDED
 
     def _failure(self, status: AppStatus) -> str:
-        """What the scheduler knows better (TIMEOUT, OUT_OF_MEMORY), then what the ranks say."""
+        """Return the scheduler's reason (TIMEOUT, OUT_OF_MEMORY), then the ranks' own."""
         reasons = []
         if status.msg not in ("", "FAILED", NONE):
             reasons.append(f"the scheduler says {status.msg}")
-        first = self.exchange.receive_failure()
+        first = self.mailbox.receive_first_failure()
         if first is not None:
             reasons.append(first.reason)
         if not reasons or (first is not None and LOST_PEER.search(first.reason)):
-            reasons.append("a rank ended without a word: killed, or out of memory?")
+            reasons.append("a rank ended without a message: killed, or out of memory?")
         return "; ".join(reasons)
 
     def _status_by_files(self) -> AppStatus:
-        """Of a job that the scheduler knows no more."""
-        if self.exchange.has_return():
+        """Infer the final status of a job that the scheduler has forgotten."""
+        if self.mailbox.has_return():
             return AppStatus(AppState.SUCCEEDED)
-        return AppStatus(AppState.FAILED, msg="nothing of it any more")
+        return AppStatus(AppState.FAILED, msg="the job is unknown")
 
     def _link_log(self, scheduler: str, args: dict[str, Any]) -> Path | None:
-        """A name in the job's folder for where the scheduler puts the job's output."""
+        """Link the job's output, which the scheduler places elsewhere, into the job's folder."""
         app_id = parse_app_handle(self.handle or "").app_id
         if scheduler == "local_cwd":
-            target = self.exchange.folder / "torchx" / app_id / ROLE / "0" / "combined.log"
+            target = self.mailbox.folder / "torchx" / app_id / ROLE / "0" / "combined.log"
         elif scheduler == "slurm":
             target = slurm_log(app_id, ROLE, 0, folder=args.get("log_dir"))
         else:
@@ -210,6 +210,6 @@ class SweepJob:
         try:
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(target, self.folder.resolve()))
-        except OSError:  # a disk without links; the job runs all the same
+        except OSError:  # the disk has no links; the job runs all the same
             return target
         return link

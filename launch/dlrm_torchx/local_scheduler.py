@@ -1,6 +1,6 @@
-"""TorchX's local scheduler, with apps that other processes see: `torchx status`, `log`, `cancel`.
+"""TorchX's local scheduler, with apps for `torchx status`, `log` and `cancel` in other terminals.
 
-Registered in pyproject.toml under TorchX's own name, so that the command line and sweeps use it.
+It is registered in pyproject.toml as `local_cwd`, so the command line and sweeps use it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
+from dlrm_sharded.json_files import replace_file
 from dlrm_torchx.app import JobRefusedError, visible_gpus
-from dlrm_torchx.exchange import write_whole
 from dlrm_torchx.logs import log_lines
 
 TERMINATION_S = 10
-"""From SIGTERM to SIGKILL for an app of another process; TorchX's own patience."""
+"""Time from SIGTERM to SIGKILL for an app of another process, as in TorchX."""
 
 
 MAX_UNKNOWN = 2
-"""`torchx log` would ask for ever for an app that does not exist."""
+"""Queries about an unknown app after which we fail; `torchx log` would ask for ever."""
 
 
 def create_scheduler(
@@ -49,10 +49,10 @@ def create_scheduler(
 
 
 class SharedLocalScheduler(LocalScheduler):
-    """`local_cwd`, with apps that other processes of the same user can see and end too.
+    """`local_cwd` with apps that other processes of the same user can see and cancel.
 
-    TorchX keeps them in the memory of the process that started them. A small file says here what
-    they are; their state stands beside their logs.
+    TorchX keeps apps in the memory of the process that started them. Here a small file in a
+    registry describes each app, and its final state is written beside its logs.
     """
 
     def __init__(self, session_name: str, cache_size: int) -> None:
@@ -61,12 +61,12 @@ class SharedLocalScheduler(LocalScheduler):
         self._unknown = 0
 
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[PopenRequest]:
-        """Gives every replica GPUs of its own, of those that are visible and not in use.
+        """Give every replica GPUs of its own, among those that are visible and not in use.
 
-        TorchX would count from 0, whatever is visible and whoever runs there.
+        TorchX counts GPUs from 0, whatever is visible and whatever already runs on them.
 
         Raises:
-            JobRefusedError: there are fewer.
+            JobRefusedError: there are fewer GPUs than the app asks for.
         """
         visible = visible_gpus()
         used = {
@@ -107,7 +107,7 @@ class SharedLocalScheduler(LocalScheduler):
             },
         }
         _forget_removed()
-        write_whole(_registered(app_id), json.dumps(known).encode())
+        replace_file(_registered(app_id), json.dumps(known).encode())
         return app_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
@@ -116,14 +116,14 @@ class SharedLocalScheduler(LocalScheduler):
             self._unknown += response is None
             if self._unknown > MAX_UNKNOWN:
                 raise LookupError(
-                    f"{app_id} is not known here: mistyped, or its logs were removed; "
-                    "`torchx list -s local_cwd` shows those that are"
+                    f"{app_id} is unknown: it is mistyped, or its logs were removed; "
+                    "`torchx list -s local_cwd` lists the known apps"
                 )
             return response
         app = self._apps[app_id]
         try:
             response = super().describe(app_id)
-        except json.JSONDecodeError:  # torchrun is about to write why it ends
+        except json.JSONDecodeError:  # torchrun is still writing its error file
             return DescribeAppResponse(app_id=app_id, state=AppState.RUNNING)
         assert response is not None
         if response.state == AppState.FAILED and (Path(app.log_dir) / "CANCELLED").exists():
@@ -131,7 +131,7 @@ class SharedLocalScheduler(LocalScheduler):
             response.state = AppState.CANCELLED
         known_state = Path(app.log_dir) / "STATE"
         if is_terminal(response.state) and not known_state.exists():
-            write_whole(known_state, response.state.name.encode())
+            replace_file(known_state, response.state.name.encode())
         return response
 
     def _is_running(self, app_id: str) -> bool:
@@ -186,7 +186,7 @@ def _registry() -> Path:
 
 
 def _forget_removed() -> None:
-    """Apps whose logs are gone."""
+    """Remove apps whose logs are gone from the registry."""
     for path in _registry().glob("*.json"):
         known = _known(path.stem)
         if known is not None and not Path(known["log_dir"]).is_dir():
@@ -206,7 +206,7 @@ def _known(app_id: str) -> dict[str, Any] | None:
 
 
 def _running(known: dict[str, Any]) -> list[int]:
-    """Process ids of the replicas that still run; a number may be another process's by now."""
+    """Return the replicas that still run; by now, their ids may belong to other processes."""
     return [
         pid
         for replicas in known["processes"].values()
@@ -216,7 +216,7 @@ def _running(known: dict[str, Any]) -> list[int]:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None where it has ended."""
+    """Return when a process started, in clock ticks since boot, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -225,7 +225,7 @@ def _started(pid: int) -> int | None:
 
 
 def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
-    """An app that another process started, and may have ended with."""
+    """Describe an app that another process started."""
     known = _known(app_id)
     if known is None or not Path(known["log_dir"]).is_dir():
         return None
@@ -235,7 +235,7 @@ def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
     elif _running(known):
         state = AppState.RUNNING
     else:
-        # Nobody has seen how it ended: the process that would have is gone too.
+        # The process that would have recorded the final state is gone too.
         state = AppState.CANCELLED if (folder / "CANCELLED").exists() else AppState.FAILED
     return DescribeAppResponse(
         app_id=app_id,

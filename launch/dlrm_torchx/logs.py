@@ -1,4 +1,4 @@
-"""What `torchx log` shows of a file."""
+"""The lines of a log file, for `torchx log`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchx.schedulers.local_scheduler import LogIterator
 def log_lines(
     path: Path, app_id: str, scheduler: Scheduler[Any], regex: str | None, should_tail: bool
 ) -> Iterable[str]:
-    """What a log has now, or all lines to come; TorchX's own iterator always waits for the end."""
+    """Yield the lines a log has now, or also those to come; TorchX always waits for the end."""
     lines: Iterable[str]
     if should_tail:
         lines = split_lines_iterator(LogIterator(app_id, str(path), scheduler))

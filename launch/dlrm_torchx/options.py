@@ -1,4 +1,4 @@
-"""What a sweep is told: `hydra.launcher.*`."""
+"""The options of a sweep: `hydra.launcher.*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLUSTER_POLL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """`hydra.launcher.*`, checked; see `TorchXLauncherConf`."""
+    """The checked options of `hydra.launcher.*`; see `TorchXLauncherConf`."""
 
     scheduler: str
     scheduler_args: Mapping[str, Any] | None
@@ -74,10 +74,10 @@ class SweepOptions:
         return self.scheduler.startswith("local")
 
     def shape(self) -> JobShape:
-        """Of every job of the sweep.
+        """Return the shape of every job of the sweep.
 
         Raises:
-            ConfigError: with the key of hydra.launcher that is wrong.
+            ConfigError: a key of hydra.launcher has a wrong value.
         """
         j = self.j
         if j is None:
@@ -88,7 +88,7 @@ class SweepOptions:
                 )
             j = f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}"
         try:
-            return JobShape.of(
+            return JobShape.parse(
                 j=j,
                 cpu=self.cpu,
                 gpu=self.gpu,
@@ -99,17 +99,17 @@ class SweepOptions:
         except ConfigError as error:
             raise ConfigError(f"hydra.launcher.{error}") from None
 
-    def most_parallel(self, num_jobs: int) -> int:
+    def jobs_at_a_time(self, num_jobs: int) -> int:
         return self.max_parallel or (1 if self.is_local else max(num_jobs, 1))
 
     def seconds_between_polls(self) -> float:
         return self.poll_s or (LOCAL_POLL_S if self.is_local else CLUSTER_POLL_S)
 
     def args_for(self, runner: Runner) -> dict[str, Any]:
-        """The scheduler's own options, with the defaults of .torchxconfig.
+        """Return the scheduler's own options, with the defaults of .torchxconfig.
 
         Raises:
-            ConfigError: for one that the scheduler does not have, or of a wrong type.
+            ConfigError: the scheduler has no such option, or a value has a wrong type.
         """
         options = runner.scheduler_run_opts(self.scheduler)
         known = {name for name, _ in options}
@@ -117,7 +117,7 @@ class SweepOptions:
         for name in args:
             if name not in known:
                 raise ConfigError(
-                    f"hydra.launcher.scheduler_args.{name} is no option of {self.scheduler}; "
+                    f"hydra.launcher.scheduler_args.{name} is not an option of {self.scheduler}; "
                     f"known: {', '.join(sorted(known))}"
                 )
         apply_torchxconfig(self.scheduler, args)
@@ -128,7 +128,7 @@ class SweepOptions:
         return args
 
     def app(self, job_name: str, num: int, folder: Path) -> AppDef:
-        """The app of one job, with a rendezvous port that no other job of the sweep has."""
+        """Return the app of one job, with a rendezvous port that no other job of the sweep has."""
         first = RENDEZVOUS_PORTS.index(self._first_port)
         port = RENDEZVOUS_PORTS[(first + num) % len(RENDEZVOUS_PORTS)]
         return torchrun_app(

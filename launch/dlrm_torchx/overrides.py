@@ -1,4 +1,4 @@
-"""Overrides are tried here, before a job waits in a queue for them."""
+"""Checks overrides before a job with them is submitted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dlrm_sharded.errors import ConfigError
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Raise ConfigError, with the keys or options that there are, for what does not compose."""
+    """Raise ConfigError, which lists the known keys or options, if the overrides do not compose."""
     for override in overrides:
         if override.startswith("-"):
             raise ConfigError(
-                f"{override!r} is no Hydra override, and no option that "
-                "`torchx run launch/component.py:train --help` lists; options come before overrides"
+                f"{override!r} is neither a Hydra override nor an option of the component (see "
+                "`torchx run launch/component.py:train --help`); options come before overrides"
             )
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):

@@ -1,4 +1,4 @@
-"""A sweep that is stopped ends the apps that it started."""
+"""Signal handling that lets a stopped sweep cancel the apps it started."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def kept_signals() -> Iterator[Mapping[signal.Signals, Any]]:
-    """What the block does with signals ends with it; gives the handlers of before.
+    """Restore the signal handlers after the block, which is given the handlers from before it.
 
-    TorchX's local scheduler sets its own when it is made.
+    TorchX's local scheduler sets handlers of its own when it is created.
     """
     outer = {number: signal.getsignal(number) for number in STOPPING_SIGNALS}
     try:
@@ -26,10 +26,10 @@ def kept_signals() -> Iterator[Mapping[signal.Signals, Any]]:
 
 
 def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
-    """So that Ctrl-C, a kill or a closed terminal still ends the apps that this process started.
+    """Turn Ctrl-C, a kill and a closed terminal into exceptions, so that clean-up code runs.
 
     Args:
-        before: handlers; a signal that was ignored, as by nohup, still is.
+        before: earlier handlers; a signal that was ignored, as under nohup, stays ignored.
     """
 
     def end(number: int, frame: object) -> None:
@@ -42,15 +42,15 @@ def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
 
 @contextmanager
 def delayed_signals() -> Iterator[None]:
-    """A signal that comes in the block is acted on at its end.
+    """Deliver a signal that arrives in the block at its end.
 
-    Not by a mask, which the processes that are started here would inherit.
+    A signal mask would be simpler, but processes that are started in the block would inherit it.
     """
-    came: list[int] = []
+    arrived: list[int] = []
     outer = {number: signal.getsignal(number) for number in STOPPING_SIGNALS}
     _set(
         {
-            number: handler if handler is signal.SIG_IGN else lambda n, _: came.append(n)
+            number: handler if handler is signal.SIG_IGN else lambda n, _: arrived.append(n)
             for number, handler in outer.items()
         }
     )
@@ -58,7 +58,7 @@ def delayed_signals() -> Iterator[None]:
         yield
     finally:
         _set(outer)
-        for number in came[:1]:
+        for number in arrived[:1]:
             os.kill(os.getpid(), number)
 
 

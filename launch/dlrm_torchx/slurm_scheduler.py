@@ -1,6 +1,6 @@
-"""TorchX's Slurm scheduler, mended where its users are left alone.
+"""TorchX's Slurm scheduler with fixes for logs, cancelled jobs and clusters without accounting.
 
-Registered in pyproject.toml under TorchX's own name, so that the command line and sweeps use it.
+It is registered in pyproject.toml as `slurm`, so the command line and sweeps use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
 COLUMNS = ("JobID", "JobName", "State", "Restarts")
-"""Of a job in the queue; the accounting is not asked for the last, which older ones lack."""
+"""Columns of a job in the queue. Older accounting has no restarts, so we do not ask it for them."""
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
@@ -33,16 +33,16 @@ def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmSchedu
 
 
 class TolerantSlurmScheduler(SlurmScheduler):
-    """`slurm`, with logs in a folder of their own, and words for what Slurm says of a job.
+    """`slurm` with logs in a folder of their own, and with every state that Slurm reports.
 
-    TorchX asserts that it knows Slurm's state, which a cancelled job's is not ("CANCELLED by 0"),
-    and asks the accounting only, which small clusters do not have.
+    TorchX fails an assertion on states it does not know, such as "CANCELLED by 0", and asks only
+    the accounting, which small clusters do not have.
     """
 
     def _run_opts(self) -> runopts:
         options = super()._run_opts()
         options.add(
-            "log_dir", type_=str, default=SLURM_LOG_DIR, help="where the output of jobs goes"
+            "log_dir", type_=str, default=SLURM_LOG_DIR, help="folder for the output of jobs"
         )
         return options
 
@@ -53,11 +53,11 @@ class TolerantSlurmScheduler(SlurmScheduler):
             for stream, ending in (("output", "out"), ("error", "err")):
                 path = folder / f"slurm-{macros.app_id}-{name}.{ending}"
                 replica.srun_opts[stream] = str(path)
-            # Since Slurm 22.05 a step has one core, unless it asks for those of its job.
+            # Since Slurm 22.05 a step has one core unless it asks for all cores of its job.
             cpus = replica.sbatch_opts.get("cpus-per-task")
             if cpus is not None:
                 replica.srun_opts["cpus-per-task"] = cpus
-            # srun's --export ends a value at its first comma; env(1) does not.
+            # srun's --export cuts a value at its first comma, env(1) does not.
             lists = {key: value for key, value in replica.env.items() if "," in value}
             if lists:
                 assignments = [f"{key}={value}" for key, value in lists.items()]
@@ -68,7 +68,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[SlurmBatchRequest]) -> str:
-        """Raises JobRefusedError for what sbatch refuses."""
+        """Submit the job; raises JobRefusedError if sbatch refuses it."""
         for replica in dryrun_info.request.replicas.values():
             Path(str(replica.srun_opts["output"])).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -77,14 +77,14 @@ class TolerantSlurmScheduler(SlurmScheduler):
             raise JobRefusedError("scheduler is slurm, but this machine has no sbatch") from None
         except subprocess.CalledProcessError as error:
             raise JobRefusedError(
-                f"sbatch refused the job (exit code {error.returncode}, its words are above); "
+                f"sbatch refused the job (exit code {error.returncode}, its message is above); "
                 "a cluster without GPUs needs gpu=0"
             ) from None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """As the queue says, and for a job that it has forgotten, the accounting.
+        """Describe a job by the queue, or by the accounting if the queue has forgotten it.
 
-        The accounting is seconds late: it calls a preempted job ended that the queue runs again.
+        The accounting lags by seconds: it calls a preempted job ended that is queued again.
         """
         rows = _queued(app_id) or _accounted(app_id)
         if not rows:
@@ -115,7 +115,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         subprocess.run(["scancel", app_id], check=True, timeout=CANCEL_TIMEOUT_S)
 
     def list(self) -> list[ListAppResponse]:
-        """All jobs of the accounting; TorchX's own list has the parts of a job as jobs."""
+        """List the jobs of the accounting; TorchX would list the parts of a job as jobs."""
         parts: dict[str, list[str]] = {}
         for row in _rows(["sacct", *ACCOUNTING, "--allocations", "--starttime=1970-01-01"]):
             parts.setdefault(row["JobID"].partition("+")[0], []).append(row["State"])
@@ -142,7 +142,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
 def slurm_log(
     app_id: str, role: str, replica: int, *, folder: str | None = None, stream: Stream | None = None
 ) -> Path:
-    """Where a replica's output goes: standard error, as logs are, unless asked for the other."""
+    """Return the path of a replica's output: standard error, where logs go, by default."""
     if folder is None:
         folder = get_config(prefix="", name="slurm", key="log_dir") or SLURM_LOG_DIR
     ending = "out" if stream == Stream.STDOUT else "err"
@@ -168,7 +168,7 @@ _SLURM_STATES: Mapping[str, AppState] = {
     "STOPPED": AppState.PENDING,
     "SUSPENDED": AppState.PENDING,
 }
-"""Any other word is the name of a failure: FAILED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED."""
+"""Every other state is a failure: FAILED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED."""
 
 _GRAVITY = (
     AppState.SUCCEEDED,
@@ -180,25 +180,25 @@ _GRAVITY = (
 
 
 def _app_state(word: str) -> AppState:
-    """For Slurm's word, which may go on: `CANCELLED by 1000`."""
+    """Translate Slurm's state, which may have more words: `CANCELLED by 1000`."""
     return _SLURM_STATES.get(word.split()[0], AppState.FAILED)
 
 
 def _worst(words: Iterable[str]) -> str:
-    """The parts of one job end together, so that any that did not succeed speaks for all."""
+    """Return the worst state of a job's parts: they end together, so one failure is the job's."""
     return max(words, key=lambda word: _GRAVITY.index(_app_state(word)))
 
 
 def _accounted(app_id: str) -> list[dict[str, str]]:
-    """What the accounting has on a job and its parts (`12+1`), without their steps (`12.batch`)."""
+    """Return the accounting's rows of a job and its parts (`12+1`), without steps (`12.batch`)."""
     return _rows(["sacct", *ACCOUNTING, "-j", app_id])
 
 
 def _queued(app_id: str) -> list[dict[str, str]]:
-    """What the queue has on a job and its parts.
+    """Return the queue's rows of a job and its parts.
 
     Raises:
-        subprocess.CalledProcessError: it did not answer, which says nothing about the job.
+        subprocess.CalledProcessError: the queue did not answer, which says nothing of the job.
     """
     command = ["squeue", *QUEUE, "-j", app_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

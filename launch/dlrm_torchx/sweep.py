@@ -1,4 +1,4 @@
-"""A batch of a Hydra sweep as TorchX apps: submit, wait, say what came of it."""
+"""Runs a batch of a Hydra sweep as TorchX apps: submits them, waits, and reports the results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from torchx.runner import Runner, get_runner
 from torchx.specs import InvalidRunConfigException
 
 from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError
+from dlrm_sharded.json_files import write_json
 from dlrm_torchx.compose import prepare
-from dlrm_torchx.exchange import Task, write_whole
 from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.mailbox import HydraCall
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 
@@ -43,8 +44,8 @@ def launch(
 ) -> list[JobReturn]:
     """Run a batch of jobs to the end.
 
-    The return of a job that did not succeed raises an `IncompleteSweepError` about the whole batch
-    when its value is asked for, which is how Hydra's sweepers treat failures.
+    Hydra's sweepers fail when they read the value of a failed job. Here, the value of every job
+    that did not succeed raises one `IncompleteSweepError` about the whole batch.
     """
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
@@ -75,7 +76,7 @@ def launch(
 
 
 def keep_settings(sweep_dir: Path, *, restore: bool = False) -> None:
-    """Copy Hydra's multirun.yaml, which the next sweep in the folder writes before we see it."""
+    """Copy Hydra's multirun.yaml, or restore it where a refused sweep has overwritten it."""
     pair = sweep_dir / "multirun.yaml", sweep_dir / ".torchx" / "multirun.yaml"
     source, copy = reversed(pair) if restore else pair
     if source.exists():
@@ -84,19 +85,19 @@ def keep_settings(sweep_dir: Path, *, restore: bool = False) -> None:
 
 
 def check_folders(jobs: Sequence[SweepJob]) -> None:
-    """Raise ConfigError where runs would write over each other."""
+    """Raise ConfigError if two jobs would write to the same folder."""
     in_folder: dict[Path, SweepJob] = {}
     for job in jobs:
         other = in_folder.setdefault(job.folder, job)
         if other is not job:
             raise ConfigError(
                 f"{other.title} and {job.title} have the same folder {job.folder}; "
-                "give a hydra.sweep.subdir that tells them apart, such as ${hydra.job.num}"
+                "give a hydra.sweep.subdir that differs between jobs, such as ${hydra.job.num}"
             )
 
 
 class Sweep:
-    """The jobs of one batch, from the first submission to the last end."""
+    """The jobs of one batch, from the first submission to the end of the last job."""
 
     def __init__(
         self,
@@ -117,14 +118,14 @@ class Sweep:
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
         waiting = [job for job in self._jobs if job.state is JobState.NOT_STARTED]
         waiting.reverse()
-        most = self._options.most_parallel(len(waiting))
+        limit = self._options.jobs_at_a_time(len(waiting))
         log.info(
             "%d jobs of %dx%d ranks on %s, at most %d at a time; sweep in %s",
             len(waiting),
             self._shape.num_nodes,
             self._shape.ranks_per_node,
             self._options.scheduler,
-            most,
+            limit,
             _short(self._sweep_dir),
         )
         for job in self._jobs:
@@ -132,43 +133,43 @@ class Sweep:
                 log.info("%s: skipped: %s", job.title, job.reason)
         self._save()
         while waiting or self._active():
-            while waiting and len(self._active()) < most:
+            while waiting and len(self._active()) < limit:
                 self._submit(waiting.pop(), hydra_context, task_function)
             for job in self._active():
                 before = job.state
                 job.poll(self._runner, patience_s=self._options.patience_s)
                 if not job.state.is_active:
-                    self._tell_end(job)
+                    self._log_end(job)
                 if job.state is not before:
                     self._save()
             if self._active():
                 time.sleep(self._options.seconds_between_polls())
 
     def stop(self) -> None:
-        """End the apps that still run: after an error, or Ctrl-C."""
+        """Cancel the apps that still run, after an error or Ctrl-C."""
         for job in self._jobs:
             if job.state is JobState.NOT_STARTED:
                 job.reason = "the sweep was stopped before"
         active = self._active()
         if not active:
             return
-        log.info("ending %d jobs", len(active))
+        log.info("cancelling %d jobs", len(active))
         with ThreadPoolExecutor(max_workers=len(active)) as pool:
             list(pool.map(lambda job: job.cancel(self._runner), active))
 
     def report(self) -> None:
-        """Remember what became of the jobs, and call `after`."""
+        """Write sweep.json, call `after` with the sweep's folder, and log what it returns."""
         self._save()
         if self._options.after is not None and any(job.handle for job in self._jobs):
             try:
-                said = get_method(self._options.after)(self._sweep_dir)
+                message = get_method(self._options.after)(self._sweep_dir)
             except UserError as error:
                 log.error("%s: %s", self._options.after, error)
-            except Exception:  # the jobs have ended, and what they returned is worth more
+            except Exception:  # an error here must not lose what the jobs returned
                 log.exception("%s failed", self._options.after)
             else:
-                if said:
-                    log.info("%s", said)
+                if message:
+                    log.info("%s", message)
 
     def _active(self) -> list[SweepJob]:
         return [job for job in self._jobs if job.state.is_active]
@@ -176,34 +177,34 @@ class Sweep:
     def _submit(
         self, job: SweepJob, hydra_context: HydraContext, task_function: TaskFunction
     ) -> None:
-        job.exchange.send_task(
-            Task(task_function, job.config, hydra_context, Singleton.get_state())
+        job.mailbox.send_call(
+            HydraCall(task_function, job.config, hydra_context, Singleton.get_state())
         )
-        app = self._options.app(job.config.hydra.job.name, job.num, job.exchange.folder)
+        app = self._options.app(job.config.hydra.job.name, job.num, job.mailbox.folder)
         try:
-            with delayed_signals():  # or an app could run that nobody knows of
+            with delayed_signals():  # else a signal could leave an app that nobody knows of
                 job.submit(self._runner, app, self._options.scheduler, self._args)
         except (OSError, subprocess.SubprocessError, UserError, InvalidRunConfigException) as error:
             if not any(other.handle for other in self._jobs):
-                raise  # what refuses the first job would refuse the others
+                raise  # the scheduler would refuse the other jobs too
             job.fail(f"not submitted: {error}")
         where = "" if job.log is None else f", log in {_short(job.log)}"
         log.info("%s: %s%s", job.title, job.handle or job.reason, where)
         self._save()
 
-    def _tell_end(self, job: SweepJob) -> None:
-        outcome = "" if job.reason is None else f": {job.reason}"
+    def _log_end(self, job: SweepJob) -> None:
+        result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
-            outcome = f": {job.returned.return_value:,.6g}"
-        log.info("%s: %s after %.1f s%s", job.title, job.state, job.seconds, outcome)
+            result = f": {job.returned.return_value:,.6g}"
+        log.info("%s: %s after %.1f s%s", job.title, job.state, job.seconds, result)
 
     def _save(self) -> None:
         jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
-        write_whole(self._sweep_dir / RECORD, json.dumps({"jobs": jobs}, indent=1).encode())
+        write_json(self._sweep_dir / RECORD, {"jobs": jobs})
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
-    """What Hydra's sweeper gets; the value of a job that did not succeed raises for all of them."""
+    """Return what Hydra's sweeper expects; the value of a job that did not succeed raises."""
     failed = [job for job in jobs if job.state not in (JobState.SUCCEEDED, JobState.SKIPPED)]
     lines = [f"{len(failed)} of {len(jobs)} jobs did not succeed; sweep in {_short(sweep_dir)}"]
     for job in failed:
@@ -227,7 +228,7 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
 
 
 def earlier_jobs(sweep_dir: Path, *, before: int) -> list[dict[str, Any]]:
-    """Jobs of the batches before this one, of a sweeper that works in batches."""
+    """Return the records of earlier batches, for a sweeper that works in batches."""
     path = sweep_dir / RECORD
     if before == 0 or not path.exists():
         return []
@@ -235,5 +236,5 @@ def earlier_jobs(sweep_dir: Path, *, before: int) -> list[dict[str, Any]]:
 
 
 def _short(path: Path) -> str:
-    """As seen from the current folder, where it lies below it."""
+    """Return a path relative to the current folder, if it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

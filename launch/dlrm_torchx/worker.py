@@ -1,4 +1,4 @@
-"""What every rank of a sweep's job runs: `python -m dlrm_torchx.worker FOLDER`, under torchrun."""
+"""The program of every rank of a sweep's job: `python -m dlrm_torchx.worker FOLDER`."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from hydra.types import HydraContext
 from omegaconf import open_dict, read_write
 
 from dlrm_sharded.process import die_with_parent
-from dlrm_torchx.exchange import Exchange
+from dlrm_torchx.mailbox import JobMailbox
 
 
 def main(folder: Path) -> None:
-    """Run the task as Hydra runs a job; rank 0 alone logs, writes and returns what it returned."""
+    """Make the job's call as Hydra would; only rank 0 logs, writes files and sends the result."""
     die_with_parent()
     rank = int(os.environ["RANK"])
-    # torchrun takes a new port whenever it starts all ranks, on whatever node and after whatever.
-    exchange = Exchange(folder, attempt=os.environ["MASTER_PORT"])
-    exchange.forget_earlier()
+    # torchrun takes a new port whenever it starts all ranks, so the port identifies the attempt.
+    mailbox = JobMailbox(folder, attempt=os.environ["MASTER_PORT"])
+    mailbox.remove_earlier_attempts()
     try:
-        _run(exchange, rank)
+        _run(mailbox, rank)
     except SystemExit as ended:
         if ended.code:
-            words = ended.code if isinstance(ended.code, str) else f"exit code {ended.code}"
-            exchange.send_failure(rank, getattr(ended, "reason", words))
+            reason = ended.code if isinstance(ended.code, str) else f"exit code {ended.code}"
+            mailbox.send_failure(rank, getattr(ended, "reason", reason))
         raise
     except Exception as error:
-        exchange.send_failure(rank, f"{type(error).__name__}: {error}")
+        mailbox.send_failure(rank, f"{type(error).__name__}: {error}")
         raise
 
 
-def _run(exchange: Exchange, rank: int) -> None:
-    task = exchange.receive_task()
-    Singleton.set_state(task.singletons)
-    context = task.hydra_context
+def _run(mailbox: JobMailbox, rank: int) -> None:
+    call = mailbox.receive_call()
+    Singleton.set_state(call.singletons)
+    context = call.hydra_context
     if rank > 0:
         context = HydraContext(config_loader=context.config_loader, callbacks=Callbacks())
-        with read_write(task.config), open_dict(task.config):
-            task.config.hydra.output_subdir = None
+        with read_write(call.config), open_dict(call.config):
+            call.config.hydra.output_subdir = None
     job_return = run_job(
         hydra_context=context,
-        task_function=task.function,
-        config=task.config,
+        task_function=call.function,
+        config=call.config,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
         configure_logging=rank == 0,
@@ -54,7 +54,7 @@ def _run(exchange: Exchange, rank: int) -> None:
     if job_return.status is JobStatus.FAILED:
         raise job_return._return_value
     if rank == 0:
-        exchange.send_return(job_return)
+        mailbox.send_return(job_return)
 
 
 if __name__ == "__main__":

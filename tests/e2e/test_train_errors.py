@@ -78,6 +78,17 @@ def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> No
     assert kinds_of_files(tmp_path / "run") <= LEFT
 
 
+def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """Rank 0 alone makes it; no other rank waits for rank 0, or reports what it lost."""
+    (tmp_path / "file").touch()
+    done = train(tmp_path / "file" / "run", *SMALL_RUN, "sharder=dim")
+    ours = done.stderr.split("Traceback")[0]  # torchrun's own follows
+    assert f"error: Not a directory: {tmp_path / 'file'}" in ours
+    assert done.stderr.count("Traceback") == 1
+    assert ours.count("rror: ") == 1
+    assert len(done.stderr.splitlines()) < 60
+
+
 @pytest.mark.parametrize("where", ["init", "batch"])
 def test_error_of_one_rank(where: str, tmp_path: Path) -> None:
     """It ends both ranks, long before a collective's timeout, with the message of the one."""

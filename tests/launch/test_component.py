@@ -39,7 +39,7 @@ def dryrun(scheduler: str, *arguments: str) -> str:
 
 def shape(**given: object) -> JobShape:
     defaults = {"j": "1x2", "cpu": -1, "gpu": -1, "memMB": 0, "max_restarts": 0, "max_retries": 0}
-    return JobShape.of(**{**defaults, **given})  # type: ignore[arg-type]
+    return JobShape.parse(**{**defaults, **given})  # type: ignore[arg-type]
 
 
 def test_passes_torchxs_own_checks() -> None:

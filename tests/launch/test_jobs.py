@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, AppStatus, Role
 
-from dlrm_torchx.exchange import Exchange
 from dlrm_torchx.jobs import JobState, SweepJob
+from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 
-FORGOTTEN = "the scheduler says nothing of it any more"
+FORGOTTEN = "the scheduler says the job is unknown"
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
 PATIENCE_S = 120.0
 FAILED, PENDING, RUNNING = map(AppStatus, (AppState.FAILED, AppState.PENDING, AppState.RUNNING))
@@ -43,18 +43,18 @@ def after(
     failures: tuple[str, ...] = (),
 ) -> SweepJob:
     """A running job, asked for once."""
-    exchange = Exchange(folder, attempt="1")
+    mailbox = JobMailbox(folder, attempt="1")
     if returned:
-        exchange.send_return(JobReturn(status=JobStatus.COMPLETED, _return_value=3.0))
+        mailbox.send_return(JobReturn(status=JobStatus.COMPLETED, _return_value=3.0))
     for rank, reason in enumerate(failures):
-        exchange.send_failure(rank, reason)
+        mailbox.send_failure(rank, reason)
     job = SweepJob(
         num=0,
         title="#0",
         overrides=[],
         config=OmegaConf.create(),
         folder=folder,
-        exchange=exchange,
+        mailbox=mailbox,
         state=JobState.RUNNING,
         handle="slurm://torchx/1",
     )
@@ -229,14 +229,14 @@ def test_how_often_slurm_has_started_a_job_again(
 def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path: Path) -> None:
     """Also by ranks that may end before their others start."""
     for rank in (0, 1):
-        Exchange(tmp_path, attempt="1").send_failure(rank, "the first time")
-    Exchange(tmp_path, attempt="1").send_return(JobReturn(status=JobStatus.COMPLETED))
-    second = Exchange(tmp_path, attempt="2")
-    second.forget_earlier()
-    assert Exchange(tmp_path).receive_failure() is None
-    assert not Exchange(tmp_path).has_return()
+        JobMailbox(tmp_path, attempt="1").send_failure(rank, "the first time")
+    JobMailbox(tmp_path, attempt="1").send_return(JobReturn(status=JobStatus.COMPLETED))
+    second = JobMailbox(tmp_path, attempt="2")
+    second.remove_earlier_attempts()
+    assert JobMailbox(tmp_path).receive_first_failure() is None
+    assert not JobMailbox(tmp_path).has_return()
     second.send_failure(1, "the second time")
-    second.forget_earlier()
-    failure = Exchange(tmp_path).receive_failure()
+    second.remove_earlier_attempts()
+    failure = JobMailbox(tmp_path).receive_first_failure()
     assert failure is not None
     assert failure.reason == "the second time"

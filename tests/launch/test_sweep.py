@@ -120,7 +120,7 @@ def test_an_app_that_nobody_knows() -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "mistyped is not known here" in done.stderr
+    assert "mistyped is unknown" in done.stderr
 
 
 def test_a_job_that_another_command_cancels(
@@ -159,7 +159,7 @@ def test_reasons_are_those_of_the_last_attempt(run_sweep: Run, tmp_path: Path) -
     run_sweep("+do=raise_then_die", "hydra.launcher.max_restarts=1")
     (job,) = jobs_of(tmp_path / "sweep")
     assert job["state"] == "failed"
-    assert job["reason"] == "a rank ended without a word: killed, or out of memory?"
+    assert job["reason"] == "a rank ended without a message: killed, or out of memory?"
 
 
 def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
         find_artifact(POLICY, "cpu: x", "cpu")
     assert str(error.value) == (
         "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
-        "with `python scripts/train_policy.py policy=dreamshard`"
+        "with `dlrm-train-policy policy=dreamshard`"
     )
 
 
@@ -300,14 +300,14 @@ WARNINGS = {
     "policy_of_other_hardware": (
         *(POLICY, "cpu: y", "cpu", "sgd"),
         f"the policy belongs to {ON_OTHER_CPU}: it balances the costs of that hardware; its plans "
-        "can be trained, but may be less balanced here; `python scripts/train_policy.py "
+        "can be trained, but may be less balanced here; `dlrm-train-policy "
         "policy=dreamshard` trains one for this hardware",
     ),
     "policy_of_other_optimizer": (
         *(POLICY, "cpu: x", "cpu", "adam"),
         "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
         "computation of that optimizer; its plans can be trained, but may be less balanced here; "
-        "run `python scripts/train_policy.py policy=dreamshard optimizer=adam`",
+        "run `dlrm-train-policy policy=dreamshard optimizer=adam`",
     ),
 }
 

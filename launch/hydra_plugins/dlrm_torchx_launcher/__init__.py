@@ -1,6 +1,6 @@
-"""Hydra's launcher `torchx`: every job of a sweep is a TorchX app of its own.
+"""Hydra's launcher `torchx`, which runs every job of a sweep as a TorchX app of its own.
 
-Hydra loads this module for every command; what needs TorchX waits in `dlrm_torchx.sweep`.
+Hydra loads this module for every command, so imports of TorchX wait in `dlrm_torchx.sweep`.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,25 @@ from omegaconf import DictConfig
 
 @dataclass
 class TorchXLauncherConf:
-    """`hydra.launcher.*`; the words are those of launch/component.py.
+    """The options `hydra.launcher.*`, named like those of launch/component.py.
 
     Args:
-        scheduler: what `torchx run -s` takes.
-        scheduler_args: what `torchx run -cfg` takes, such as {partition: gpu}; .torchxconfig holds
-            their defaults.
-        j: NODESxRANKS; on this machine one node of all GPUs, or of two CPU ranks, unless given.
-        cpu, gpu, memMB: of a node; -1 for two cores a rank, one GPU a rank.
-        mounts: of the container, such as ["type=bind,src=/data,dst=/data"]; the sweep's folder must
-            be there under its own path.
-        max_parallel: jobs at a time; one on this machine and all on a cluster, unless given.
-        env: of the ranks, such as {NCCL_DEBUG: INFO}.
-        poll_s: how often the scheduler is asked.
-        patience_s: for how long a failed job with retries left may wait to be queued again, and an
-            unknown one to be known, before it has failed.
-        after: a function of the sweep's folder, called when all jobs have ended; what it returns
-            is shown. An application names its own as `after_sweep`.
+        scheduler: the scheduler, as `torchx run -s` takes it.
+        scheduler_args: its options, as `torchx run -cfg` takes them, such as {partition: gpu};
+            .torchxconfig holds their defaults.
+        j: NODESxRANKS; by default, on this machine, one node with all GPUs or with 2 CPU ranks.
+        cpu, gpu, memMB: resources of a node; -1 for two cores and for one GPU per rank.
+        max_restarts, max_retries: starts after a failure, by torchrun and by the scheduler.
+        env: environment of the ranks, such as {NCCL_DEBUG: INFO}.
+        image: container of the ranks; empty for this environment.
+        mounts: mounts of the container, such as ["type=bind,src=/data,dst=/data"]; the sweep's
+            folder must be mounted under its own path.
+        max_parallel: jobs at a time; by default one on this machine and all on a cluster.
+        poll_s: seconds between questions to the scheduler.
+        patience_s: time that a failed job with retries left has to be queued again, and that an
+            unknown job has to become known, before it counts as failed.
+        after: function that is called with the sweep's folder when all jobs have ended; what it
+            returns is logged. An application sets its own as `after_sweep`.
     """
 
     _target_: str = "hydra_plugins.dlrm_torchx_launcher.TorchXLauncher"
@@ -59,7 +61,7 @@ ConfigStore.instance().store(
 
 
 class TorchXLauncher(Launcher):
-    """Starts the jobs of a batch, waits for them, and returns what they returned."""
+    """Starts the jobs of a batch, waits for them, and returns their results."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options

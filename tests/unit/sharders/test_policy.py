@@ -243,4 +243,4 @@ def test_arguments(arguments: dict[str, object], message: str) -> None:
 def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
         policy_sharder(SharderContext(), method=method, artifact=str(tmp_path / "mine.json"))
-    assert f"scripts/train_policy.py policy={method}" in str(error.value)
+    assert f"dlrm-train-policy policy={method}" in str(error.value)

@@ -1,7 +1,7 @@
-"""The files by which a sweep's driver and the ranks of one job speak to each other.
+"""The files through which a sweep's driver and the ranks of one job talk to each other.
 
-They are pickles, as Hydra's launchers use: a task function and its config are Python objects. The
-driver and the ranks are one user's, and the folder is the sweep's own.
+They are pickles, as Hydra's launchers use them, because a task function and its config are Python
+objects. The driver and the ranks belong to one user, and the folder belongs to the sweep.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from dlrm_sharded.json_files import replace_file
+
 RETURNS = "return_*.pickle"
 FAILURES = "failure_*.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What every rank of a job does."""
+class HydraCall:
+    """What every rank of a job calls, and the state of Hydra that the call needs."""
 
     function: Callable[[Any], Any]
     config: DictConfig
@@ -35,8 +37,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a rank ended, in its own words."""
+class RankFailure:
+    """Why a rank ended, as the rank itself reported it."""
 
     rank: int
     reason: str
@@ -44,49 +46,50 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """One job's folder; the ranks must see it under the same path.
+class JobMailbox:
+    """The folder of one job, which the driver and the ranks see under the same path.
 
     Args:
-        attempt: which start of the job a rank belongs to; the driver reads whatever is there.
+        attempt: identifies the start of the job that a rank belongs to. The driver gives none, and
+            reads the files that are there.
     """
 
     folder: Path
     attempt: str = ""
 
-    def send_task(self, task: Task) -> None:
+    def send_call(self, call: HydraCall) -> None:
+        """Write the call for the ranks, and remove the files of an earlier job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob("*"):
             if stale.is_file():
                 stale.unlink()
-        # Where to look for modules must be known before the pickle that names them is read.
+        # The pickle names modules, so a rank needs the search path before it can read the pickle.
         surroundings = {"cwd": str(Path.cwd()), "sys_path": sys.path}
         (self.folder / "surroundings.json").write_text(json.dumps(surroundings))
-        (self.folder / "task.pickle").write_bytes(cloudpickle.dumps(task))
+        (self.folder / "call.pickle").write_bytes(cloudpickle.dumps(call))
 
-    def receive_task(self) -> Task:
-        """Also goes to the driver's folder, and looks for modules where the driver does."""
+    def receive_call(self) -> HydraCall:
+        """Read the call, after changing to the driver's folder and to its module search path."""
         surroundings = json.loads((self.folder / "surroundings.json").read_text())
         os.chdir(surroundings["cwd"])
         sys.path += [path for path in surroundings["sys_path"] if path not in sys.path]
-        task: Task = cloudpickle.loads((self.folder / "task.pickle").read_bytes())
-        return task
+        call: HydraCall = cloudpickle.loads((self.folder / "call.pickle").read_bytes())
+        return call
 
-    def forget_earlier(self) -> None:
-        """What all ranks said in other attempts: some may end in this one before they get here."""
+    def remove_earlier_attempts(self) -> None:
+        """Remove what ranks of other attempts sent, as some ranks of this one may not get here."""
         for path in (*self.folder.glob(RETURNS), *self.folder.glob(FAILURES)):
             if not path.stem.endswith(f"_{self.attempt}"):
                 path.unlink(missing_ok=True)
 
     def send_return(self, job_return: JobReturn) -> None:
-        path = self.folder / f"return_{self.attempt}.pickle"
-        write_whole(path, cloudpickle.dumps(job_return))
+        replace_file(self.folder / f"return_{self.attempt}.pickle", cloudpickle.dumps(job_return))
 
     def has_return(self) -> bool:
         return any(self.folder.glob(RETURNS))
 
     def receive_return(self) -> JobReturn:
-        """Raises whatever unpickling does."""
+        """Read what rank 0 returned; raises whatever unpickling raises."""
         (path,) = self.folder.glob(RETURNS)
         job_return: JobReturn = cloudpickle.loads(path.read_bytes())
         return job_return
@@ -94,17 +97,10 @@ class Exchange:
     def send_failure(self, rank: int, reason: str) -> None:
         fields = {"rank": rank, "reason": reason, "time_s": time.time()}
         path = self.folder / f"failure_{rank}_{self.attempt}.json"
-        write_whole(path, json.dumps(fields).encode())
+        replace_file(path, json.dumps(fields).encode())
 
-    def receive_failure(self) -> Failure | None:
-        """The first one: the others fail because a rank is gone."""
+    def receive_first_failure(self) -> RankFailure | None:
+        """Return the earliest failure: the other ranks fail because they lost that rank."""
         paths = self.folder.glob(FAILURES)
-        failures = [Failure(**json.loads(path.read_text())) for path in paths]
+        failures = [RankFailure(**json.loads(path.read_text())) for path in paths]
         return min(failures, key=lambda failure: failure.time_s, default=None)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """So that readers see all of it or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    part.rename(path)
