@@ -1,4 +1,4 @@
-"""The README's figures, measured on this machine.
+"""The figures of docs/benchmarks.md, measured on this machine.
 
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks

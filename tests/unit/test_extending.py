@@ -78,6 +78,7 @@ def test_every_file_of_the_page_is_used() -> None:
         "my_dataset.py",
         "my_model.py",
         "my_sharder.py",
+        "test_my_cost_model.py",
         "test_my_sharder.py",
     ]
 
@@ -136,7 +137,14 @@ def test_dataset(project: Path) -> None:
         assert torch.equal(whole.sparse_features[table.name].values(), torch.cat(ids))
 
 
-def test_cost_model(project: Path) -> None:
+@pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
+def test_cost_model(project: Path, task: ShardingTask) -> None:
+    page = module(project, "test_my_cost_model")
+
+    page.test_bandwidth(task)
+
+
+def test_cost_model_with_a_yaml(project: Path) -> None:
     made = planner(project, "cost_model=bandwidth", "sharder=size_lookup")
 
     _, report = made.plan(TASK)

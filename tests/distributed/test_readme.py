@@ -1,0 +1,46 @@
+"""The README's example of `ShardedPlanner` works as it stands there."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.tables import Table
+from dlrm_sharded.torchrec_adapter import bag_configs
+from tests.distributed.ranks import run_ranks
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+EXAMPLE = re.compile(r"^    from dlrm_sharded import .*?\n\n(?=\S)", re.M | re.S)
+META = torch.device("meta")
+
+
+def run_example(rank: Rank) -> list[str]:
+    """Return the names of the sharded tables."""
+    (example,) = re.findall(
+        r"^    from dlrm_sharded import .*?\n\n(?=\S)", README.read_text(), re.M | re.S
+    )
+    tables = [Table("table", 100, 16, 20.0)]
+    model = nn.Sequential(
+        EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
+    )
+    names = {
+        "dist": dist,
+        "model": model,
+        "sharders": get_default_sharders(),
+        "DistributedModelParallel": DistributedModelParallel,
+    }
+    exec(textwrap.dedent(example).replace('device="cuda"', 'device="cpu"'), names)
+    (module_plan,) = names["plan"].plan.values()
+    assert isinstance(names["model"], DistributedModelParallel)
+    return sorted(module_plan)
+
+
+def test_planner_of_the_readme() -> None:
+    assert run_ranks(run_example, 2) == ["table"]
