@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.errors import ConfigError, UserError, check_number, from_other_rank
+from dlrm_sharded.errors import ConfigError, RankError, UserError, check_number
 from dlrm_sharded.process import die_with_parent, keep_freed_memory
 from dlrm_sharded.task import GIB, Topology
 
@@ -131,7 +131,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
         return result
     dist.broadcast_object_list(sent, src=source, group=group)
     if sent[1] is not None:
-        raise from_other_rank(sent[1])
+        raise sent[1] from RankError(sent[1], failed_rank=source, reporter=source)
     return cast(T, sent[0])
 
 
@@ -139,7 +139,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Leave the block on all ranks, or raise on all ranks what the first failing one raised.
 
-    The error says which rank that was in `failed_rank`; the group's rank 0 reports it.
+    The error's cause is a `RankError`; the group's rank 0 reports it.
 
     For work that every rank does on its own, such as opening files: no collectives inside, or the
     ranks that succeed would wait in them for those that failed.
@@ -154,9 +154,9 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
     if failed is None:
         return
-    mine: Any = error if error is not None and failed == dist.get_rank(group) else errors[failed]
-    mine.failed_rank = failed if group is None else dist.get_global_rank(group, failed)
-    raise mine if dist.get_rank(group) == 0 else from_other_rank(mine)
+    mine = error if error is not None and failed == dist.get_rank(group) else errors[failed]
+    failed, first = (r if group is None else dist.get_global_rank(group, r) for r in (failed, 0))
+    raise mine from RankError(mine, failed_rank=failed, reporter=first)
 
 
 def patient_group() -> dist.ProcessGroup:
@@ -285,9 +285,10 @@ class Stopwatch:
         return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
 
 
-def every_rank_has(error: E) -> E:
-    """An error that all ranks raise alike, for rank 0 to report."""
-    return error if rank_from_environment().rank == 0 else from_other_rank(error)
+def reported_by_rank_zero(error: E) -> E:
+    """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
+    error.__cause__ = RankError(error, failed_rank=0, reporter=0)
+    return error
 
 
 def _sendable(error: Exception) -> Exception:

@@ -1,9 +1,17 @@
-"""What a user can mend. The message is complete: entry points print it alone and exit with 2."""
+"""Errors that a user can fix, and checks of configured values.
+
+UserError                    a command prints its message alone and exits with 2
++-- ConfigError              a configured value cannot be used
++-- DataError                a data file cannot be read
++-- DivergenceError          the loss is not finite
++-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
++-- ShardingError            there is no usable plan
+    +-- InfeasibleTaskError  no plan fits
+    +-- InvalidPlanError     this plan cannot be trained
+RankError                    cause of an error that ranks agreed on
+"""
 
 import math
-from typing import TypeVar
-
-E = TypeVar("E", bound=BaseException)
 
 
 class UserError(Exception):
@@ -38,15 +46,14 @@ class InvalidPlanError(ShardingError):
     """A plan does not tile its tables, does not fit its ranks, or cannot be trained by TorchRec."""
 
 
-def from_other_rank(error: E) -> E:
-    """The error, marked as one that another rank raised too, and reports."""
-    error._from_other_rank = True  # type: ignore[attr-defined]
-    return error
+class RankError(Exception):
+    """Says, as the cause of an error that all ranks raise, where it is from and who reports it."""
 
-
-def is_from_other_rank(error: BaseException) -> bool:
-    """Whether another rank raised the error too, and reports it."""
-    return bool(getattr(error, "_from_other_rank", False))
+    def __init__(self, error: BaseException, *, failed_rank: int, reporter: int) -> None:
+        super().__init__(f"raised on rank {failed_rank}, reported by rank {reporter}")
+        self.__cause__ = error.__cause__
+        self.failed_rank = failed_rank
+        self.reporter = reporter
 
 
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:

@@ -32,7 +32,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
-from dlrm_sharded.distributed import Rank, all_or_none, every_rank_has, on_rank_zero
+from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.layouts import RowBlocks, row_blocks
@@ -121,7 +121,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     """
     for batch_size in config.batch_sizes:
         if batch_size % rank.world_size:
-            raise every_rank_has(
+            raise reported_by_rank_zero(
                 ConfigError(
                     f"batch_sizes has {batch_size}, which does not divide by {rank.world_size} "
                     "ranks; give multiples of the ranks, or other ranks"

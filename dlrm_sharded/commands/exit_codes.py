@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.errors import IncompleteSweepError, is_from_other_rank
+from dlrm_sharded.errors import IncompleteSweepError, RankError
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,11 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if message is None:
             raise
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
-        if _rank() == 0 or not (on_every_rank or is_from_other_rank(error)):
-            _report(message, failed_rank=getattr(error, "failed_rank", _rank()))
+        source = error.__cause__
+        if not isinstance(source, RankError):
+            source = RankError(error, failed_rank=_rank(), reporter=0 if on_every_rank else _rank())
+        if _rank() == source.reporter:
+            _report(message, failed_rank=source.failed_rank)
         if on_every_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _wait_for_all_ranks()
         incomplete = isinstance(error, IncompleteSweepError)

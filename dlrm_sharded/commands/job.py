@@ -25,11 +25,11 @@ from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
-    every_rank_has,
     is_restart,
     on_rank_zero,
     patient_group,
     process_group,
+    reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, check_count, check_number
@@ -73,7 +73,8 @@ def train(cfg: DictConfig) -> float:
     try:
         check_number("timeout_s", cfg.timeout_s, least=1)
     except ConfigError as error:
-        raise every_rank_has(error) from None
+        reported_by_rank_zero(error)
+        raise
     with process_group(timeout_s=cfg.timeout_s) as rank:
         return _train(cfg, rank)
 

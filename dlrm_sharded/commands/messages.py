@@ -10,12 +10,14 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.errors import RankError, UserError
 
 
 def readable_message(error: BaseException) -> str | None:
     """Return the message for the user, or None for an error that only a programmer can fix."""
     cause = error.__cause__
+    if isinstance(cause, RankError):
+        cause = cause.__cause__
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

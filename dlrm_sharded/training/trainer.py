@@ -24,7 +24,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.distributed import Rank, Stopwatch, every_rank_has
+from dlrm_sharded.distributed import Rank, Stopwatch, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
@@ -150,7 +150,7 @@ class Trainer:
         finite = mean_losses.isfinite()
         if not finite.all():
             first_bad = num_done - len(losses) + int((~finite).nonzero()[0]) + 1
-            raise every_rank_has(
+            raise reported_by_rank_zero(
                 DivergenceError(
                     f"the loss is {float(mean_losses[~finite][0])} at step {first_bad}; lower "
                     "optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"

@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import Page
 
-from tests.browser.page import CHROMIUM, WIDTH, Page
+from tests.browser.page import CHROMIUM, WIDTH, wait_for
 
 pytestmark = [
     pytest.mark.browser,
@@ -69,9 +70,10 @@ CHARTS = """Object.fromEntries(
 def test_time_series(page: Page, tensorboard: str, results: Results) -> None:
     """All runs are listed, and each has its figure on the cards."""
     tags = quote(f"^({'|'.join(RESULT_OF_CARD)})$")
-    page.open(f"{tensorboard}?darkMode=false&smoothing=0&tagFilter={tags}#timeseries")
-    page.wait_for(RUN_LIST, lambda runs: sorted(runs) == sorted([*results, COMPARISON]))
-    cards = page.wait_for(
+    page.goto(f"{tensorboard}?darkMode=false&smoothing=0&tagFilter={tags}#timeseries")
+    wait_for(page, RUN_LIST, lambda runs: sorted(runs) == sorted([*results, COMPARISON]))
+    cards = wait_for(
+        page,
         CARDS,
         lambda cards: all(cards.get(tag, {}).keys() == results.keys() for tag in RESULT_OF_CARD),
     )
@@ -99,24 +101,24 @@ def test_hparams_need_no_scrolling(page: Page, tensorboard: str, results: Result
 @pytest.mark.parametrize("tag", ["plan/cost_by_rank", "plan/memory_by_rank"])
 def test_images_of_runs(page: Page, tensorboard: str, results: Results, tag: str) -> None:
     """Each is loaded, and stands below the name of its run."""
-    page.open(f"{tensorboard}?darkMode=false#images&tagFilter={quote(f'^{tag}$')}")
+    page.goto(f"{tensorboard}?darkMode=false#images&tagFilter={quote(f'^{tag}$')}")
     expected = {(tag, run, True) for run in results}
-    page.wait_for(IMAGES, lambda images: {(t, *of) for t, *of in images if t == tag} == expected)
+    wait_for(page, IMAGES, lambda images: {(t, *of) for t, *of in images if t == tag} == expected)
 
 
 def test_images_of_comparison(page: Page, tensorboard: str, results: Results) -> None:
     sharders = {result["sharder"] for result in results.values()}
     tags = {f"comparison/{name}" for name in ("embedding_cost", "imbalance", "throughput")}
     tags |= {f"cost_by_rank/{sharder}" for sharder in sharders}
-    page.open(f"{tensorboard}?darkMode=false#images")
+    page.goto(f"{tensorboard}?darkMode=false#images")
     expected = {(tag, COMPARISON, True) for tag in tags}
-    page.wait_for(IMAGES, lambda images: expected <= {tuple(image) for image in images})
+    wait_for(page, IMAGES, lambda images: expected <= {tuple(image) for image in images})
 
 
 def test_comparison_table(page: Page, tensorboard: str, results: Results) -> None:
     """One row a sharder, with the means over its runs."""
-    page.open(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^comparison/summary')}")
-    tables = page.wait_for(TABLES, lambda tables: rows_with(tables, "samples/s"))
+    page.goto(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^comparison/summary')}")
+    tables = wait_for(page, TABLES, lambda tables: rows_with(tables, "samples/s"))
     rows = {row["sharder"]: row for row in rows_with(tables, "samples/s")}
     assert rows.keys() == {result["sharder"] for result in results.values()}
     for sharder, row in rows.items():
@@ -127,12 +129,12 @@ def test_comparison_table(page: Page, tensorboard: str, results: Results) -> Non
 
 
 def test_explanations_of_plans(page: Page, tensorboard: str, results: Results) -> None:
-    page.open(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^plan/explained')}")
+    page.goto(f"{tensorboard}?darkMode=false#text&tagFilter={quote('^plan/explained')}")
 
     def explanations(texts: list[list[str]]) -> dict[str, str]:
         return {run: text for tag, run, text in texts if "explained" in tag and "slowest" in text}
 
-    texts = page.wait_for(TEXTS, lambda texts: explanations(texts).keys() == results.keys())
+    texts = wait_for(page, TEXTS, lambda texts: explanations(texts).keys() == results.keys())
     for run, text in explanations(texts).items():
         assert f"\n{results[run]['sharder']}\n" in text
         assert f"is the slowest with {results[run]['embedding_cost_ms']:.2f} ms" in text
@@ -140,8 +142,9 @@ def test_explanations_of_plans(page: Page, tensorboard: str, results: Results) -
 
 def test_custom_scalars(page: Page, tensorboard: str, results: Results) -> None:
     """Each chart of the comparison's layout has a line for each run."""
-    page.open(f"{tensorboard}?darkMode=false#custom_scalars")
-    charts = page.wait_for(
+    page.goto(f"{tensorboard}?darkMode=false#custom_scalars")
+    charts = wait_for(
+        page,
         CHARTS,
         lambda charts: charts and all(set(runs) == results.keys() for runs in charts.values()),
     )
@@ -150,13 +153,13 @@ def test_custom_scalars(page: Page, tensorboard: str, results: Results) -> None:
 
 def hparams(page: Page, tensorboard: str, results: Results) -> dict[str, dict[str, str]]:
     """Cells of the HParams table, by the run's name and the column's title."""
-    page.open(f"{tensorboard}?darkMode=false#hparams")
+    page.goto(f"{tensorboard}?darkMode=false#hparams")
 
     def trials(tables: list[list[list[str]]]) -> dict[str, dict[str, str]]:
         rows = [row for row in rows_with(tables, "Trial ID") if all(map(row.get, RESULT_OF_METRIC))]
         return {run: row for row in rows for run in results if run in row["Trial ID"].split("/")}
 
-    return trials(page.wait_for(TABLES, lambda tables: trials(tables).keys() == results.keys()))
+    return trials(wait_for(page, TABLES, lambda tables: trials(tables).keys() == results.keys()))
 
 
 def rows_with(tables: list[list[list[str]]], title: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from dlrm_sharded.distributed import (
     on_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, is_from_other_rank
+from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, RankError
 from dlrm_sharded.task import Topology
 from tests.distributed.ranks import gathered, run_ranks
 
@@ -93,7 +93,9 @@ def fail_in_every_way(rank: Rank) -> dict[str, Any]:
         try:
             case(rank)
         except Exception as error:
-            outcome = (type(error).__name__, str(error), is_from_other_rank(error))
+            source = error.__cause__
+            elsewhere = isinstance(source, RankError) and source.reporter != rank.rank
+            outcome = (type(error).__name__, str(error), elsewhere)
         outcomes[name] = gathered(rank, outcome)
     outcomes["result"] = gathered(rank, on_rank_zero(lambda: {"made_by": rank.rank}))
     for name, memory in MEMORY.items():

@@ -17,12 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, torchrec_adapter
 from dlrm_sharded.distributed import Rank, detect_topology
-from dlrm_sharded.errors import (
-    ConfigError,
-    InfeasibleTaskError,
-    InvalidPlanError,
-    is_from_other_rank,
-)
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.tables import Table
@@ -128,8 +123,9 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
         try:
             ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm(), pg=group)
         except ConfigError as error:
-            failed_rank = error.failed_rank  # type: ignore[attr-defined]
-            outcome = failed_rank, str(error), is_from_other_rank(error)
+            source = error.__cause__
+            assert isinstance(source, RankError)
+            outcome = source.failed_rank, str(error), source.reporter != rank.rank
     return gathered(rank, outcome)
 
 

@@ -12,13 +12,13 @@ from dlrm_sharded.distributed import (
     all_or_none,
     available_host_bytes,
     detect_topology,
-    every_rank_has,
     on_rank_zero,
     process_group,
     rank_from_environment,
+    reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, is_from_other_rank
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, RankError
 from dlrm_sharded.task import GIB, Topology
 
 SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -94,7 +94,8 @@ def test_errors_pass_unchanged() -> None:
     with pytest.raises(InfeasibleTaskError) as from_all, all_or_none():
         fail()
     assert from_rank_zero.value is from_all.value is error
-    assert not is_from_other_rank(error)
+    assert isinstance(error.__cause__, RankError)
+    assert (error.__cause__.failed_rank, error.__cause__.reporter) == (0, 0)
 
 
 @pytest.mark.usefixtures("alone")
@@ -111,14 +112,13 @@ def test_memory_of_one_rank() -> None:
     assert with_memory_of_all_ranks(topology) == topology
 
 
-@pytest.mark.parametrize(("rank", "reported_elsewhere"), [("0", False), ("1", True)])
-def test_rank_0_reports_what_all_have(
-    rank: str, reported_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    error = ConfigError("bad")
-    assert every_rank_has(error) is error
-    assert is_from_other_rank(error) == reported_elsewhere
+def test_rank_0_reports_what_all_have() -> None:
+    error, cause = ConfigError("bad"), ValueError("worse")
+    error.__cause__ = cause
+    assert reported_by_rank_zero(error) is error
+    assert isinstance(error.__cause__, RankError)
+    assert error.__cause__.reporter == 0
+    assert error.__cause__.__cause__ is cause, "the traceback still shows it"
 
 
 def test_topology_of_one_process(free_gib: int) -> None:

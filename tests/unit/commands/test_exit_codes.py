@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.distributed import every_rank_has
+from dlrm_sharded.distributed import reported_by_rank_zero
 from dlrm_sharded.errors import (
     ConfigError,
     DataError,
@@ -145,7 +145,7 @@ def test_other_ranks_report_only_their_own(
     monkeypatch.setenv("RANK", "1")
     error = ConfigError(NO_PLAN)
     with pytest.raises(SystemExit) as ended, exit_codes():
-        raise every_rank_has(error) if everywhere else error
+        raise reported_by_rank_zero(error) if everywhere else error
     assert ended.value.code == EXIT_USER_ERROR
     assert capsys.readouterr().err == printed
 
