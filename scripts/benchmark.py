@@ -3,9 +3,7 @@
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
-python scripts/benchmark.py launch      what a sweep adds to the time of its jobs
 python scripts/benchmark.py costs       predicted against measured costs
-python scripts/benchmark.py totals      which total of the stages predicts the step time
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    what their plans cost when they are measured
 python scripts/benchmark.py splits      measured price of splits
@@ -24,23 +22,19 @@ from benchmarks import (
     costs,
     data,
     hosts,
-    launch,
     loop,
     measured,
     planning,
     plans,
     policies,
     splits,
-    totals,
 )
 
 PARTS = {
     "data": data,
     "planning": planning,
     "loop": loop,
-    "launch": launch,
     "costs": costs,
-    "totals": totals,
     "plans": plans,
     "measured": measured,
     "splits": splits,
