@@ -1,0 +1,113 @@
+"""Searches: never worse than their start, always whole, and over when the clock says so."""
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.search.cuts import cut_units
+from dlrm_sharded.search.find_plan import find_state
+from dlrm_sharded.search.first_plan import first_plan
+from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.state import State
+from dlrm_sharded.search.stopping import StoppingRule
+from tests.unit.search.made_up import (
+    model_of,
+    problem_of,
+    roomy_task,
+    searched_problem,
+    with_memory,
+)
+from tests.unit.search.states import CountingClock, is_whole
+
+MAX_REFRESHES = 20
+"""Exact evaluations of the state after a look at the clock; a few milliseconds of small tasks."""
+
+
+def found(
+    problem: Problem,
+    *,
+    patience: int = 10**6,
+    seed: int = 0,
+    good_gap: float = 0.0,
+    clock: CountingClock | None = None,
+) -> State:
+    """Search, and check that there is a complete plan."""
+    bound_ms = lower_bound_ms(problem.task, problem.model)
+    stopping = StoppingRule(patience, good_gap, clock or CountingClock())
+    state = find_state(problem, bound_ms, seed, stopping)
+    assert state is not None
+    assert is_whole(state)
+    return state
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_searches_are_no_worse_than_their_start(seed: int) -> None:
+    problem = searched_problem(seed, full=0.8)
+    plain = problem.without_margin()
+    costs = [found(problem, patience=patience).copy_for(plain).objective_ms for patience in (0, 5)]
+    bound_ms = lower_bound_ms(problem.task, problem.model)
+    start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
+    assert start is not None
+    assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ
+    assert costs[1] <= costs[0] * 1.02
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2, 5, 20, 60, 200])
+def test_over_at_the_first_look_that_says_so(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a plan, however little time there was; every loop looks once more, and leaves."""
+    clock = CountingClock(looks)
+    refreshes_at_look = [0]
+    is_over, refresh = CountingClock.is_over.fget, State.refresh
+    assert is_over is not None
+
+    def counted_look(self: CountingClock) -> bool:
+        refreshes_at_look.append(0)
+        return bool(is_over(self))
+
+    def counted_refresh(self: State) -> None:
+        refreshes_at_look[-1] += 1
+        refresh(self)
+
+    monkeypatch.setattr(CountingClock, "is_over", property(counted_look))
+    monkeypatch.setattr(State, "refresh", counted_refresh)
+    found(searched_problem(4, full=0.7), clock=clock)
+    assert looks < clock.asked <= looks + 8
+    assert max(refreshes_at_look[:-1]) <= MAX_REFRESHES
+
+
+def test_time_pays() -> None:
+    """The best plan so far is given: looks at the clock are what a search has of time."""
+    problem = searched_problem(4, full=0.7)
+    costs = [found(problem, clock=CountingClock(looks)).objective_ms for looks in (0, 30, 200, 800)]
+    assert costs[3] <= costs[2] * 1.01
+    assert costs[3] < costs[0] * 0.97
+
+
+def test_ends_where_the_bound_is_near() -> None:
+    problem = searched_problem(4)
+    near, far = CountingClock(), CountingClock()
+    found(problem, patience=10, good_gap=1e9, clock=near)
+    found(problem, patience=10, good_gap=0.0, clock=far)
+    assert near.asked < 200 < far.asked
+
+
+def test_one_table_on_one_rank() -> None:
+    task = roomy_task(np.random.default_rng(0), (1, 1), 1)
+    problem = problem_of(task, model_of("shipped"))
+    assert found(problem, patience=10).widths == [{0: int(problem.num_steps[0])}]
+
+
+def test_nothing_that_fits() -> None:
+    task = with_memory(roomy_task(np.random.default_rng(0), (1, 2), 3), 64)
+    problem = problem_of(task, model_of("shipped"))
+    assert find_state(problem, 1.0, 0, StoppingRule(10, 0.0, CountingClock())) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_other_seeds_are_other_searches_of_the_same_quality(seed: int) -> None:
+    problem = searched_problem(6, full=0.7)
+    first, again, other = (
+        found(problem, patience=8, seed=s).objective_ms for s in (seed, seed, seed + 1)
+    )
+    assert first == again
+    assert other == pytest.approx(first, rel=0.1)

@@ -1,0 +1,148 @@
+"""From plans to states and back, and how much of a table moves between two plans."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.state import COLUMNS, State
+from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
+from tests.unit.search.made_up import model_of, problem_of, random_plan, roomy_task, with_memory
+
+HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
+Layout = tuple[tuple[int, int], ...]
+"""Rank and columns of the shards of a table of 16 columns."""
+
+
+def by_table(shards: tuple[Shard, ...]) -> dict[str, list[Shard]]:
+    return ShardingPlan("any", 2**20, shards).shards_by_table()
+
+
+def sizes(shards: tuple[Shard, ...]) -> list[tuple[str, int, int, int]]:
+    return sorted((s.table, s.rank, s.num_rows, s.num_cols) for s in shards)
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
+def test_there_and_back(hosts: tuple[int, int]) -> None:
+    rng = np.random.default_rng(hosts)
+    for _ in range(30):
+        task = roomy_task(rng, hosts, int(rng.integers(1, 9)))
+        shards = random_plan(rng, task)
+        state = State(problem_of(task, model_of("shipped")))
+        assert load_plan(state, by_table(shards))
+        assert sorted(state_shards(state, by_table(shards))) == sorted(shards)
+        new = state_shards(state)
+        validate(ShardingPlan("any", task.topology.world_size, new), task)
+        assert sizes(new) == sizes(shards)
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=lambda hosts: f"{hosts[0]}x{hosts[1]}")
+def test_moved_bytes_are_those_of_new_cells(hosts: tuple[int, int]) -> None:
+    rng = np.random.default_rng(hosts)
+    for _ in range(30):
+        task = roomy_task(rng, hosts, 3)
+        shape = {"num_embeddings": 24, "embedding_dim": 20}
+        small = tuple(dataclasses.replace(table, **shape) for table in task.tables)
+        task = dataclasses.replace(task, tables=small)
+        before, after = (by_table(random_plan(rng, task)) for _ in range(2))
+        for table in small:
+            cells = np.zeros((2, task.topology.world_size, 24, 20), dtype=bool)
+            for held, shards in zip(cells, (before, after), strict=True):
+                for shard in shards[table.name]:
+                    held[shard.rank, slice(*shard.rows), slice(*shard.cols)] = True
+            new = int((cells[1] & ~cells[0]).sum())
+            assert moved_bytes(task, before[table.name], after[table.name]) == 4 * new
+
+
+def task_of(num_tables: int = 2, *, columns: int = 16, memory: int = 10**9) -> ShardingTask:
+    tables = tuple(Table(f"t{i}", 100, columns, 2.0) for i in range(num_tables))
+    topology = Topology(4, memory, 2, compute_device="cpu")
+    return with_profiles(ShardingTask(tables, topology, 256))
+
+
+def laid_out(*layouts: Layout) -> tuple[Shard, ...]:
+    shards = []
+    for i, layout in enumerate(layouts):
+        start = 0
+        for rank, columns in layout:
+            shards.append(Shard(f"t{i}", rank, (0, 100), (start, start + columns)))
+            start += columns
+    return tuple(shards)
+
+
+WHOLE: Layout = ((1, 16),)
+SPLIT: Layout = ((3, 4), (0, 12))
+TWICE: Layout = ((1, 8), (1, 8))
+OF_HOST = tuple(Shard("t1", rank, rows, (0, 16)) for rank, rows in ((2, (0, 50)), (3, (50, 100))))
+
+
+@pytest.mark.parametrize(
+    ("constraints", "shards", "kept"),
+    [
+        (Constraints(), laid_out(SPLIT, TWICE), True),
+        (Constraints(), laid_out(SPLIT) + OF_HOST, True),
+        (Constraints(pin={"t0": [0, 3]}), laid_out(SPLIT, WHOLE), True),
+        (Constraints(pin={"t0": [0, 2]}), laid_out(SPLIT, WHOLE), False),
+        (Constraints(pin={"t1": [2, 3]}), laid_out(WHOLE) + OF_HOST, True),
+        (Constraints(pin={"t1": [1, 2]}), laid_out(WHOLE) + OF_HOST, False),
+        (Constraints(unsplit=["t0"]), laid_out(WHOLE, SPLIT), True),
+        (Constraints(unsplit=["t0"]), laid_out(SPLIT, WHOLE), False),
+        (Constraints(unsplit=["t0"]), laid_out(TWICE, WHOLE), False),
+        (Constraints(unsplit=["t1"]), laid_out(WHOLE) + OF_HOST, False),
+        (Constraints(together=[["t0", "t1"]]), laid_out(WHOLE, WHOLE), True),
+        (Constraints(together=[["t0", "t1"]]), laid_out(WHOLE, ((2, 16),)), False),
+        (Constraints(together=[["t0", "t1"]]), laid_out(WHOLE, TWICE), False),
+        (Constraints(apart=[["t0", "t1"]]), laid_out(SPLIT, WHOLE), True),
+        (Constraints(apart=[["t0", "t1"]]), laid_out(SPLIT, ((0, 16),)), False),
+        (Constraints(apart=[["t0", "t1"]]), laid_out(WHOLE) + OF_HOST, False),
+    ],
+    ids=lambda value: None if isinstance(value, bool | tuple) else repr(value)[12:60],
+)
+def test_takes_only_what_keeps_the_constraints(
+    constraints: Constraints, shards: tuple[Shard, ...], kept: bool
+) -> None:
+    state = State(problem_of(task_of(), model_of("shipped"), constraints))
+    assert load_plan(state, by_table(shards)) == kept
+    if kept:
+        assert sorted(state_shards(state, by_table(shards))) == sorted(shards)
+        assert state.log == []
+
+
+def test_takes_only_what_fits() -> None:
+    task, shards = task_of(), by_table(laid_out(WHOLE, WHOLE))
+    both = 2 * 100 * 16 * 4
+    for memory, fits in ((both, True), (both - 1, False)):
+        problem = problem_of(with_memory(task, memory), model_of("shipped"))
+        assert load_plan(State(problem), shards) == fits
+
+
+def test_columns_stay_where_they_were() -> None:
+    """Of a table that lies otherwise, as far as that cuts no more."""
+    earlier = by_table(laid_out(SPLIT, WHOLE))
+    state = State(problem_of(task_of(), model_of("shipped")))
+    assert load_plan(state, earlier)
+    state.set_width(0, 0, 2)  # from rank 0, which had columns 4 to 16
+    state.set_width(0, 2, 1)
+    new = by_table(state_shards(state, earlier))
+    assert [(s.rank, s.cols) for s in new["t0"]] == [(3, (0, 4)), (0, (4, 12)), (2, (12, 16))]
+    assert new["t1"] == earlier["t1"]
+    assert (state.group == COLUMNS).all()
+
+
+def test_wide_tables_stay_where_they_were() -> None:
+    """Though the search counts the columns of tables of more than 256 by eights."""
+    earlier = by_table(laid_out(((0, 148), (2, 152)), ((1, 300),)))
+    state = State(problem_of(task_of(columns=300), model_of("shipped")))
+    assert load_plan(state, earlier)
+    assert by_table(state_shards(state, earlier)) == earlier
+    state.set_width(1, 1, 20)
+    state.set_width(1, 3, 18)
+    new = by_table(state_shards(state, earlier))
+    assert new["t0"] == earlier["t0"]
+    assert [(s.rank, s.cols) for s in new["t1"]] == [(1, (0, 160)), (3, (160, 300))]
