@@ -243,7 +243,7 @@ class _Pricing:
         surcharge = margin.copy()
         size_bytes = np.repeat(piece.size_bytes[:, None], cut.group_size, axis=1)
         size_bytes[:, -1] = cut.last.size_bytes[table]
-        if cut.is_global:  # see `Blocks.spans_all_ranks`
+        if cut.is_global:  # see `Blocks.is_global`
             shared_ms, num_shards = reduce_ms, 0.0
             fixed_load = np.zeros(NUM_LOADS)
         else:

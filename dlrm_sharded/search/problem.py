@@ -107,7 +107,7 @@ class Blocks:
     fixed_load: Floats
 
     @property
-    def spans_all_ranks(self) -> bool:
+    def is_global(self) -> bool:
         """Whether one group of all ranks holds these blocks.
 
         Then every rank waits for the same reduce-scatter, so its time is shared and no rank's own
@@ -118,7 +118,7 @@ class Blocks:
     @property
     def fixed_shared_ms(self) -> float:
         """What all ranks pay as soon as any unit lies in these blocks."""
-        return self.fixed_ms if self.spans_all_ranks else 0.0
+        return self.fixed_ms if self.is_global else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class LoadWeights:
         loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
         loads[:, Load.COMPUTE] += share * compute_ms
-        # All ranks wait for the rank with most bytes: a maximum, which only this load's is.
+        # All ranks wait for the rank with most bytes, so its bytes count as a maximum over ranks.
         loads[:, Load.EXCHANGE] += self.prices.busiest_rank_byte_ms * volume
         return loads
 

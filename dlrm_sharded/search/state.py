@@ -162,7 +162,7 @@ class State:
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
         for blocks, has_kind in zip(problem.blocks, has_blocks, strict=True):
-            if not blocks.spans_all_ranks:
+            if not blocks.is_global:
                 load += has_kind[:, None] * blocks.fixed_load
         self.load[ranks] = load
         if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
@@ -221,7 +221,7 @@ class State:
             self.free_bytes[members] -= sign * blocks.size_bytes[unit]
             self.shared_ms += sign * float(blocks.shared_ms[unit])
             self.num_in_group[changed] += sign
-            if not blocks.spans_all_ranks:
+            if not blocks.is_global:
                 self._count_in_all_to_all(sign)
             elif self.num_in_group[changed] == (1 if sign > 0 else 0):
                 self.shared_ms += sign * blocks.fixed_ms
