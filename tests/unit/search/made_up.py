@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,11 @@ from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
@@ -42,8 +46,11 @@ EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 
 MADE_UP = ("plain", "overflowing", "links", "receiving", "sparse")
 MODELS = ("shipped", *MADE_UP)
 
+HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
+"""Hosts, and ranks on each."""
+
 COST_ALONE = {"critical_path_share": 0.0, "split_error": 0.0}
-"""Arguments of a sharder that minimises what is predicted, and nothing else."""
+"""Arguments of a sharder that minimizes the predicted cost and nothing else."""
 
 
 @functools.cache
@@ -110,13 +117,37 @@ def problem_of(
     critical_path_share: float = 0.0,
     split_error: float = 0.0,
 ) -> Problem:
-    return Problem.of(
+    return build_problem(
         with_profiles(task),
         model,
         constraints or Constraints(),
         critical_path_share=critical_path_share,
         split_error=split_error,
     )
+
+
+def crowded_problem(seed: int, hosts: tuple[int, int], full: float) -> Problem:
+    """Return the problem of up to 11 tables that take so much of the memory, under any model."""
+    rng = np.random.default_rng([seed, *hosts])
+    task = roomy_task(rng, hosts, int(rng.integers(1, 12)))
+    task = with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
+    return problem_of(task, model_of(MODELS[seed % len(MODELS)], seed))
+
+
+def searched_problem(seed: int, *, full: float = 0.5) -> Problem:
+    """Return a problem of up to 15 tables whose search has something to decide."""
+    hosts = [(1, 1), (1, 4), (2, 2), (4, 1), (3, 3)][seed % 5]
+    rng = np.random.default_rng(seed)
+    task = roomy_task(rng, hosts, int(rng.integers(2, 16)))
+    task = with_memory(task, int(task.table_bytes / task.topology.world_size / full) + 64)
+    model = model_of(MODELS[seed % len(MODELS)], seed)
+    return problem_of(task, model, critical_path_share=0.05, split_error=0.05)
+
+
+def neuroshard(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> NeuroShardSharder:
+    """Return a NeuroShard sharder with one of `MODELS`, see `model_of`."""
+    context = SharderContext(cost_model=model_of(name, model_seed))
+    return NeuroShardSharder(context, **arguments)
 
 
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:

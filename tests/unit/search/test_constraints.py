@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.validation import validate
-from tests.unit.search.made_up import MODELS, model_of
+from tests.unit.search.made_up import MODELS, neuroshard
 
 Keys = dict[str, Any]
 
@@ -85,15 +84,13 @@ def assert_kept(plan: ShardingPlan, task: ShardingTask, keys: Keys) -> None:
         assert used <= max(memory - int(gib * GIB), 0)
 
 
-@given(of=constrained(), model=st.sampled_from(MODELS), seed=st.integers(0, 3))
-@settings(max_examples=250, deadline=None)
-def test_kept_or_refused(of: tuple[ShardingTask, Keys], model: str, seed: int) -> None:
-    task, keys = of
+@given(case=constrained(), model=st.sampled_from(MODELS), seed=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_kept_or_refused(case: tuple[ShardingTask, Keys], model: str, seed: int) -> None:
+    task, keys = case
     before = repr(task), repr(keys)
     try:
-        sharder = NeuroShardSharder(
-            cost_model=model_of(model), seed=seed, time_budget_s=1.0, patience=2, **keys
-        )
+        sharder = neuroshard(model, seed=seed, patience=1, **keys)
         plan = sharder.shard(task)
     except ConfigError as error:
         event("refused")
@@ -116,7 +113,7 @@ TASK = ShardingTask(
 
 
 def plan(**keys: Any) -> ShardingPlan:
-    return NeuroShardSharder(cost_model=model_of("shipped"), time_budget_s=1.0, **keys).shard(TASK)
+    return neuroshard(patience=1, **keys).shard(TASK)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +201,7 @@ def test_row_blocks_only_where_a_table_may_be() -> None:
         TASK, tables=(tall,), topology=Topology(4, 40_000, 2, compute_device="cpu")
     )
     for ranks, found in (([0, 1, 2, 3], True), ([2, 3], True), ([1, 2, 3], True), ([1, 2], False)):
-        sharder = NeuroShardSharder(cost_model=model_of("shipped"), pin={"tall": ranks})
+        sharder = neuroshard(patience=1, pin={"tall": ranks})
         if found:
             assert_kept(sharder.shard(task), task, {"pin": {"tall": ranks}})
         else:

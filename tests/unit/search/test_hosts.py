@@ -6,26 +6,27 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import is_row_wise, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.validation import validate
+from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard
 
 SEEDS = (0, 1, 2)
 PER_HOST = 4
+NUM_TABLES, NUM_RANKS = 48, 16
 LARGE = Table("large", 10**7, 32, 80.0)
 
 
 @pytest.fixture(scope="module")
 def model() -> LearnedCostModel:
-    return learned_cost_model(device="cpu")
+    return model_of("shipped")
 
 
 def on_hosts(task: ShardingTask, *, inter_host_bytes_per_s: float) -> ShardingTask:
@@ -58,14 +59,12 @@ class Compared:
 
 @pytest.fixture(scope="module")
 def compared(model: LearnedCostModel) -> list[Compared]:
-    # minimises what is compared, the predicted cost, and nothing else
-    sharder = NeuroShardSharder(
-        cost_model=model, critical_path_share=0.0, split_error=0.0, patience=0, time_budget_s=600
-    )
+    # The sharder minimizes what is compared, the predicted cost.
+    sharder = neuroshard(patience=0, time_budget_s=600, **COST_ALONE)
     pairs = []
     for seed in SEEDS:
-        tables = draw_tables(dlrm_datasets_pool(), num_tables=200, seed=seed)
-        topology = Topology(64, 32 * GIB, compute_device="cpu")
+        tables = draw_tables(dlrm_datasets_pool(), num_tables=NUM_TABLES, seed=seed)
+        topology = Topology(NUM_RANKS, 32 * GIB, compute_device="cpu")
         one_host = with_profiles(ShardingTask(tables, topology, 65_536))
         hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
         pairs.append(Compared(hosts, one_host, sharder.shard(hosts), sharder.shard(one_host)))
@@ -134,15 +133,15 @@ def test_row_blocks_stay_on_one_host_where_links_between_hosts_are_slow(
     model: LearnedCostModel, inter_host_bytes_per_s: float, num_blocks: int
 ) -> None:
     task = dominated(inter_host_bytes_per_s=inter_host_bytes_per_s)
-    plan = Planner(NeuroShardSharder(cost_model=model), model).plan(task)
+    plan, report = Planner(neuroshard(patience=2), model).plan(task)
     validate(plan, task)
     shards = plan.shards_by_table()[LARGE.name]
     assert is_row_wise(shards, LARGE)
     assert len(shards) == num_blocks
     assert len({shard.rank // PER_HOST for shard in shards}) == num_blocks // PER_HOST
-    assert plan.predicted is not None
+    assert report.cost is not None
     for other_ms in other_costs_ms(task, plan, model):
-        assert plan.predicted.cost_ms < 0.85 * other_ms
+        assert report.cost.cost_ms < 0.85 * other_ms
 
 
 def other_costs_ms(
@@ -160,16 +159,16 @@ def other_costs_ms(
     ):
         if set(shards) <= set(plan.shards):
             continue
-        other = dataclasses.replace(plan, shards=(*others, *shards), predicted=None)
+        other = dataclasses.replace(plan, shards=(*others, *shards))
         validate(other, task)
         yield model.predict(other, task).cost_ms
-    whole = NeuroShardSharder(cost_model=model, unsplit=[LARGE.name]).shard(task)
+    whole = neuroshard(patience=2, unsplit=[LARGE.name]).shard(task)
     yield model.predict(whole, task).cost_ms
 
 
 def test_row_blocks_on_one_host_need_hosts(model: LearnedCostModel) -> None:
     task = dominated(inter_host_bytes_per_s=1e8)
-    plan = NeuroShardSharder(cost_model=model).shard(task)
+    plan = neuroshard(patience=0).shard(task)
     topology = dataclasses.replace(task.topology, local_world_size=None)
     with pytest.raises(InvalidPlanError, match="'large' is split by rows"):
         validate(plan, dataclasses.replace(task, topology=topology))

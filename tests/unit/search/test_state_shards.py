@@ -21,7 +21,7 @@ Layout = tuple[tuple[int, int], ...]
 
 
 def by_table(shards: tuple[Shard, ...]) -> dict[str, list[Shard]]:
-    return ShardingPlan("any", 2**20, shards).shards_by_table()
+    return ShardingPlan(2**20, shards).shards_by_table()
 
 
 def sizes(shards: tuple[Shard, ...]) -> list[tuple[str, int, int, int]]:
@@ -38,7 +38,7 @@ def test_there_and_back(hosts: tuple[int, int]) -> None:
         assert load_plan(state, by_table(shards))
         assert sorted(state_shards(state, by_table(shards))) == sorted(shards)
         new = state_shards(state)
-        validate(ShardingPlan("any", task.topology.world_size, new), task)
+        validate(ShardingPlan(task.topology.world_size, new), task)
         assert sizes(new) == sizes(shards)
 
 

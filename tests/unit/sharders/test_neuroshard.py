@@ -1,6 +1,7 @@
 """The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
 
 import copy
+import functools
 import json
 import math
 import os
@@ -13,12 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.features import Workload, workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
@@ -29,16 +36,12 @@ from tests.unit.search.made_up import (
     MODELS,
     all_plans,
     model_of,
+    neuroshard,
     predicted,
     tiny_task,
 )
 
 ROUNDING = 1e-9
-
-
-def sharder(name: str = "shipped", of: int = 0, **keys: Any) -> NeuroShardSharder:
-    """On a model of MODELS, made up from a seed."""
-    return NeuroShardSharder(cost_model=model_of(name, of), **keys)
 
 
 TINY: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -53,6 +56,18 @@ hosts, exchanges are linearised."""
 NUM_TINY = 6
 
 
+@functools.cache
+def workloads_of_all_plans(task: ShardingTask) -> list[Workload]:
+    """Enumerate the plans of a task once for all models."""
+    world_size = task.topology.world_size
+    return [workload_of_plan(ShardingPlan(world_size, s), task) for s in all_plans(task)]
+
+
+def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[float]:
+    hosts = model.hosts(task.topology)
+    return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
+
+
 @pytest.mark.parametrize("name", ["shipped", "plain", "links", "sparse"])
 @pytest.mark.parametrize("shape", TINY)
 def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
@@ -60,14 +75,14 @@ def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
     ratios = []
     for seed in range(NUM_TINY):
         task, model = tiny_task(seed, **keys), model_of(name, seed)
-        costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
-        plan = Planner(sharder(name, seed, patience=30, **COST_ALONE), model).plan(task)
-        assert plan.predicted is not None
-        assert plan.lower_bound_ms is not None
-        assert plan.gap is not None
-        ratios.append(plan.predicted.cost_ms / min(costs))
-        assert plan.lower_bound_ms <= min(costs) * (1 + ROUNDING)
-        assert plan.gap >= -ROUNDING
+        costs = costs_of_all_plans(task, model)
+        _, report = Planner(neuroshard(name, seed, patience=20, **COST_ALONE), model).plan(task)
+        assert report.cost is not None
+        assert report.lower_bound_ms is not None
+        assert report.gap is not None
+        ratios.append(report.cost.cost_ms / min(costs))
+        assert report.lower_bound_ms <= min(costs) * (1 + ROUNDING)
+        assert report.gap >= -ROUNDING
     assert min(ratios) >= 1 - ROUNDING
     assert max(ratios) <= most
     assert np.mean(ratios) <= mean
@@ -78,8 +93,8 @@ def test_strong_cache_effects() -> None:
     ratios = []
     for seed in range(NUM_TINY):
         task, model = tiny_task(seed, num_tables=3), model_of("overflowing", seed)
-        costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
-        plan = sharder("overflowing", seed, patience=30, **COST_ALONE).shard(task)
+        costs = costs_of_all_plans(task, model)
+        plan = neuroshard("overflowing", seed, patience=20, **COST_ALONE).shard(task)
         ratios.append(predicted(plan.shards, task, model).cost_ms / min(costs))
     assert max(ratios) < 1.1
     assert np.mean(ratios) < 1.02
@@ -103,26 +118,24 @@ def small_task(rng: np.random.Generator) -> ShardingTask:
     return ShardingTask(tables, topology, int(rng.choice([16, 1024])))
 
 
-def found(of: Any, task: ShardingTask) -> ShardingPlan | None:
+def found(sharder: Sharder, task: ShardingTask) -> ShardingPlan | None:
     try:
-        plan: ShardingPlan = of.plan(task) if isinstance(of, Planner) else of.shard(task)
+        return sharder.shard(task)
     except InfeasibleTaskError:
         return None
-    return plan
 
 
-NUM_TASKS = 1000
+NUM_TASKS = 200
 
 
 def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("ERROR")  # what the cost model assumes is said a thousand times
+    caplog.set_level("ERROR")  # the cost model warns of the same things for every task
     rng = np.random.default_rng(5)
     solved = {"neuroshard": 0, "heuristics": 0}
     for number in range(NUM_TASKS):
-        task = small_task(rng)
+        task = with_profiles(small_task(rng))
         name = MODELS[number % len(MODELS)]
-        keys = {"seed": number, "time_budget_s": 0.05, "patience": 1}
-        plan = found(Planner(sharder(name, **keys), model_of(name)), task)
+        plan = found(neuroshard(name, seed=number, patience=0), task)
         others = [found(GreedySharder("size"), task), found(RandomSharder(seed=number), task)]
         has_other = any(other is not None for other in others)
         assert plan is not None or not has_other, task
@@ -130,20 +143,19 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
         if plan is not None:
             solved["neuroshard"] += 1
             validate(plan, task)
-            assert plan.gap is not None
-            assert plan.gap >= -ROUNDING
+            cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
+            assert cost_ms >= lower_bound_ms(task, model_of(name)) * (1 - ROUNDING)
     assert solved["heuristics"] > NUM_TASKS / 3
     assert solved["neuroshard"] > solved["heuristics"] + NUM_TASKS / 10
 
 
 SCRIPT = """
 import sys
-from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import read_task
-sharder = NeuroShardSharder(cost_model=learned_cost_model(device="cpu"), seed=3, patience=5,
-                            apart=[["table_0", "table_1"]], pin={"table_2": [0, 1]})
-print(sharder.shard(read_task(sys.argv[1])).shards)
+from tests.unit.search.made_up import neuroshard
+sharder = neuroshard(seed=3, patience=2, apart=[["table_0", "table_1"]], pin={"table_2": [0, 1]})
+print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)
 """
 
 
@@ -173,34 +185,31 @@ def test_the_same_in_another_process(tmp_path: Path) -> None:
         )
         outputs.add(done.stdout)
     keys = {"apart": [names[:2]], "pin": {names[2]: [0, 1]}}
-    here = sharder(**keys, seed=3, patience=5).shard(read_task(path))
+    here = neuroshard(**keys, seed=3, patience=2).shard(with_profiles(read_task(path)))
     assert outputs == {f"{here.shards}\n"}
 
 
 def test_the_same_again_and_the_task_untouched() -> None:
-    task = pool_task(60, 8, memory_gib=4, per_host=4)
+    task = pool_task(40, 8, memory_gib=4, per_host=4)
     before = copy.deepcopy(task)
-    plans = [sharder(seed=seed, patience=4).shard(task).shards for seed in (1, 1, 2, 3)]
+    plans = [neuroshard(seed=seed, patience=2).shard(task).shards for seed in (1, 1, 2, 3)]
     assert task == before
     assert plans[0] == plans[1]
     assert len(set(plans)) > 1, "the seed changes nothing"
 
 
-def test_keeps_to_its_time() -> None:
-    """Loosely, as the machine may be busy; `test_improve` says how often the clock is asked."""
-    task = pool_task(400, 32, memory_gib=8)
+def test_time_ends_a_search_without_end() -> None:
+    """`test_find_plan` says how often the clock is asked."""
+    task, budget_s = pool_task(400, 32, memory_gib=8), 0.2
     started = time.perf_counter()
-    plan = sharder(time_budget_s=2.0, patience=10**6).shard(task)
-    elapsed = time.perf_counter() - started
+    plan = neuroshard(time_budget_s=budget_s, patience=10**6).shard(with_profiles(task))
+    assert time.perf_counter() - started >= budget_s
     validate(plan, task)
-    assert plan.solve_s is not None
-    assert 1.5 < plan.solve_s <= elapsed < 3.0
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"cost_model": None}, "cost_model=learned"),
         ({"critical_path_share": 1.1}, r"sharder\.critical_path_share is 1\.1"),
         ({"critical_path_share": -0.1}, r"sharder\.critical_path_share is -0\.1"),
         ({"seed": -1}, r"sharder\.seed is -1"),
@@ -215,12 +224,14 @@ def test_keeps_to_its_time() -> None:
 )
 def test_bad_arguments(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        NeuroShardSharder(**{"cost_model": model_of("shipped"), **keys})
+        neuroshard(**keys)
 
 
-def test_needs_the_learned_model() -> None:
+@pytest.mark.parametrize("name", ["none", "paper"])
+def test_needs_an_additive_model(name: str) -> None:
+    cost_model: CostModel | None = None if name == "none" else paper_cost_model(RunContext())
     with pytest.raises(ConfigError, match="cost_model=learned"):
-        NeuroShardSharder(cost_model=paper_cost_model(device="cpu"))
+        NeuroShardSharder(SharderContext(cost_model=cost_model))
 
 
 def odd(
@@ -269,8 +280,8 @@ ODD = {
     "hosts_of_one_rank": odd(same(5, 1000, 64, 2.0), 3, 10**6, per_host=1),
     "larger_than_a_host_of_one": odd(same(1, 10_000, 64, 2.0), 3, 10**6, per_host=1),
     "a_host_each": odd(same(4, 9999, 4, 2.0), 8, 80_000, per_host=2),
-    "1024_ranks": odd(same(3, 10**6, 64, 2.0), 1024, 10**9),
-    "1024_ranks_full": odd(same(3, 10**6, 64, 2.0), 1024, 10**6, per_host=8),
+    "256_ranks": odd(same(3, 10**6, 64, 2.0), 256, 10**9),
+    "256_ranks_full": odd(same(3, 10**6, 64, 2.0), 256, 4 * 10**6, per_host=8),
     "identical": odd(same(60, 1000, 64, 2.0), 8, 10**7),
     "identical_tight": odd(same(59, 1000, 64, 2.0), 8, 256_000 * 59 // 8 + 1),
     "histograms_of_zeros": odd(same(6, 1000, 64, 2.0, NO_REUSE), 3, 10**7),
@@ -296,20 +307,20 @@ def test_odd_tasks_have_plans(task: str, share: float, caplog: pytest.LogCapture
     """Numpy's warnings are errors here."""
     caplog.set_level("ERROR")
     for name in MODELS:
-        keys = {"time_budget_s": 1.0, "patience": 2, "critical_path_share": share}
-        plan = Planner(sharder(name, **keys), model_of(name)).plan(ODD[task])
-        assert plan.predicted is not None
-        assert math.isfinite(plan.predicted.cost_ms)
-        assert plan.gap is None or plan.gap >= -1e-7
+        sharder = neuroshard(name, patience=1, critical_path_share=share)
+        plan, report = Planner(sharder, model_of(name)).plan(ODD[task])
+        assert report.cost is not None
+        assert math.isfinite(report.cost.cost_ms)
+        assert report.gap is None or report.gap >= -1e-7
         assert ShardingPlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("task", NO_PLAN)
 def test_odd_tasks_without_plans(task: str) -> None:
-    of = NO_PLAN[task]
+    impossible = with_profiles(NO_PLAN[task])
     for name in MODELS:
         with pytest.raises(InfeasibleTaskError, match="no plan can fit") as raised:
-            sharder(name).shard(of)
-        assert f"{of.table_bytes:,} B" in str(raised.value)
-        if of.topology.memory_bytes_by_rank is None:
-            assert lower_bound_ms(of, model_of(name)) == math.inf
+            neuroshard(name).shard(impossible)
+        assert f"{impossible.table_bytes:,} B" in str(raised.value)
+        if impossible.topology.memory_bytes_by_rank is None:
+            assert lower_bound_ms(impossible, model_of(name)) == math.inf
