@@ -62,21 +62,15 @@ def build_problem(
         split_error=split_error,
         mean_read_mb=float(shapes.columns.vectors[shapes.whole, READ_MB].sum()) / hosts.world_size,
     )
+    # Only partial tables have a margin: there is nothing to decide about whole ones.
     is_partial = np.ones(len(columns.volume), dtype=bool)
     is_partial[kept.first_shape[1:] - 1] = False
     load, margin = pricing.load(columns, is_partial * split_error)
+    # Constraints name tables; from here on, units and ranks have numbers.
     table_index = {table.name: i for i, table in enumerate(task.tables)}
     allowed = constraints.allowed(units.tables, table_index, hosts.world_size)
     separated = constraints.separated(units.tables, table_index)
-    groups: list[RankGroup] = []
-    blocks: list[Blocks] = []
-    for kind, cut in enumerate(shapes.row_blocks):
-        size = cut.group_size
-        ranks = range(0, hosts.world_size, size)
-        new_groups = range(len(groups), len(groups) + len(ranks))
-        groups += [RankGroup(range(first, first + size), kind) for first in ranks]
-        may_have = units.is_splittable & ~separated.any(axis=1) & _some_group_may(allowed, size)
-        blocks.append(pricing.blocks(cut, units.first_table, may_have, new_groups))
+    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, separated)
     return Problem(
         task=task,
         model=model,
@@ -84,6 +78,7 @@ def build_problem(
         prices=prices,
         weights=pricing.weights,
         tables=units.tables,
+        # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
         first_shape=kept.first_shape,
         demand=Demand.pack(columns.vectors, columns.volume, kept.num_shards, margin),
@@ -95,8 +90,8 @@ def build_problem(
         capacity_bytes=constraints.capacity(task.topology),
         allowed=allowed,
         separated=separated,
-        blocks=tuple(blocks),
-        groups=tuple(groups),
+        blocks=blocks,
+        groups=groups,
     )
 
 
@@ -175,11 +170,13 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
         begin = len(num_shards)
         if is_splittable:
             table = tables[0]
+            # Unit and table have the same widths, so shapes correspond one to one.
             all_shapes = range(shapes.first[table], shapes.first[table + 1])
             table_shape += list(all_shapes)
             unit_shape += list(range(begin, begin + len(all_shapes)))
             num_shards += [1.0] * len(all_shapes)
         else:
+            # One shape, to which every table of the unit adds its whole.
             table_shape += [int(shapes.whole[table]) for table in tables]
             unit_shape += [begin] * len(tables)
             num_shards.append(float(len(tables)))
@@ -190,6 +187,27 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
         unit_shape=np.array(unit_shape),
         num_shards=np.array(num_shards),
     )
+
+
+def _groups_and_blocks(
+    shapes: Shapes, pricing: _Pricing, units: _Units, allowed: Mask | None, separated: Mask
+) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
+    """Return all groups of ranks, and the row blocks of each kind.
+
+    This is the only place that asks which kinds there are.
+    """
+    groups: list[RankGroup] = []
+    blocks: list[Blocks] = []
+    for kind, cut in enumerate(shapes.row_blocks):
+        size = cut.group_size
+        ranks = range(0, pricing.prices.num_ranks, size)
+        new_groups = range(len(groups), len(groups) + len(ranks))
+        groups += [RankGroup(range(first, first + size), kind) for first in ranks]
+        # Row blocks lie on all ranks of a group, so constraints must allow all of these. Units that
+        # must be kept apart stay in columns.
+        may_have = units.is_splittable & ~separated.any(axis=1) & _some_group_may(allowed, size)
+        blocks.append(pricing.blocks(cut, units.first_table, may_have, new_groups))
+    return tuple(groups), tuple(blocks)
 
 
 def _some_group_may(allowed: Mask | None, group_size: int) -> Mask | np.bool_:
@@ -240,7 +258,7 @@ class _Pricing:
             cut.block.vectors[table], cut.block.size_bytes[table], cut.block.volume[table]
         )
         load, margin = self.load(piece, np.full(len(table), self.split_error))
-        surcharge = margin.copy()
+        surcharge = margin.copy()  # `load` and `surcharge` are both added to below
         size_bytes = np.repeat(piece.size_bytes[:, None], cut.group_size, axis=1)
         size_bytes[:, -1] = cut.last.size_bytes[table]
         if cut.is_global:  # see `Blocks.is_global`

@@ -53,6 +53,7 @@ def cut_units(
     Args:
         columns, rows: which cuts to take; others only for units that have none of these.
     """
+    # Whole units need no options, which take long to list for many tables.
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
     fits &= problem.size_bytes[whole] <= problem.capacity_bytes.max()
@@ -66,7 +67,7 @@ def _best_cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows
     """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
     options = cut_options(problem, unit)
     wanted = [option for option in options if (columns if option.cut.kind is None else rows)]
-    options = wanted or options
+    options = wanted or options  # a unit of one step has no other columns
     if not options:
         # Pieces of one step may still fit ranks that the others leave free.
         return UnitCut((1,) * int(problem.num_steps[unit]))
@@ -86,11 +87,13 @@ def _column_options(problem: Problem, unit: int) -> Iterator[CutOption]:
         # One more piece pays only if the widest piece becomes narrower.
         if num_pieces > 1 and -(-steps // num_pieces) == -(-steps // (num_pieces - 1)):
             continue
+        # 7 steps in 3 pieces: widths 3, 2, 2.
         narrow, num_wide = divmod(steps, num_pieces)
         widths = (narrow + 1,) * num_wide + (narrow,) * (num_pieces - num_wide)
         shapes = problem.first_shape[unit] + np.array(widths) - 1
         if problem.size_bytes[shapes].max() > capacity:
             continue
+        # Every rank pays the shared time, and `total_ms` is that of all ranks.
         shared_ms = float(problem.shared_ms[shapes].sum()) * world_size
         yield CutOption(
             UnitCut(widths),

@@ -65,12 +65,13 @@ class Descent:
                 stuck.clear()
                 has_moved = False
             elif self._improve(rank, objective):
-                has_moved = True
+                has_moved = True  # ranks that were stuck are tried again after the joins
             else:
                 stuck.add(rank)
 
     def _improve(self, rank: int, objective: SmoothObjective) -> bool:
         near = self._neighborhood
+        # Row blocks come last: they cost all ranks of a group a reduce-scatter.
         moves = [*near.transfers(rank, objective), *near.swaps(rank, objective)]
         return self._make_one(moves, objective) or self._make_one(
             near.row_cuts(rank, objective), objective
@@ -80,6 +81,7 @@ class Descent:
         """Make the first of the best moves that also improves the exact smooth objective."""
         state = self._state
         for move in sorted(moves, key=lambda move: move.gain_ms)[:NUM_TRIED]:
+            # They are in order of their gain, so no later one is better.
             if move.gain_ms >= -TOLERANCE * objective.value_ms:
                 return False
             log_length = len(state.log)

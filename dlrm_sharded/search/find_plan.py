@@ -79,7 +79,7 @@ def _best_first_plan(
     for cuts in _first_cuts(problem, bound_ms):
         if best is not None and (best.objective_ms <= good_ms or stopping.clock.is_over):
             break
-        if cuts in tried:
+        if cuts in tried:  # different targets often lead to the same cuts
             continue
         tried.add(cuts)
         state = first_plan(problem, cuts)
@@ -113,6 +113,7 @@ def _improve(
     descent = Descent(state, rng, stopping.clock, splits=splits)
     descent.run()
     rebuilder = Rebuilder(state, rng, splits=splits)
+    # The log reaches back to the best state so far, so undoing all of it restores that state.
     state.log.clear()
     best_ms, failures = state.objective_ms, 0
     while failures < stopping.patience and best_ms > good_ms and not stopping.clock.is_over:

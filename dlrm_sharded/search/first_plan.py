@@ -44,14 +44,16 @@ def _place_costliest_first(
     """
     state = State(problem)
     placer = _new_placer(state)
+    # Row blocks need memory on all ranks of a group, so they come before anything else.
     if not _place_row_blocks(problem, placer, cuts):
         return None
     pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
     shapes = [problem.shape(*piece) for piece in pieces]
     load = problem.load[shapes].sum(axis=1)
     size = problem.size_bytes[shapes]
+    # An infinite load puts the largest pieces first, in order of their size.
     load[np.argsort(-size, kind="stable")[: int(largest_first * len(pieces))]] = np.inf
-    for i in np.lexsort((-size, -load)).tolist():
+    for i in np.lexsort((-size, -load)).tolist():  # by load, then by size
         unit, width = pieces[i]
         rank = placer.best_rank(unit, width, placer.norm_increase(shapes[i]))
         if rank is not None:
@@ -78,7 +80,7 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
                 return _finished(state)
         if left is None:
             return None
-        num_largest = 2**attempt // 4
+        num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
         for unit in left + largest[:num_largest]:
             in_rows = [o for o in cut_options(problem, unit) if o.cut.kind is not None]
             if in_rows:
@@ -104,6 +106,7 @@ def _place_largest_first(
         return None
     units = [unit for unit, cut in enumerate(cuts) if cut.kind is None]
     size = problem.size_bytes[problem.whole_shape]
+    # What cannot be cut needs a whole gap, so it comes while there are some.
     units.sort(key=lambda unit: (int(problem.num_steps[unit]) > 1, -int(size[unit])))
     left = []
     for unit in units:

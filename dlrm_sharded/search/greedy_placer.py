@@ -36,6 +36,7 @@ class GreedyPlacer:
         after = before + self._problem.load[shape] / self._scale
         for _ in range(3):  # x -> x^2 -> x^4 -> x^8
             before, after = before * before, after * after
+        # Loads weigh as much as they do in the objective: by their size on a mean rank.
         increase: Floats = (after - before) @ self._scale
         return increase
 
@@ -58,6 +59,7 @@ class GreedyPlacer:
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
         """Put a unit in row blocks on the group of least load that has room for them, if any."""
         room = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
+        # A group is as full as its ranks together.
         group_load = self.load.reshape(len(blocks.groups), -1).sum(axis=1)
         allowed = self._state.allowed_ranks(unit) & room.ravel()
         group = least_loaded_group(blocks, allowed, group_load)

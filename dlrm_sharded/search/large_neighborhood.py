@@ -63,9 +63,10 @@ class Rebuilder:
         ranks = {fullest, int(state.load.sum(axis=1).argmin())}
         num_random = rng.integers(1, MAX_RANDOM_RANKS + 1)
         ranks.update(rng.integers(state.problem.world_size, size=num_random).tolist())
+        # The new cut comes first: it may take pieces from ranks that are not rebuilt.
         pieces = self._cut_otherwise(fullest) if self._splits else []
         for rank in sorted(ranks):
-            for slot in list(state.slots_on_rank[rank]):
+            for slot in list(state.slots_on_rank[rank]):  # a copy: the list shrinks
                 unit = int(state.piece_unit[slot])
                 pieces.append((unit, state.widths[unit][rank]))
                 state.set_width(unit, rank, 0)
@@ -94,6 +95,7 @@ class Rebuilder:
         state.set_group(unit, group)
         if group != COLUMNS:
             return []
+        # Where no group may hold row blocks, the unit stays whole.
         widths = cut.widths or (int(state.problem.num_steps[unit]),)
         return [(unit, width) for width in widths]
 
@@ -130,9 +132,11 @@ class Rebuilder:
     def _insert(self, pieces: list[Piece]) -> bool:
         """Place pieces, roughly the costliest first, each where it raises the norm least."""
         state, problem = self._state, self._state.problem
+        # Row blocks were put on a group before it was known what else it holds.
         if (state.free_bytes < 0).any():
             return False
         shapes = np.array([problem.shape(*piece) for piece in pieces], np.int64)
+        # Without noise, the same pieces would go to the same ranks again.
         noise = self._rng.uniform(1 - NOISE, 1 + NOISE, len(pieces))
         processing_ms = problem.processing_ms(problem.load[shapes]) * noise
         placer = GreedyPlacer(state, scale=np.maximum(state.load.mean(axis=0), 1e-12))

@@ -48,11 +48,12 @@ class MoveBudget:
         """
         moved = dict(self._moved)
         for unit in units:
-            moved.pop(unit, None)
+            moved.pop(unit, None)  # it is counted anew, and may have moved back
             num_tables, num_bytes = self._moved_of(unit)
             if num_tables:
                 moved[unit] = num_tables, num_bytes
         sums = [sum(amounts) for amounts in zip(*moved.values(), strict=True)]
+        # Without any moved unit there are no sums, and nothing to compare.
         for limit, amount in zip((self._max_tables, self._max_moved_bytes), sums, strict=False):
             if limit is not None and amount > limit:
                 return False

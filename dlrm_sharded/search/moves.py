@@ -96,15 +96,17 @@ class Neighborhood:
         slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
         if not len(slots) or not len(others):
             return []
+        # M rows, one for each part of each piece; B columns, one for each other rank.
         parts = self._parts(slots)
         moved = problem.first_shape[parts.unit] + parts.width - 1
         is_whole = parts.shape - parts.width < problem.first_shape[parts.unit]
         change_here = self._change_at_source(rank, parts, is_whole, objective)
         there = objective.powers_of(state.load[others][None] + problem.load[moved][:, None])
         gains = (there - objective.powers[others]) @ objective.slope
+        # The change at the source is the same whatever rank gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
-        if not self._splits:
+        if not self._splits:  # a part that leaves something behind makes a piece more
             fits &= is_whole[:, None]
         if self._budget is not None and self._budget.max_bytes is not None:
             fits &= (problem.size_bytes[moved] <= self._budget.max_bytes[parts.unit])[:, None]
@@ -112,10 +114,11 @@ class Neighborhood:
         if objective.has_hosts:
             gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
         fits &= self._allowed(parts.unit, others)
+        # Moves that do not fit stay in the arrays as the worst of all.
         gains[~fits] = np.inf
         moves = []
         for flat in _lowest(gains):
-            m, b = divmod(flat, len(others))
+            m, b = divmod(flat, len(others))  # row and column of a flat index
             unit, width = int(parts.unit[m]), int(parts.width[m])
             stays = int(parts.shape[m]) - int(problem.first_shape[unit]) + 1 - width
             there_width = width + held.get((m, b), 0)
@@ -139,6 +142,7 @@ class Neighborhood:
         load = problem.load[shape][:, None] - problem.load[other_shape][None]
         here = objective.powers_of(state.load[rank] - load) - objective.powers[rank]
         there = objective.powers_of(state.load[other_rank] + load) - objective.powers[other_rank]
+        # To first order: by how much the sums of powers change, times the norms' slopes.
         gains = (here + there) @ objective.slope
         if objective.has_hosts:
             moved = problem.host_load[shape][:, None] - problem.host_load[other_shape][None]
@@ -162,6 +166,7 @@ class Neighborhood:
         for unit in state.piece_unit[costliest].tolist():
             if not any(blocks.possible[unit] for blocks in problem.blocks):
                 continue
+            # The ranks without the unit, whose pieces may be on several of them.
             load, free_bytes = state.load.copy(), state.free_bytes.copy()
             shared_ms = state.shared_ms
             for other, width in state.widths[unit].items():
@@ -201,7 +206,8 @@ class Neighborhood:
                 load[members] -= blocks.fixed_load
             powers = objective.powers_of(load)
             after = objective.powers_of(load + problem.load[whole])
-            # [W]: the norms if the whole unit is on that rank
+            # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, less
+            # what the rank had, plus what it has then.
             values = objective.norm_ms(powers.sum(axis=0) - powers + after)
             rank = int(np.where(fits, values, np.inf).argmin())
             edits: list[Edit] = [
@@ -222,6 +228,7 @@ class Neighborhood:
         world_size = self._problem.world_size
         if world_size <= MANY_RANKS:
             return np.delete(np.arange(world_size), rank)
+        # Moves to full ranks seldom pay; random ones are for those that balance another load.
         total = self._state.load.sum(axis=1)
         least = np.argpartition(total, NUM_LEAST_LOADED)[:NUM_LEAST_LOADED]
         chosen = np.union1d(least, self._rng.integers(world_size, size=NUM_RANDOM_RANKS))
@@ -243,7 +250,9 @@ class Neighborhood:
     ) -> Floats:
         """Return [M], by how much the objective changes if a rank loses a part."""
         problem = self._problem
-        kept = parts.shape - parts.width  # of whole pieces, a shape of another unit
+        # A unit's shapes are consecutive. Where the whole piece moves, the index is that of another
+        # unit's shape, which `where` then ignores.
+        kept = parts.shape - parts.width
         kept_load = np.where(is_whole[:, None], 0.0, problem.load[kept])
         kept_shared_ms = np.where(is_whole, 0.0, problem.shared_ms[kept])
         load = self._state.load[rank] + kept_load - problem.load[parts.shape]
@@ -271,7 +280,7 @@ class Neighborhood:
         column = {int(other): b for b, other in enumerate(others)}
         held: dict[tuple[int, int], int] = {}
         for m, unit in enumerate(parts.unit.tolist()):
-            if len(state.widths[unit]) == 1:
+            if len(state.widths[unit]) == 1:  # its only piece is the one that moves
                 continue
             for other, width in state.widths[unit].items():
                 b = column.get(other)
@@ -295,6 +304,7 @@ class Neighborhood:
         bytes_here = problem.size_bytes[state.piece_shape[slots]]
         bytes_there = problem.size_bytes[state.piece_shape[others]]
         other_rank = state.piece_rank[others]
+        # [M, B], bytes that the other rank gets more than it gives; this rank gets the opposite.
         added = bytes_here[:, None] - bytes_there[None]
         fits: Mask = (added <= state.free_bytes[other_rank]) & (-added <= state.free_bytes[rank])
         # Pieces of one unit would have to merge, which transfers do.
@@ -322,6 +332,7 @@ class Neighborhood:
             )
             for s in (slot, other_slot)
         )
+        # Both are taken away first: a unit may have one piece on a rank only.
         return [
             SetWidth(unit, rank, 0),
             SetWidth(other_unit, other_rank, 0),
@@ -339,6 +350,7 @@ class Neighborhood:
         scale, powers = objective.host_scale, objective.host_powers
         lost = power((state.host_load[here] - moved) / scale)
         gained = power((state.host_load[there] + moved) / scale)
+        # Within one host nothing moves, though both terms would say so.
         change = lost - powers[here] + gained - powers[there]
         return np.where(here == there, 0.0, change * objective.host_slope)
 
@@ -346,6 +358,7 @@ class Neighborhood:
         """Return [M, B], whether constraints let units be on ranks; [1, B] if there are none."""
         if not self._problem.restricts_ranks:
             return np.ones((1, len(ranks)), dtype=bool)
+        # Several moves are of the same unit, so each unit is asked for once.
         allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
 
@@ -361,12 +374,13 @@ class Neighborhood:
         # Row blocks are small and on many ranks: what hosts exchange is taken as it was.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
-        powers = objective.powers_of(load)
+        powers = objective.powers_of(load)  # of the ranks without the unit
         allowed = state.allowed_ranks(unit)
         for blocks in problem.blocks:
             if not blocks.possible[unit]:
                 continue
             size = blocks.group_size
+            # [G]: a group that reduces nothing yet would also pay the fixed time.
             is_first = state.num_in_group[blocks.groups.start : blocks.groups.stop] == 0
             added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
             # The sums of powers are those of all groups, less one group's before, plus it after.
@@ -391,6 +405,7 @@ def _part_widths(width: int) -> Indices:
 
 def _lowest(gains: Floats) -> list[int]:
     """Return the flat indices of the lowest few."""
+    # `argpartition` finds them in linear time, in no order; whoever makes a move sorts the few.
     flat = gains.ravel()
     if len(flat) <= NUM_BEST:
         return list(range(len(flat)))

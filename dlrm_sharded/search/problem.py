@@ -146,6 +146,7 @@ class LoadWeights:
             volume: [n], bytes exchanged with every other rank.
         """
         share = self.critical_path_share
+        # Bytes of its own take a rank's time; they count for cost and for the critical path.
         loads = self.prices.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
         loads[:, Load.COMPUTE] += share * compute_ms
@@ -250,6 +251,7 @@ Priced = TypeVar("Priced", Problem, Blocks)
 
 
 def _without_margin(priced: Priced) -> Priced:
+    # Loads price a shape, demands add up on a rank: the margin is part of both.
     demand = priced.demand.copy()
     demand[:, Demand.SURCHARGE] -= priced.margin
     margin = np.zeros_like(priced.margin)

@@ -62,6 +62,7 @@ class State:
         self.problem = problem
         self.widths: list[dict[int, int]] = [{} for _ in range(num_units)]
         self.group = np.full(num_units, COLUMNS)
+        # Arrays of pieces have room for two pieces a unit, and double when that is too little.
         self.piece_unit = np.zeros(2 * num_units, dtype=np.int64)
         self.piece_shape = np.zeros(2 * num_units, dtype=np.int64)
         self.piece_rank = np.full(2 * num_units, FREE_SLOT)
@@ -78,7 +79,7 @@ class State:
         self._num_columns = np.zeros(world_size)
         self._num_in_all_to_all = 0
         self._slot: list[dict[int, int]] = [{} for _ in range(num_units)]
-        self._free_slots = list(range(2 * num_units))[::-1]
+        self._free_slots = list(range(2 * num_units))[::-1]  # taken from the end, 0 first
         self._touched: set[int] = set()
 
     def copy_for(self, problem: Problem) -> State:
@@ -136,7 +137,7 @@ class State:
     def undo(self, log_length: int = 0) -> None:
         """Undo all edits made since the log had this length."""
         while len(self.log) > log_length:
-            edit = self.log.pop()
+            edit = self.log.pop()  # made without a new entry in the log
             if isinstance(edit, SetGroup):
                 self._set_group(*edit)
             else:
@@ -149,6 +150,7 @@ class State:
             return
         ranks = np.fromiter(self._touched, dtype=np.int64, count=len(self._touched))
         self._touched.clear()
+        # Edits only add up demands; times are computed here, once for all edits of a move.
         problem, demand = self.problem, self._demand[ranks]
         # A rank launches one lookup for its column pieces, and one for each kind of row blocks.
         has_blocks = [
@@ -157,7 +159,8 @@ class State:
         ]
         num_lookups = (self._num_columns[ranks] > 0).astype(np.float64)
         for has_kind in has_blocks:
-            num_lookups += has_kind
+            num_lookups += has_kind  # a truth value counts as 0 or 1
+        # Computation is no sum over pieces: prices rise with what all of them read together.
         compute_ms = problem.model.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
@@ -165,6 +168,7 @@ class State:
             if not blocks.is_global:
                 load += has_kind[:, None] * blocks.fixed_load
         self.load[ranks] = load
+        # A few ranks changed, but sums over hosts are cheaper to take anew than to keep.
         if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
             volume = by_group(self._demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
             self.host_load = problem.prices.busiest_host_byte_ms * volume.sum(axis=1)
@@ -172,7 +176,7 @@ class State:
     def _set_width(self, unit: int, rank: int, width: int) -> None:
         problem = self.problem
         slot = self._slot[unit].get(rank)
-        if slot is not None:
+        if slot is not None:  # the piece there is taken away, and comes back in its new width
             old = problem.shape(unit, self.widths[unit][rank])
             self._demand[rank] -= problem.demand[old]
             self.free_bytes[rank] += problem.size_bytes[old]
@@ -217,6 +221,7 @@ class State:
                 continue
             rank_group = self.problem.groups[changed]
             members, blocks = rank_group.members, self.problem.blocks[rank_group.kind]
+            # Every rank of the group gets the same demand, even for a smaller last block.
             self._demand[members] += sign * blocks.demand[unit]
             self.free_bytes[members] -= sign * blocks.size_bytes[unit]
             self.shared_ms += sign * float(blocks.shared_ms[unit])
@@ -231,6 +236,7 @@ class State:
     def _count_in_all_to_all(self, more: int) -> None:
         """Count what exchanges vectors; without any of it, a plan has no all-to-alls."""
         self._num_in_all_to_all += more
+        # Reached by counting up from 0, or by counting down to it.
         if self._num_in_all_to_all == (1 if more > 0 else 0):
             self.shared_ms += more * self.problem.prices.fixed_ms
 

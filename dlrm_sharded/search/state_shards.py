@@ -49,6 +49,7 @@ def _column_shards(
     if before and not is_row_wise(before, table) and _widths(before, step) == widths:
         return list(before)
     # Ranks come in the order of the columns that they had; new ranks come last.
+    # Of several shards on one rank, the first counts: later entries overwrite earlier ones.
     first_column = {shard.rank: shard.cols[0] for shard in reversed(before)}
     shards, start = [], 0
     for rank in sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
@@ -67,6 +68,7 @@ def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Sha
         for old in before:
             rows = min(shard.rows[1], old.rows[1]) - max(shard.rows[0], old.rows[0])
             cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
+            # What overlaps the old shard on the same rank stays.
             if shard.rank == old.rank and rows > 0 and cols > 0:
                 moved -= topology.shard_bytes(rows, cols)
     return max(moved, 0)
@@ -112,6 +114,7 @@ def _group_of_ranks(problem: Problem, ranks: set[int]) -> int | None:
 def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
     problem, topology = state.problem, state.problem.task.topology
     widths = _widths(shards, int(problem.columns_per_step[unit]))
+    # Widths are rounded up: shards whose widths are no multiples of a step do not add up.
     if sum(widths.values()) != problem.num_steps[unit]:
         return False
     for rank, width in widths.items():

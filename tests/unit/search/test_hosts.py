@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import InvalidPlanError
@@ -13,14 +14,17 @@ from dlrm_sharded.layouts import is_row_wise, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.find_plan import find_state
+from dlrm_sharded.search.state_shards import state_shards
+from dlrm_sharded.search.stopping import StoppingRule
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.validation import validate
-from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard
+from tests.unit.search.made_up import model_of, neuroshard, problem_of
+from tests.unit.search.states import CountingClock
 
 SEEDS = (0, 1, 2)
 PER_HOST = 4
-NUM_TABLES, NUM_RANKS = 48, 16
 LARGE = Table("large", 10**7, 32, 80.0)
 
 
@@ -57,17 +61,25 @@ class Compared:
         return costs[0] / costs[1]
 
 
+def plan_of_one_descent(task: ShardingTask, model: LearnedCostModel) -> ShardingPlan:
+    """Minimize what is compared, the predicted cost, from the first plan that is found."""
+    problem = problem_of(task, model)
+    stopping = StoppingRule(patience=0, good_gap=1e9, clock=CountingClock())
+    state = find_state(problem, lower_bound_ms(task, model), seed=0, stopping=stopping)
+    assert state is not None
+    return ShardingPlan(task.topology.world_size, state_shards(state))
+
+
 @pytest.fixture(scope="module")
 def compared(model: LearnedCostModel) -> list[Compared]:
-    # The sharder minimizes what is compared, the predicted cost.
-    sharder = neuroshard(patience=0, time_budget_s=600, **COST_ALONE)
     pairs = []
     for seed in SEEDS:
-        tables = draw_tables(dlrm_datasets_pool(), num_tables=NUM_TABLES, seed=seed)
-        topology = Topology(NUM_RANKS, 32 * GIB, compute_device="cpu")
+        tables = draw_tables(dlrm_datasets_pool(), num_tables=200, seed=seed)
+        topology = Topology(64, 32 * GIB, compute_device="cpu")
         one_host = with_profiles(ShardingTask(tables, topology, 65_536))
         hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
-        pairs.append(Compared(hosts, one_host, sharder.shard(hosts), sharder.shard(one_host)))
+        plans = plan_of_one_descent(hosts, model), plan_of_one_descent(one_host, model)
+        pairs.append(Compared(hosts, one_host, *plans))
     return pairs
 
 
