@@ -49,9 +49,9 @@ def fits(task: ShardingTask, ranks: tuple[int, ...]) -> bool:
 
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[ShardingTask, float, float]]:
-    """Tasks with the costs of their best plan, and the mean of all that fit."""
+    """Return tasks with the cost of their best plan and the mean cost of all that fit."""
     found = []
-    for task in other_tasks(20):
+    for task in other_tasks(10):
         plans = [ranks for ranks in itertools.product(range(2), repeat=8) if fits(task, ranks)]
         costs = [predicted(task, ranks).cost_ms for ranks in plans]
         found.append((task, min(costs), float(np.mean(costs))))
