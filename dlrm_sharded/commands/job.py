@@ -1,7 +1,4 @@
-"""One training run, from its config to its result.
-
-With `train.py` and `cli.py`, the only module of the package that knows Hydra.
-"""
+"""One training run, from its config to its result. `_train` lists its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
-from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
@@ -53,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """What the config says, as objects."""
+class RunSetup:
+    """The objects that a run's config describes, beside the model and the planner."""
 
     dataset: Dataset
     topology: Topology
@@ -67,7 +64,7 @@ class Job:
 
 
 def train(cfg: DictConfig) -> float:
-    """One run; returns what `objective` names of its result.json. All ranks call it together."""
+    """Run on all ranks together; return the entry of result.json that `objective` names."""
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     try:
@@ -82,7 +79,7 @@ def train(cfg: DictConfig) -> float:
 def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
-        job = _build(cfg, rank)
+        setup = _build(cfg, rank)
         planner = None
         if rank.is_zero:
             context = RunContext(
@@ -93,51 +90,53 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             planner = build_planner(
                 cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
             )
-    # Files that are converted at first use are converted here, for hours if need be.
-    on_rank_zero(lambda: job.dataset.num_batches("train"), group=patient_group())
+    # A dataset may convert its files at first use, which can take hours on rank 0.
+    on_rank_zero(lambda: setup.dataset.num_batches("train"), group=patient_group())
     with all_or_none():
         streams = {
             split: BatchStream(
-                job.dataset,
+                setup.dataset,
                 split,
                 rank=rank.rank,
                 world_size=rank.world_size,
-                shuffle_seed=job.seed if split == "train" else None,
+                shuffle_seed=setup.seed if split == "train" else None,
             )
             for split in SPLITS
         }
-    topology = with_memory_of_all_ranks(job.topology)
-    task = on_rank_zero(lambda: ShardingTask(job.dataset.tables, topology, job.batch_size))
+    topology = with_memory_of_all_ranks(setup.topology)
+    task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
     with all_or_none():
-        torch.manual_seed(job.seed)
-        model: Dlrm = instantiate(cfg.model)(task.tables, job.dataset.num_dense, device=rank.device)
-        job.optimizer.fuse_into(model)
+        torch.manual_seed(setup.seed)
+        model: Dlrm = instantiate(cfg.model)(
+            task.tables, setup.dataset.num_dense, device=rank.device
+        )
+        setup.optimizer.fuse_into(model)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
     plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
-    sharded = shard_model(model, plan, task.tables, topology, seed=job.seed)
-    optimizer = job.optimizer.build(sharded)
+    sharded = shard_model(model, plan, task.tables, topology, seed=setup.seed)
+    optimizer = setup.optimizer.build(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
-        measured = _measure(job, report, task, sharded, rank)
+        measured = _measure(setup, report, task, sharded, rank)
         writer.plan(plan, report, task, measured.cost)
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
-            lr_scheduler=LambdaLR(optimizer, job.optimizer.schedule.factor),
+            lr_scheduler=LambdaLR(optimizer, setup.optimizer.schedule.factor),
             train_stream=streams["train"],
             eval_stream=streams["val"],
-            config=job.trainer,
-            batch_size=job.batch_size,
+            config=setup.trainer,
+            batch_size=setup.batch_size,
             rank=rank,
             log_scalar=writer.scalar,
         )
         result = trainer.run()
         writer.conclude(result)
-    return on_rank_zero(lambda: _conclude(job, plan, report, measured, result, rank, run_dir))
+    return on_rank_zero(lambda: _conclude(setup, plan, report, measured, result, rank, run_dir))
 
 
-def _build(cfg: DictConfig, rank: Rank) -> Job:
+def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
     for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
         if cfg.get(group) is None:
             raise ConfigError(f"{group} is null; name one of conf/{group}")
@@ -154,7 +153,7 @@ def _build(cfg: DictConfig, rank: Rank) -> Job:
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
     topology: Topology = instantiate(cfg.topology)
-    return Job(
+    return RunSetup(
         dataset=instantiate(cfg.data),
         topology=dataclasses.replace(
             topology,
@@ -194,18 +193,18 @@ def _plan(
 
 
 def _measure(
-    job: Job, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
+    setup: RunSetup, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
 ) -> MeasuredCost:
-    """The embedding cost on the first batches of the training split."""
-    num_batches = min(job.measure.num_batches, job.dataset.num_batches("train"))
+    """Measure the embedding cost on the first batches of the training split."""
+    num_batches = min(setup.measure.num_batches, setup.dataset.num_batches("train"))
     batches = [
-        job.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
+        setup.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
         for i in range(num_batches)
     ]
     for batch in batches:
         check_batch(batch, task.tables)
     measured = measure(
-        sharded_embeddings(model), [batch.sparse_features for batch in batches], job.measure
+        sharded_embeddings(model), [batch.sparse_features for batch in batches], setup.measure
     )
     if rank.is_zero:
         log.info(
@@ -223,7 +222,7 @@ def _measure(
 
 
 def _conclude(
-    job: Job,
+    setup: RunSetup,
     plan: ShardingPlan,
     report: PlanReport,
     measured: MeasuredCost,
@@ -231,19 +230,19 @@ def _conclude(
     rank: Rank,
     run_dir: Path,
 ) -> float:
-    """Write what the run came to; returns the objective, nan where the run does not know it."""
+    """Write result.json and return the objective, or nan if the run has no value for it."""
     result = run_result(
         plan,
         report,
         measured,
         training,
         device=device_name(rank.device),
-        batch_size=job.batch_size,
-        seed=job.seed,
+        batch_size=setup.batch_size,
+        seed=setup.seed,
     )
     write_result(run_dir, result)
     log.info("%s", closing_text(report, measured.cost, training, run_dir))
-    value = getattr(result, job.objective)
+    value = getattr(result, setup.objective)
     return math.nan if value is None else float(value)
 
 

@@ -11,9 +11,9 @@ import logging
 import hydra
 from omegaconf import DictConfig
 
-from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.errors import ConfigError

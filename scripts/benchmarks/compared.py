@@ -15,8 +15,8 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
-from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.markdown import markdown_table

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dlrm_sharded.commands.cli import build_planner
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ShardingError
 from dlrm_sharded.json_files import write_json

@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded import ShardingTask, Table, Topology
-from dlrm_sharded.commands.cli import build_planner
+from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.json_files import write_json

@@ -12,8 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.commands.cli import build_planner, own_keys
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
@@ -237,13 +237,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DictConfig]:
     ],
     ids=["as_is", "key_only", "class_only", "class_and_key", "added", "nested", "not_a_sharders"],
 )
-def test_own_keys(started: Callable[..., DictConfig], overrides: list[str], kept: set[str]) -> None:
-    assert set(own_keys(started(*overrides).sharder)) == kept
+def test_drops_keys_of_a_replaced_class(
+    started: Callable[..., DictConfig], overrides: list[str], kept: set[str]
+) -> None:
+    assert set(drop_keys_of_replaced_class(started(*overrides).sharder)) == kept
 
 
-def test_own_keys_can_refer_to_the_run(started: Callable[..., DictConfig]) -> None:
+def test_kept_keys_can_refer_to_the_run(started: Callable[..., DictConfig]) -> None:
     cfg = started("sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
-    own = own_keys(cfg.sharder)
-    assert own.seed == 7
-    assert callable(instantiate(own).shard)
+    node = drop_keys_of_replaced_class(cfg.sharder)
+    assert node.seed == 7
+    assert callable(instantiate(node).shard)
     assert "weight" in cfg.sharder, "the run's config is left as it was"

@@ -1,4 +1,4 @@
-"""The sharder and the cost model of a config."""
+"""Builds the planner of a config: its sharder, with its cost model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def build_planner(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
     sharder_context = SharderContext(context, cost_model)
-    sharder = _with_context("sharder", instantiate(own_keys(cfg.sharder)), sharder_context)
+    sharder = _with_context(
+        "sharder", instantiate(drop_keys_of_replaced_class(cfg.sharder)), sharder_context
+    )
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     return Planner(sharder, cost_model, diagnose)
@@ -47,18 +49,19 @@ def _with_context(group: str, made: Any, context: RunContext | SharderContext) -
         raise ConfigError(f"{group}: {error}") from error
 
 
-def own_keys(sharder: DictConfig) -> DictConfig:
-    """The sharder's node without the keys of a class that the command line replaced.
+def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
+    """Return the sharder's node without the keys of a class that the command line replaced.
 
-    `sharder._target_=my.module.MySharder` names another class, to which the arguments in the
-    chosen yaml do not belong; those given on the command line do.
+    `sharder._target_=my.module.MySharder` names another class. The arguments in the chosen yaml
+    do not belong to that class, but those on the command line do.
     """
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    given = [override.lstrip("+").split("=", 1)[0].split(".") for override in overrides]
-    if ["sharder", "_target_"] not in given:
+    paths = [override.lstrip("+").split("=", 1)[0].split(".") for override in overrides]
+    if ["sharder", "_target_"] not in paths:
         return sharder
-    own = sharder.copy()  # keeps its parent, for values such as ${seed}
-    with open_dict(own):
-        for key in set(sharder) - {path[1] for path in given if path[0] == "sharder" and path[1:]}:
-            del own[key]
-    return own
+    kept = {path[1] for path in paths if path[0] == "sharder" and path[1:]}
+    node = sharder.copy()  # keeps its parent, for values such as ${seed}
+    with open_dict(node):
+        for key in set(sharder) - kept:
+            del node[key]
+    return node

@@ -1,0 +1,143 @@
+"""The wheel runs without the repository: every command, from an empty folder with a space."""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.calibration.samples import write_costs
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.testing import small_tasks
+from tests.e2e.runs import ROOT, result_of
+from tests.unit.cost.hardware import MANIFEST, measured_plans
+
+SOURCES = ("dlrm_sharded", "conf", "launch", "pyproject.toml", "README.md")
+SMALL_RUN = ["batch_size=64", "trainer.num_steps=2", "data.max_rows=500", "data.num_val_batches=1"]
+COLLECTION = [
+    *("num_ranks=2", "collect.num_samples=4", "collect.batch_sizes=[64]", "collect.table_gib=0.01"),
+    *("collect.ids_per_step=500", "collect.measure.iterations=1", "collect.measure.warmup=1"),
+    "collect.measure.time_budget_s=0.01",
+]
+
+
+class Installation:
+    """An environment with the wheel, and an empty folder in which its commands run."""
+
+    def __init__(self, wheel: Path, folder: Path) -> None:
+        self.folder = folder / "an empty folder"
+        self.folder.mkdir()
+        environment = folder / "an environment"
+        run([sys.executable, "-m", "venv", "--without-pip", str(environment)], folder)
+        self.bin = environment / "bin"
+        scheme = {"base": str(environment), "platbase": str(environment)}
+        self.packages = Path(sysconfig.get_path("purelib", vars=scheme))
+        # Other packages come from this environment. Python does not read the .pth files there, so
+        # the checkout, if it is installed in editable mode, stays out of reach.
+        (self.packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
+        run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
+
+    def run(self, command: str, *arguments: str, exit_code: int = 0) -> str:
+        """Run one of the environment's commands and return its output."""
+        return run([str(self.bin / command), *arguments], self.folder, exit_code)
+
+
+def run(command: list[str], folder: Path, exit_code: int = 0) -> str:
+    outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=outside | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == exit_code, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("installed")
+    for name in SOURCES:  # a copy, so that the build leaves nothing in the checkout
+        source, copy = ROOT / name, folder / "sources" / name
+        copy.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run([*pip, "--wheel-dir", "wheels", "./sources"], folder)
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    return Installation(wheel, folder)
+
+
+def test_is_not_the_checkout(installation: Installation) -> None:
+    code = "import dlrm_sharded, dlrm_torchx; print(dlrm_sharded.__file__, dlrm_torchx.__file__)"
+    found = installation.run("python", "-c", code)
+    assert found.count(str(installation.packages)) == 2
+
+
+def test_plans(installation: Installation) -> None:
+    write_json(installation.folder / "task.json", small_tasks()["w3-mixed"].to_json())
+    installation.run("dlrm-plan", "task=task.json", "sharder=size_lookup", "out=plan.json")
+    assert json.loads((installation.folder / "plan.json").read_text())["predicted"]["max_ms"] > 0
+
+
+def test_trains_alone(installation: Installation) -> None:
+    installation.run("dlrm-train", *SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/alone")
+    assert result_of(installation.folder / "runs/alone")["world_size"] == 1
+
+
+def test_trains_under_torchrun(installation: Installation) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    overrides = [*SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/torchrun"]
+    installation.run("python", *torchrun, "-m", "dlrm_sharded.train", *overrides)
+    result = result_of(installation.folder / "runs/torchrun")
+    assert result["world_size"] == 2
+    assert result["commit"] is None
+
+
+def test_trains_under_torchx(installation: Installation) -> None:
+    """The component has a name of its own, and TorchX's components keep theirs."""
+    torchx = ["-m", "torchx.cli.main"]
+    overrides = [*SMALL_RUN, "sharder=dim", "hydra.run.dir=runs/torchx"]
+    run_one = ["run", "-s", "local_cwd", "dlrm.train", "-j", "1x2", *overrides]
+    installation.run("python", *torchx, *run_one)
+    assert result_of(installation.folder / "runs/torchx")["world_size"] == 2
+    known = installation.run("python", *torchx, "builtins").split()
+    assert {"dlrm.train", "dist.ddp"} <= {*known}
+
+
+def test_sweeps_and_reports(installation: Installation) -> None:
+    overrides = [*SMALL_RUN, "sharder=random,dim", "hydra.launcher.j=1x1", "hydra.sweep.dir=sweep"]
+    assert "#1 sharder=dim: succeeded" in installation.run("dlrm-train", "-m", *overrides)
+    installation.run("dlrm-report", "sweep", "--out", "a comparison")
+    assert "size" not in (installation.folder / "a comparison/summary.md").read_text().split()
+    assert (installation.folder / "a comparison/summary.csv").read_text().count("\n") == 3
+
+
+def test_calibrates(installation: Installation) -> None:
+    """Both steps run; too few plans end the second one, which then fits made-up costs."""
+    output = installation.run("dlrm-calibrate", *COLLECTION, "fit.num_steps=20", exit_code=2)
+    assert "a fit needs 100" in output
+    write_costs(installation.folder / "made_up.parquet", measured_plans(120, 60, seed=0), MANIFEST)
+    installation.run("dlrm-fit-cost-model", "costs=made_up.parquet", "fit.num_steps=20")
+    assert list((installation.folder / "calibration").glob("learned-*"))
+
+
+def test_trains_a_policy(installation: Installation) -> None:
+    installation.run(
+        "dlrm-train-policy",
+        *("policy=dreamshard", "costs=predicted", "num_validation_tasks=1", "out=policies"),
+        *("schedule.num_rounds=1", "schedule.plans_per_round=1", "tasks.num_tables=6"),
+        *("policy.cost_updates=1", "policy.policy_updates=1", "policy.tasks_per_update=1"),
+    )
+    assert list((installation.folder / "policies").glob("dreamshard-*"))
