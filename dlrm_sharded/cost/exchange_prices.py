@@ -66,7 +66,7 @@ class ExchangePrices:
         + any_byte_ms * (sum of volumes) + busiest_rank_byte_ms * (largest volume)
         + busiest_host_byte_ms * (largest sum of volumes of a host)
 
-    which is exact for even volumes. It understates the time of uneven ones, as times are convex.
+    which is exact for even volumes and meant for those that differ a little from them.
 
     Args:
         even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
@@ -146,20 +146,20 @@ class _StepExchanges:
         others = slice(1, None) if size > 1 else slice(None)
         # Rank 0 has less than the others, so it is not the busiest, and what they save is the price
         # of a byte of any rank. Ranks of its own and of other hosts may differ: the least counts.
-        any_rank = float(self._slopes(first, -STEP_BYTES)[others].min())
+        any_byte = float(self._slopes(first, -STEP_BYTES)[others].min())
         # Rank 0 has more: it is the busiest rank on the busiest host, and the others wait for it.
         more = self._slopes(first, STEP_BYTES)
-        busiest = float(more[others].min()) - any_rank
+        busiest = float(more[others].min()) - any_byte
         busiest_host = 0.0
         if 1 < per_host < size:
             # All ranks of host 0 have more. Other hosts' ranks then pay once for the busiest rank
             # but for every rank of the busiest host; `busiest` has each of the two once.
             host_more = self._slopes(first_host, STEP_BYTES)[per_host:]
-            waiting = float(host_more.min() - per_host * any_rank)
+            waiting = float(host_more.min() - per_host * any_byte)
             busiest_host = max((waiting - busiest) / (per_host - 1), 0.0)
         busiest_rank = max(busiest - busiest_host, 0.0)
         # what rank 0 pays for more of its own, and the others do not pay
-        own = max(float(more[0]) - any_rank - busiest_rank - busiest_host, 0.0)
+        own = max(float(more[0]) - any_byte - busiest_rank - busiest_host, 0.0)
         return own, busiest_rank, busiest_host
 
     def _slopes(self, ranks: slice, step_bytes: float) -> Floats:
@@ -191,24 +191,26 @@ class LeastExchangePrices:
             ("inter", size - per_host, hosts.inter_ms_per_mb),
         )
         num_hosts = size // per_host
-        own = any_rank = 0.0
+        own_mb_ms = any_mb_ms = 0.0
         # a rank's own vectors go out in the forward pass, and their gradients come in
         for kind, own_way, other_way in (("fwd_comm", "out", "in"), ("bwd_comm", "in", "out")):
             weights = model.exchange[EXCHANGES.index(kind)].tolist()
             weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
-            own += weight["own_bytes"] * size
-            any_rank += weight["all_bytes"]
+            own_mb_ms += weight["own_bytes"] * size
+            any_mb_ms += weight["all_bytes"]
             for link, peers, ms_per_mb in links:
                 # the busier direction takes no less than that of the rank's own bytes
-                own += (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
+                own_mb_ms += (
+                    (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
+                )
                 # a maximum over ranks or hosts is no less than their mean
                 maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
                 maxima = (maxima + weight["max_both_links"]) / size
-                any_rank += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
+                any_mb_ms += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
                 # A rank that holds everything gets nothing from others. Only if all others are
                 # behind one link, what it gets is known: all that is not its own.
                 if peers == size - 1:
-                    own -= weight[f"{other_way}_{link}"] * ms_per_mb
-                    any_rank += weight[f"{other_way}_{link}"] * ms_per_mb
+                    own_mb_ms -= weight[f"{other_way}_{link}"] * ms_per_mb
+                    any_mb_ms += weight[f"{other_way}_{link}"] * ms_per_mb
         # A negative price of its own counts at most for everything: its volume is no more than all.
-        return cls(max(own, 0.0) / 1e6, (any_rank + min(own, 0.0)) / 1e6)
+        return cls(max(own_mb_ms, 0.0) / 1e6, (any_mb_ms + min(own_mb_ms, 0.0)) / 1e6)

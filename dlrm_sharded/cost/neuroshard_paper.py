@@ -7,7 +7,7 @@ backward computation are two outputs of the same net, as our stages are; ranks s
 there are no start-time differences to read.
 
 The architecture lacks what `learned` guarantees: an empty rank costs something, a time may be
-negative or fall when columns are added, a relabelling of ranks changes it, and world sizes that
+negative or fall when columns are added, a relabeling of ranks changes it, and world sizes that
 were not measured have no model.
 """
 
@@ -90,7 +90,7 @@ class PaperCostModel:
     nets: PaperNets
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan; the redistribution of ids is not modelled.
+        """Predict a plan; the redistribution of ids is not modeled.
 
         Raises:
             ConfigError: there is no net for the world size.

@@ -18,8 +18,9 @@ from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit import LookupData, _PriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
     from_arrays,
@@ -36,7 +37,6 @@ from tests.unit.cost.plans import (
     are_times,
     none_lower,
     planned,
-    relabelled,
     relabellings,
     tables,
     times_ms,
@@ -145,11 +145,11 @@ def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCost
 @many
 def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.DataObject) -> None:
     """Other names for the ranks: the same costs under other names, and nothing else."""
-    plan, task = of
-    new_rank = data.draw(relabellings(task.topology))
-    renamed = relabelled(plan, new_rank)
-    before, after = model.predict(plan, task), model.predict(renamed, task)
-    expected = [before.per_rank[new_rank.index(rank)] for rank in range(plan.world_size)]
+    workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
+    new_rank = data.draw(relabellings(of[1].topology))
+    renamed = dataclasses.replace(workload, rank=np.array(new_rank)[workload.rank])
+    before, after = (model.predict_workload(named, hosts) for named in (workload, renamed))
+    expected = [before.per_rank[new_rank.index(rank)] for rank in range(hosts.world_size)]
     for stages, found in zip(expected, after.per_rank, strict=True):
         assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(stages), rel=1e-9)
     renamed_ids = [after.input_dist_ms[rank] for rank in new_rank]
@@ -159,11 +159,11 @@ def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.Da
 @given(of=planned(max_hosts=1, layouts=("whole", "columns")))
 @many
 def test_one_rank_has_nobody_to_talk_to(model: LearnedCostModel, of: Planned) -> None:
-    plan, task = of
-    alone = relabelled(plan, [0] * plan.world_size)
-    alone = dataclasses.replace(alone, world_size=1)
-    on_one = dataclasses.replace(task, topology=Topology(1, task.topology.memory_bytes))
-    cost = model.predict(alone, on_one)
+    workload = workload_of_plan(*of)
+    on_one = dataclasses.replace(
+        workload, world_size=1, ranks_per_host=1, rank=np.zeros_like(workload.rank)
+    )
+    cost = model.predict_workload(on_one, Hosts(1, 1))
     assert times_ms(cost, EXCHANGING) == [[0.0], [0.0]]
     assert cost.input_dist_ms == (0.0,)
     assert cost.cost_ms == cost.critical_path_ms > 0

@@ -1,16 +1,17 @@
 """The cost models that the package has load, and are what they say."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.artifact import SHIPPED
+from dlrm_sharded.artifact import SHIPPED, cost_model_kind, read_artifact
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
+FEATURES = {"learned": learned.FEATURES, "neuroshard_paper": neuroshard_paper.FEATURES}
 MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.safetensors"))
 
 
@@ -20,6 +21,8 @@ def test_there_is_one_of_each_kind() -> None:
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_loads(path: Path) -> None:
-    meta = json.loads(path.read_text())
-    LOADERS[meta["kind"]](RunContext(device=meta["device"]), str(path))
+    name = path.stem.split("-")[0]
+    meta = read_artifact(path, kind=cost_model_kind(name), features=FEATURES[name]).meta
+    assert meta["kind"] == name
+    LOADERS[name](RunContext(device=meta["device"]), str(path))
     assert meta["held_out_errors"]["computation, groups"]["num"] > 50
