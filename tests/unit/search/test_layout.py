@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from dlrm_sharded.search.layout import moved_bytes, shards_of, state_of
 
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.layout import moved_bytes, shards_of, state_of
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology

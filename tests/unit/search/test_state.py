@@ -7,13 +7,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from dlrm_sharded.search.layout import state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.layout import state_of
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, ROWS, State
 from dlrm_sharded.task import ShardingTask
