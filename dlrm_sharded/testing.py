@@ -51,22 +51,23 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     does the same, and the task and the global random states stay as they are.
 
     Args:
-        make: builds the sharder; called several times.
+        make: builds the sharder; called twice.
 
     Returns:
         The plan; None if there was an error.
     """
     task_before = copy.deepcopy(task)
     states_before = _random_states()
-    outcomes = [_outcome(make(), task) for _ in range(2)]
+    sharder = make()
+    assert sharder_name(sharder), "the sharder has no name"
+    outcomes = [_outcome(sharder, task), _outcome(make(), task)]
     assert task == task_before, "the sharder changed the task"
     assert _random_states() == states_before, "the sharder used a global random state"
     assert outcomes[0] == outcomes[1], "the sharder is not deterministic"
-    plan = make().shard(task) if isinstance(outcomes[0], tuple) else None
-    if plan is not None:
-        validate(plan, task)
-        assert sharder_name(make()), "the sharder has no name"
-        assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
+    if not isinstance(plan := outcomes[0], ShardingPlan):
+        return None
+    validate(plan, task)
+    assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
     return plan
 
 
@@ -286,10 +287,10 @@ def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
     return ShardingPlan(topology.world_size, tuple(shards))
 
 
-def _outcome(sharder: Sharder, task: ShardingTask) -> object:
-    """Return the shards of the plan, or the message of the error."""
+def _outcome(sharder: Sharder, task: ShardingTask) -> ShardingPlan | str:
+    """Return the plan, or the message of the error."""
     try:
-        return sharder.shard(task).shards
+        return sharder.shard(task)
     except ShardingError as error:
         assert str(error), f"{type(error).__name__} has no message"
         return str(error)

@@ -1,9 +1,10 @@
 """Greedy table-wise placement: the five heuristics that the papers compare with.
 
-Tables in descending order of a weight; each goes to the rank with the least weight so far among
-those with memory left (NeuroShard, arXiv:2305.01868, sec. 4; ties: least memory). `random` takes
-any rank with memory left. Differs: where that order runs out of memory, the placement is repaired
-by placing large tables first, instead of overflowing a rank.
+Tables are placed in descending order of a weight. Each goes to the rank with the lowest load among
+those with enough free memory (NeuroShard, arXiv:2305.01868, sec. 4); a rank's load is the sum of
+its tables' weights, and ties go to the rank with the least memory in use. `random` takes any rank
+with enough free memory. Differs from the paper: where that order runs out of memory, the placement
+is repaired by placing large tables first, instead of overflowing a rank.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ WEIGHTS: dict[str, Callable[[Table], float]] = {
 }
 
 Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
-"""Of each rank's weight so far and bytes left, a figure whose least rank takes the next table."""
+"""Scores ranks from their load and free bytes; the lowest score gets the next table."""
+
+SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
 
 class GreedySharder:
-    """Balances the sum of one of `WEIGHTS`. The seed decides between tables of equal weight."""
+    """Balances the load by one of `WEIGHTS`. The seed orders tables of equal weight."""
 
     def __init__(self, weight: str, *, seed: int = 0) -> None:
         if weight not in WEIGHTS:
@@ -48,7 +51,7 @@ class GreedySharder:
         tables = list(task.tables)
         random.Random(self._seed).shuffle(tables)
         tables.sort(key=weigh, reverse=True)
-        return _place(task, tables, [weigh(t) for t in tables], least_weight)
+        return _place(task, tables, [weigh(t) for t in tables], least_loaded)
 
 
 class RandomSharder:
@@ -64,8 +67,8 @@ class RandomSharder:
         rng = np.random.default_rng(self._seed)
         tables = [task.tables[i] for i in rng.permutation(len(task.tables))]
 
-        def any_rank(weights: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:
-            return rng.random(len(weights))
+        def any_rank(load: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:
+            return rng.random(len(load))
 
         return _place(task, tables, [1.0] * len(tables), any_rank)
 
@@ -73,17 +76,17 @@ class RandomSharder:
 def place_greedily(
     task: ShardingTask, tables: Sequence[Table], weights: Sequence[float], ranking: Ranking
 ) -> list[int]:
-    """Place tables one after another, in the given order, each within the memory left.
+    """Place tables one after another, in the given order, each within the free memory of a rank.
 
     Args:
-        weights: one a table; they add up on the ranks.
-        ranking: which rank comes first; ties go to the least memory used, then the least rank.
+        weights: what each table adds to the load of its rank.
+        ranking: ties go to the rank with the least memory in use, then to the lowest rank.
 
     Returns:
         The rank of each table.
 
     Raises:
-        InfeasibleTaskError: a table fits no rank, or none any more; names it and the freest rank.
+        InfeasibleTaskError: no rank has enough free memory for a table.
     """
     topology = task.topology
     capacity = np.array(topology.rank_memory_bytes, dtype=np.int64)
@@ -96,16 +99,16 @@ def place_greedily(
         if not fits.any():
             raise _no_rank_fits(table, size, used, capacity)
         score = np.where(fits, ranking(load, capacity - used), np.inf)
-        least = np.flatnonzero(score == score.min())
-        rank = int(least[used[least].argmin()])
+        lowest = np.flatnonzero(score == score.min())
+        rank = int(lowest[used[lowest].argmin()])
         load[rank] += weight
         used[rank] += size
         ranks.append(rank)
     return ranks
 
 
-def least_weight(weights: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:
-    return weights
+def least_loaded(load: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:
+    return load
 
 
 def most_free(_: NDArray[np.float64], free: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -136,21 +139,22 @@ def _place(
 def _place_with_repair(
     task: ShardingTask, tables: list[Table], weights: list[float], ranking: Ranking
 ) -> tuple[list[Table], list[int]]:
-    """The given order and ranking if memory allows; else ever more of the largest tables first.
+    """Place tables in the given order if memory allows, else with ever more large tables first.
 
-    The largest `first` tables go to the rank with most room and the rest keep their order; then
-    the classic packers (size-first by the ranking, most free, tightest, first) have the last word.
+    The 1, 2, 4, ... largest tables come first and the rest keep their order. Where that fails too,
+    all tables are packed by size: by the ranking, into the rank with the most free memory, into the
+    tightest one, and into the first one that fits.
     """
     by_size = sorted(
         range(len(tables)), key=lambda i: task.topology.table_bytes(tables[i]), reverse=True
     )
     attempts: list[tuple[list[int], Ranking]] = [(list(range(len(tables))), ranking)]
-    first = 1
-    while first < len(tables):
-        head = by_size[:first]
-        rest = sorted(set(range(len(tables))) - set(head))
-        attempts.append((head + rest, ranking))
-        first *= 2
+    num_first = 1
+    while num_first < len(tables):
+        largest = by_size[:num_first]
+        rest = sorted(set(range(len(tables))) - set(largest))
+        attempts.append((largest + rest, ranking))
+        num_first *= 2
     attempts += [(by_size, packer) for packer in (ranking, most_free, tightest, first_fit)]
     failure: InfeasibleTaskError | None = None
     for order, attempt_ranking in attempts:
@@ -170,14 +174,14 @@ def _no_rank_fits(
 ) -> InfeasibleTaskError:
     freest = int((capacity - used).argmax())
     if size > capacity.max():
-        of_ranks = "any rank" if capacity.min() == capacity.max() else "the largest rank"
+        largest = "any rank" if capacity.min() == capacity.max() else "the largest rank"
         return InfeasibleTaskError(
             f"table {table.name!r} needs {size:,} B, more than the {capacity.max():,} B of "
-            f"{of_ranks} (rank {freest} is freest); raise topology.memory_gib, cap the table's "
-            "rows, or use a plan that splits the table (sharder=plan_file)"
+            f"{largest} (rank {freest} is freest); raise topology.memory_gib, cap the table's "
+            f"rows, or {SPLITTING_ADVICE}"
         )
     return InfeasibleTaskError(
         f"table {table.name!r} needs {size:,} B, the freest rank ({freest}) has "
         f"{capacity[freest] - used[freest]:,} B left of {capacity[freest]:,} B; "
-        "add ranks, raise topology.memory_gib, or use a plan that splits columns"
+        f"add ranks, raise topology.memory_gib, or {SPLITTING_ADVICE}"
     )

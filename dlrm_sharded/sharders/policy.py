@@ -1,4 +1,4 @@
-"""Plans of a trained policy, which places whole tables, or pieces of those that have no room."""
+"""Plans of a trained policy, which places whole tables, or pieces of tables that do not fit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.base import Policy
 from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.heuristics import least_weight, place_greedily
-from dlrm_sharded.sharders.splitting import Cut, cuts, whole
+from dlrm_sharded.sharders.heuristics import least_loaded, place_greedily
+from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 from dlrm_sharded.task import GIB, ShardingTask
 
 
 class PolicySharder:
-    """Takes what a policy places, of tables that are cut until it finds room for them.
+    """Places tables as a trained policy says, split ever finer until all of them fit.
 
     Args:
-        num_samples: placements drawn, beside the most probable one; that of the least cost which
-            the policy predicts is taken.
-        split: whether tables may be cut, see `cut.cuts`.
+        num_samples: number of placements to sample besides the most probable one. The one that the
+            policy's own cost network rates cheapest is taken.
+        split: whether tables may be split, see `splitting.splittings`.
     """
 
     def __init__(
@@ -46,37 +46,38 @@ class PolicySharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_memory(task, split=self._split)
         task = with_profiles(task)
-        for cut in cuts(task) if self._split else [whole(task)]:
-            ranks = self._place(cut)
+        for splitting in splittings(task) if self._split else [unsplit(task)]:
+            ranks = self._place(splitting)
             if ranks is not None:
-                return ShardingPlan(task.topology.world_size, cut.shards(ranks))
+                return ShardingPlan(task.topology.world_size, splitting.shards(ranks))
         raise InfeasibleTaskError(self._not_found(task))
 
-    def _place(self, cut: Cut) -> tuple[int, ...] | None:
-        """The rank of each piece; None where no room was found."""
-        pieces, memory_bytes = cut.pieces, cut.memory_bytes
+    def _place(self, splitting: Splitting) -> tuple[int, ...] | None:
+        """Return the rank of each piece, or None where the policy found no room."""
+        pieces, memory_bytes = splitting.pieces, splitting.free_bytes
         if min(memory_bytes) < 0:
             return None
         if not pieces:
             return ()
-        # no topology has a rank without memory, and no piece fits one byte
-        by_rank = tuple(max(1, each) for each in memory_bytes)
-        topology = dataclasses.replace(cut.task.topology, memory_bytes_by_rank=by_rank)
+        # A topology refuses ranks without memory; no piece fits into one byte.
+        by_rank = tuple(max(1, free) for free in memory_bytes)
+        task = splitting.task
+        topology = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
         return self._policy.place(
-            ShardingTask(pieces, topology, cut.task.batch_size),
+            ShardingTask(pieces, topology, task.batch_size),
             num_samples=self._num_samples,
             seed=self._seed,
         )
 
     def _not_found(self, task: ShardingTask) -> str:
         topology, used = task.topology, task.table_bytes
-        otherwise = "use sharder=neuroshard" if self._split else "set sharder.split=true"
+        advice = "use sharder=neuroshard" if self._split else "set sharder.split=true"
         return (
             f"sharder={self.name} found no room for {len(task.tables)} "
-            f"{'tables, cut ever finer' if self._split else 'whole tables'}, of {used:,} B "
+            f"{'tables, split ever finer' if self._split else 'whole tables'}, of {used:,} B "
             f"({used / GIB:.2f} GiB) on {topology.world_size} ranks with "
-            f"{sum(topology.rank_memory_bytes):,} B in all; that there is no plan is not proven. "
-            f"Add ranks, raise topology.memory_gib, or {otherwise}"
+            f"{sum(topology.rank_memory_bytes):,} B in all; this does not prove that no plan fits. "
+            f"Add ranks, raise topology.memory_gib, or {advice}"
         )
 
 
@@ -95,7 +96,7 @@ def policy_sharder(
 
 
 def _check_memory(task: ShardingTask, *, split: bool) -> None:
-    """Raise InfeasibleTaskError where it is proven that there is no plan."""
+    """Raise InfeasibleTaskError where it is certain that no plan fits."""
     topology = task.topology
     used, capacity = task.table_bytes, sum(topology.rank_memory_bytes)
     if used > capacity:
@@ -106,4 +107,4 @@ def _check_memory(task: ShardingTask, *, split: bool) -> None:
         )
     if not split:
         largest = max(task.tables, key=topology.table_bytes)
-        place_greedily(task, [largest], [1.0], least_weight)  # says so where it fits no rank
+        place_greedily(task, [largest], [1.0], least_loaded)  # raises if it fits no rank

@@ -1,10 +1,12 @@
-"""Tables cut into pieces, so that who places whole tables finds room for all of them.
+"""Tables split into pieces, so that a policy that places whole tables can fit all of them.
 
-A piece has some columns of a table, and is placed like a table of its own. Rows are cut only into
-even blocks, one on each rank: there is nothing to place, and the blocks take their memory first.
+A piece is a range of a table's columns and is placed like a table of its own. Rows are split only
+into even blocks, one on each rank: there is nothing to place, and the blocks take their memory
+first.
 
-No rank has room for a piece only if all have less free than it needs. So whatever is placed where,
-there is always room if no piece is larger than all that is left in the end, divided by the ranks.
+No rank has room for a piece only if every rank has less free memory than the piece needs. So
+wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
+the end, divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -21,59 +23,59 @@ from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
 
 BY_ROWS = 0
-"""Number of column pieces of a table that is cut into row blocks on all ranks instead."""
+"""Number of column pieces of a table that is split into row blocks on all ranks instead."""
 
 LARGEST_PIECE = 0.4
-"""Of a rank's memory: there is room for two."""
+"""Largest piece of the first splitting, as a share of a rank's memory, which then holds two."""
 
 NUM_HALVINGS = 6
-"""Of that share, before there is no finer cut: pieces then suit ranks that are 99 % full."""
+"""How often the largest piece is halved; the last pieces fit ranks that are 99 % full."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How the tables of a task are cut.
+class Splitting:
+    """One way to split all tables of a task.
 
     Args:
-        parts: of each table, into how many nearly even pieces its columns are cut, or `BY_ROWS`.
+        num_pieces: number of column pieces of each table, of nearly equal widths, or `BY_ROWS`.
     """
 
     task: ShardingTask
-    parts: tuple[int, ...]
+    num_pieces: tuple[int, ...]
 
     @property
     def pieces(self) -> tuple[Table, ...]:
-        """What is to be placed, as tables with names of their own."""
+        """The pieces to place, as tables with names of their own."""
         return tuple(
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
-            for i, (table, parts) in enumerate(zip(self.task.tables, self.parts, strict=True))
-            for j, width in enumerate(column_widths(table, parts) if parts != BY_ROWS else ())
+            for i, (table, num) in enumerate(zip(self.task.tables, self.num_pieces, strict=True))
+            for j, width in enumerate(column_widths(table, num) if num != BY_ROWS else ())
         )
 
     @property
-    def memory_bytes(self) -> tuple[int, ...]:
-        """What each rank has for pieces; less than nothing where it has no room for row blocks."""
+    def free_bytes(self) -> tuple[int, ...]:
+        """Memory of each rank without the row blocks; negative where these do not fit."""
         topology = self.task.topology
-        left = list(topology.rank_memory_bytes)
-        for table, parts in zip(self.task.tables, self.parts, strict=True):
-            for shard in _row_blocks(topology).shards(table) if parts == BY_ROWS else ():
-                left[shard.rank] -= shard.bytes_on(topology)
-        return tuple(left)
+        free = list(topology.rank_memory_bytes)
+        for table, num in zip(self.task.tables, self.num_pieces, strict=True):
+            for shard in _row_blocks(topology).shards(table) if num == BY_ROWS else ():
+                free[shard.rank] -= shard.bytes_on(topology)
+        return tuple(free)
 
     def shards(self, ranks: Sequence[int]) -> tuple[Shard, ...]:
-        """The shards of all tables; pieces of a table that share a rank are one.
+        """Return the shards of all tables; pieces of one table on one rank become one shard.
 
         Args:
-            ranks: of each of `pieces`.
+            ranks: the rank of each of `pieces`.
         """
         shards: list[Shard] = []
         rank_of_piece = iter(ranks)
-        for table, parts in zip(self.task.tables, self.parts, strict=True):
-            if parts == BY_ROWS:
+        for table, num in zip(self.task.tables, self.num_pieces, strict=True):
+            if num == BY_ROWS:
                 shards += _row_blocks(self.task.topology).shards(table)
                 continue
             num_cols: Counter[int] = Counter()
-            for width in column_widths(table, parts):
+            for width in column_widths(table, num):
                 num_cols[next(rank_of_piece)] += width
             start = 0
             for rank, width in sorted(num_cols.items()):
@@ -83,48 +85,50 @@ class Cut:
         return tuple(shards)
 
 
-def whole(task: ShardingTask) -> Cut:
-    """Nothing is cut."""
-    return Cut(task, (1,) * len(task.tables))
+def unsplit(task: ShardingTask) -> Splitting:
+    """Return the splitting that leaves every table whole."""
+    return Splitting(task, (1,) * len(task.tables))
 
 
-def cuts(task: ShardingTask) -> Iterator[Cut]:
-    """Ever finer ones, each to be tried where the one before had no room.
+def splittings(task: ShardingTask) -> Iterator[Splitting]:
+    """Yield ever finer splittings, each to be tried where the one before did not fit.
 
-    At first the tables that fit no rank are cut, then all that are larger than ever smaller pieces.
-    Rows are cut where no rank holds 4 columns of them, and as a last resort for each size of pieces
-    where 4 columns are larger.
+    The first one splits only the tables that fit no rank; the next ones split all tables larger
+    than a limit that shrinks. Rows are split where no rank holds 4 columns of a table, and as the
+    last resort of each limit where 4 columns exceed the limit.
     """
     topology = task.topology
     memory = topology.rank_memory_bytes
-    most, mean = max(memory), sum(memory) / len(memory)
+    largest_rank, mean = max(memory), sum(memory) / len(memory)
     limits = [LARGEST_PIECE * mean / 2**i for i in range(NUM_HALVINGS + 1)]
-    first = [
-        1 if topology.table_bytes(table) <= most else _parts(table, topology, limits[0], most)
+    coarsest = [
+        1
+        if topology.table_bytes(table) <= largest_rank
+        else _num_pieces(table, topology, limits[0], largest_rank)
         for table in task.tables
     ]
     finer = (
-        [_parts(table, topology, limit, most_of_columns) for table in task.tables]
+        [_num_pieces(table, topology, limit, max_four_columns) for table in task.tables]
         for limit in limits
-        for most_of_columns in (most, limit)
+        for max_four_columns in (largest_rank, limit)
     )
     seen = set()
-    for parts in itertools.chain([first], finer):
-        cut = Cut(task, tuple(parts))
-        if cut.parts not in seen:
-            seen.add(cut.parts)
-            yield cut
+    for num_pieces in itertools.chain([coarsest], finer):
+        splitting = Splitting(task, tuple(num_pieces))
+        if splitting.num_pieces not in seen:
+            seen.add(splitting.num_pieces)
+            yield splitting
 
 
-def _parts(table: Table, topology: Topology, limit: float, most_of_columns: float) -> int:
-    """Pieces of at most `limit` bytes, or of 4 columns where these have more than that.
+def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns: float) -> int:
+    """Return the number of pieces of at most `limit` bytes, or of 4 columns if these have more.
 
     Args:
-        most_of_columns: bytes of 4 columns, beyond which rows are cut.
+        max_four_columns: the table is split by rows if 4 of its columns have more bytes than this.
     """
     num_rows = table.num_embeddings
     if (
-        topology.shard_bytes(num_rows, COLUMN_MULTIPLE) > most_of_columns
+        topology.shard_bytes(num_rows, COLUMN_MULTIPLE) > max_four_columns
         and topology.world_size > 1
         and _row_blocks(topology).is_possible(table)
     ):

@@ -1,4 +1,4 @@
-"""TorchRec's own planner as a sharder: told everything, or called as most people call it."""
+"""TorchRec's own planner as a sharder, with all that is known or as most people call it."""
 
 from __future__ import annotations
 
@@ -40,36 +40,38 @@ COLUMN_TYPES = [
     ShardingType.TABLE_COLUMN_WISE.value,
 ]
 ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
-"""What a plan can say. Left out: data-parallel (replicas) and grid (rows and columns at once)."""
+"""Sharding types that plans can express; all but data-parallel (replicas) and grid ones."""
 
 
 class TorchRecSharder:
-    """`EmbeddingShardingPlanner`, told everything or nothing.
+    """Calls TorchRec's `EmbeddingShardingPlanner`.
 
     Args:
-        told: with True, the planner knows the pooling factors, the memory of a rank (counted as
-            `validate` counts it), the bandwidths where known, and may split columns down to
-            `min_partition`. With False it is called as `dlrm_main.py` of the DLRM reference calls
-            it: world size, device kind and batch size, defaults for all else.
-        min_partition: least width of a column shard; without it TorchRec does not split tables
-            of 128 columns or less.
+        informed: if true, the planner gets the pooling factors, the memory of each rank (counted as
+            `validate` counts it) and the known bandwidths, and may split columns down to
+            `min_partition`. If false, it gets the world size, the device type and the batch size,
+            and defaults for all else, as in `dlrm_main.py` of the DLRM reference.
+        min_partition: smallest width of a column shard; without it TorchRec does not split tables
+            of 128 columns or fewer.
         timeout_s: the planner stops looking for better plans after this time.
     """
 
-    def __init__(self, *, told: bool = True, min_partition: int = 32, timeout_s: int = 300) -> None:
+    def __init__(
+        self, *, informed: bool = True, min_partition: int = 32, timeout_s: int = 300
+    ) -> None:
         check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
         if min_partition % COLUMN_MULTIPLE:
             raise ConfigError(
                 f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
-        self.name = "torchrec" if told else "torchrec_blind"
-        self._told = told
+        self.name = "torchrec" if informed else "torchrec_blind"
+        self._informed = informed
         self._min_partition = min_partition
         self._timeout_s = timeout_s
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        # TorchRec makes modules of tables, whose names cannot be any string.
+        # TorchRec makes submodules of tables, and their names must not contain a dot.
         names = {f"t{i}": table.name for i, table in enumerate(task.tables)}
         renamed = [
             dataclasses.replace(table, name=alias)
@@ -95,7 +97,7 @@ class TorchRecSharder:
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
-        make_planner = self._informed_planner if self._told else self._blind_planner
+        make_planner = self._informed_planner if self._informed else self._blind_planner
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
             torchrec_plan = make_planner(task).plan(collection, [EmbeddingBagCollectionSharder()])
@@ -156,7 +158,7 @@ class TorchRecSharder:
 
 
 class _TableStorage(ShardEstimator):
-    """Counts the memory of shards as the task does, so that legal means the same to all sharders.
+    """Counts the memory of shards as the task does, so that all sharders obey the same limit.
 
     TorchRec's own estimate adds input and output buffers, which a task's memory leaves out.
     """
@@ -174,19 +176,19 @@ class _TableStorage(ShardEstimator):
 
 
 def _sharding_types(table: Table, topology: Topology) -> list[str]:
-    """What FBGEMM can train: row-wise only where every rank gets a row."""
+    """Return the types that FBGEMM can train; row-wise ones only where every rank gets a row."""
     splits_rows = RowBlocks(range(topology.world_size)).is_possible(table)
     return COLUMN_TYPES + ROW_TYPES if splits_rows else COLUMN_TYPES
 
 
 def _torchrec_topology(topology: Topology) -> TorchRecTopology:
-    """Known figures only; TorchRec's bandwidths are in bytes per ms."""
+    """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms."""
     known: dict[str, Any] = {}
     if topology.intra_host_bytes_per_s is not None:
         known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
     if topology.inter_host_bytes_per_s is not None:
         known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
-    told = TorchRecTopology(
+    torchrec_topology = TorchRecTopology(
         world_size=topology.world_size,
         local_world_size=topology.ranks_per_host,
         compute_device=topology.compute_device,
@@ -195,9 +197,10 @@ def _torchrec_topology(topology: Topology) -> TorchRecTopology:
     # Not as CustomTopologyData: TorchRec would cut rows into blocks in proportion to the memory,
     # which it does not train.
     memory = "ddr" if topology.compute_device == "cpu" else "hbm"
-    for device, memory_bytes in zip(told.devices, topology.rank_memory_bytes, strict=True):
+    devices = torchrec_topology.devices
+    for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
         device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
-    return told
+    return torchrec_topology
 
 
 def _why_none(task: ShardingTask, error: PlannerError) -> str:

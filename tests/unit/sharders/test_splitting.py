@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.sharders.splitting import LARGEST_PIECE, NUM_HALVINGS, ROWS, Cut, cuts, whole
+from dlrm_sharded.sharders.splitting import (
+    BY_ROWS,
+    LARGEST_PIECE,
+    NUM_HALVINGS,
+    Splitting,
+    splittings,
+    unsplit,
+)
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
@@ -40,14 +47,14 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 
 
 @st.composite
-def any_cuts(draw: st.DrawFn) -> Cut:
+def any_splittings(draw: st.DrawFn) -> Splitting:
     task = draw(tasks())
     found = draw(st.integers(0, 2 * NUM_HALVINGS))
-    return list(cuts(task))[: found + 1][-1]
+    return list(splittings(task))[: found + 1][-1]
 
 
-def plan_of(cut: Cut, ranks: list[int]) -> ShardingPlan:
-    return ShardingPlan(cut.task.topology.world_size, cut.shards(ranks))
+def plan_of(splitting: Splitting, ranks: list[int]) -> ShardingPlan:
+    return ShardingPlan(splitting.task.topology.world_size, splitting.shards(ranks))
 
 
 def ample(task: ShardingTask) -> ShardingTask:
@@ -55,20 +62,22 @@ def ample(task: ShardingTask) -> ShardingTask:
     return dataclasses.replace(task, topology=topology)
 
 
-@given(any_cuts(), st.data())
+@given(any_splittings(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_placement_is_a_plan(cut: Cut, data: st.DataObject) -> None:
+def test_any_placement_is_a_plan(splitting: Splitting, data: st.DataObject) -> None:
     """That TorchRec trains; and one that fits, where the pieces do."""
-    task = cut.task
+    task = splitting.task
     topology = task.topology
     rank = st.integers(0, topology.world_size - 1)
-    ranks = data.draw(st.lists(rank, min_size=len(cut.pieces), max_size=len(cut.pieces)))
-    plan = plan_of(cut, ranks)
+    ranks = data.draw(
+        st.lists(rank, min_size=len(splitting.pieces), max_size=len(splitting.pieces))
+    )
+    plan = plan_of(splitting, ranks)
 
     validate(plan, ample(task))
 
-    free = list(cut.memory_bytes)
-    for piece, on_rank in zip(cut.pieces, ranks, strict=True):
+    free = list(splitting.free_bytes)
+    for piece, on_rank in zip(splitting.pieces, ranks, strict=True):
         free[on_rank] -= topology.table_bytes(piece)
     if min(free) >= 0:
         validate(plan, task)
@@ -84,42 +93,45 @@ def test_any_placement_is_a_plan(cut: Cut, data: st.DataObject) -> None:
         assert free == left
 
 
-@given(any_cuts())
+@given(any_splittings())
 @settings(max_examples=100, deadline=None)
-def test_pieces_are_tables(cut: Cut) -> None:
-    pieces = iter(cut.pieces)
-    for table, parts in zip(cut.task.tables, cut.parts, strict=True):
+def test_pieces_are_tables(splitting: Splitting) -> None:
+    pieces = iter(splitting.pieces)
+    for table, parts in zip(splitting.task.tables, splitting.num_pieces, strict=True):
         of_table = [next(pieces) for _ in range(parts)]
         widths = [piece.embedding_dim for piece in of_table]
-        assert parts == ROWS or sum(widths) == table.embedding_dim
-        assert parts == ROWS or max(widths) - min(widths) in (0, 4)
+        assert parts == BY_ROWS or sum(widths) == table.embedding_dim
+        assert parts == BY_ROWS or max(widths) - min(widths) in (0, 4)
         for piece in of_table:
             as_table = {"name": table.name, "embedding_dim": table.embedding_dim}
             assert dataclasses.replace(piece, **as_table) == table
     assert next(pieces, None) is None
-    if cut.pieces:
-        dataclasses.replace(cut.task, tables=cut.pieces)  # refuses names that are not unique
+    if splitting.pieces:
+        # refuses names that are not unique
+        dataclasses.replace(splitting.task, tables=splitting.pieces)
 
 
 @given(tasks())
 @settings(max_examples=100, deadline=None)
-def test_cuts_become_finer(task: ShardingTask) -> None:
-    """Tables that fit a rank are whole at first; rows are cut for want of any other way."""
+def test_splittings_become_finer(task: ShardingTask) -> None:
+    """Tables that fit a rank are whole at first; rows are split for want of any other way."""
     topology = task.topology
     most = max(topology.rank_memory_bytes)
-    first, *finer = cuts(task)
-    for table, parts in zip(task.tables, first.parts, strict=True):
+    first, *finer = splittings(task)
+    for table, parts in zip(task.tables, first.num_pieces, strict=True):
         of_four_columns = topology.shard_bytes(table.num_embeddings, 4)
         if topology.table_bytes(table) <= most:
             assert parts == 1
         elif of_four_columns <= most:
             assert parts > 1 or table.embedding_dim == 4
-    assert len({cut.parts for cut in (first, *finer)}) == 1 + len(finer)
+    assert len({splitting.num_pieces for splitting in (first, *finer)}) == 1 + len(finer)
     by_columns = [
-        cut for cut in (first, *finer) if cut.parts.count(ROWS) == first.parts.count(ROWS)
+        splitting
+        for splitting in (first, *finer)
+        if splitting.num_pieces.count(BY_ROWS) == first.num_pieces.count(BY_ROWS)
     ]
     for coarse, fine in itertools.pairwise(by_columns):
-        assert all(a <= b for a, b in zip(coarse.parts, fine.parts, strict=True))
+        assert all(a <= b for a, b in zip(coarse.num_pieces, fine.num_pieces, strict=True))
     last = (first, *finer)[-1]
     limit = LARGEST_PIECE * sum(topology.rank_memory_bytes) / topology.world_size
     for piece in last.pieces:
@@ -138,9 +150,9 @@ def task_of(shapes: list[tuple[int, int]], memory: int, world_size: int = 2) -> 
 
 
 def test_pieces_on_a_rank_are_one_shard() -> None:
-    cut = Cut(task_of([(10, 20), (10, 4)], 10**6), (4, 1))
-    assert [piece.embedding_dim for piece in cut.pieces] == [8, 4, 4, 4, 4]
-    shards = cut.shards([1, 0, 1, 0, 1])
+    splitting = Splitting(task_of([(10, 20), (10, 4)], 10**6), (4, 1))
+    assert [piece.embedding_dim for piece in splitting.pieces] == [8, 4, 4, 4, 4]
+    shards = splitting.shards([1, 0, 1, 0, 1])
     assert [(s.table, s.rank, s.cols) for s in shards] == [
         ("t0", 0, (0, 8)),
         ("t0", 1, (8, 20)),
@@ -149,20 +161,20 @@ def test_pieces_on_a_rank_are_one_shard() -> None:
 
 
 def test_row_blocks_take_memory_of_every_rank() -> None:
-    cut = Cut(task_of([(101, 4), (10, 8)], 5000), (ROWS, 1))
-    assert [piece.embedding_dim for piece in cut.pieces] == [8]
-    assert cut.memory_bytes == (5000 - 51 * 16, 5000 - 50 * 16)
-    shards = cut.shards([1])
+    splitting = Splitting(task_of([(101, 4), (10, 8)], 5000), (BY_ROWS, 1))
+    assert [piece.embedding_dim for piece in splitting.pieces] == [8]
+    assert splitting.free_bytes == (5000 - 51 * 16, 5000 - 50 * 16)
+    shards = splitting.shards([1])
     assert [(s.table, s.rank, s.rows) for s in shards] == [
         ("t0", 0, (0, 51)),
         ("t0", 1, (51, 101)),
         ("t1", 1, (0, 10)),
     ]
-    assert all(is_row_wise([s], cut.task.tables[0]) for s in shards[:2])
-    assert min(Cut(task_of([(101, 4)], 800), (ROWS,)).memory_bytes) < 0
+    assert all(is_row_wise([s], splitting.task.tables[0]) for s in shards[:2])
+    assert min(Splitting(task_of([(101, 4)], 800), (BY_ROWS,)).free_bytes) < 0
 
 
 def test_whole_tables_are_as_they_were() -> None:
     task = task_of([(10, 20), (10, 4)], 10**6)
-    assert next(cuts(task)) == whole(task)
-    assert [shard.num_cols for shard in whole(task).shards([1, 0])] == [20, 4]
+    assert next(splittings(task)) == unsplit(task)
+    assert [shard.num_cols for shard in unsplit(task).shards([1, 0])] == [20, 4]

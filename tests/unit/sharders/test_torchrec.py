@@ -11,12 +11,12 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_names_the_users_table(told: bool) -> None:
+@pytest.mark.parametrize("informed", [True, False])
+def test_names_the_users_table(informed: bool) -> None:
     tables = (Table("user.id", 10, 16, 1.0), Table("item.id", 10_000, 16, 1.0))
     task = ShardingTask(tables, Topology(2, 100_000, compute_device="cpu"), batch_size=64)
     with pytest.raises(InfeasibleTaskError, match=r"item\.id"):
-        TorchRecSharder(told=told).shard(task)
+        TorchRecSharder(informed=informed).shard(task)
 
 
 @pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
