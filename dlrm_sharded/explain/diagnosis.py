@@ -1,9 +1,9 @@
-"""Why a plan costs what it does under the learned cost model, and what would make it cost less.
+"""Explain why a plan costs what it does under an additive cost model.
 
-For plans of any sharder: which ranks and shards bound the cost, what each split of a table bought,
-and what a short search finds with another rank or more memory.
+The plan may be of any sharder. Its diagnosis says which ranks and shards bound the cost, what the
+split of each table gained, and what a short search finds with another rank or more memory.
 
-Letters: S shards, W ranks, C candidate ranks, V numbers of a shard (`cost/compute.py`).
+Letters: S shards, W ranks, C candidate ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.communication import STEP_EXCHANGES, Hosts
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import (
@@ -38,17 +38,23 @@ from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.task import ShardingTask, Topology
 
-NEARLY_MOST = 0.99
-"""Of the most that a rank costs: ranks from here on bound the plan."""
+BOUNDING_FRACTION = 0.99
+"""Ranks that cost at least this fraction of the costliest rank bound the plan."""
 
-MAX_RANKS, MAX_SPLITS, MAX_CANDIDATES = 8, 64, 16
-SEARCH_S, ALL_S = 1.0, 2.5
-"""What one search may take, and all together with what comes before them."""
+MAX_RANKS, MAX_SPLITS = 8, 64
+"""Largest numbers of bounding ranks and of split tables in a diagnosis."""
 
-WORTH = 5e-3
-"""A plan that is predicted less by a smaller share than this is not a better one."""
+MAX_CANDIDATES = 16
+"""Largest number of ranks on which a split table is tried whole."""
+
+SEARCH_S, DIAGNOSIS_S = 1.0, 2.5
+"""Time limits, in s, of pricing the splits or of one search, and of the whole diagnosis."""
+
+MIN_IMPROVEMENT = 5e-3
+"""Smallest relative improvement in predicted cost worth reporting."""
 
 GOOD_GAP = 0.002
+"""Gap to the lower bound at which a search for an alternative ends."""
 
 Indices = NDArray[np.int64]
 
@@ -66,7 +72,7 @@ def diagnose(
     task = with_profiles(task)
     priced = _PricedPlan(plan, task, model)
     totals = [rank.total_ms for rank in priced.cost.per_rank]
-    bounding = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
+    bounding = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]
     bounding.sort(key=lambda rank: -totals[rank])
     split = [name for name, shards in plan.shards_by_table().items() if len(shards) > 1]
     return Diagnosis(
@@ -76,7 +82,7 @@ def diagnose(
         num_bounding=len(bounding),
         splits=tuple(priced.splits(split, Clock(started + SEARCH_S))),
         num_split=len(split),
-        alternatives=_alternatives(task, model, priced.cost.cost_ms, started + ALL_S)
+        alternatives=_alternatives(task, model, priced.cost.cost_ms, started + DIAGNOSIS_S)
         if alternatives
         else None,
     )
@@ -86,13 +92,13 @@ def _alternatives(
     task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
 ) -> tuple[Alternative, ...]:
     return tuple(
-        Alternative(change, _found_ms(other, model, cost_ms, deadline))
-        for change, other in _changes(task)
+        Alternative(change, _better_cost_ms(changed, model, cost_ms, deadline))
+        for change, changed in _changed_tasks(task)
     )
 
 
 class _PricedPlan:
-    """The shards of a plan, each with what it adds to its rank."""
+    """A plan, with the time that each shard adds to its rank."""
 
     def __init__(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> None:
         self._plan = plan
@@ -107,10 +113,13 @@ class _PricedPlan:
         read_mb = workload.by_rank(self._vectors[:, READ_MB])[workload.rank]
         self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
         prices = ExchangePrices.of(model.communication, self._hosts)
-        comm_ms = _own_comm_ms(workload, prices)
-        # where volumes are far from even, prices say more than the exchanges take
-        most = np.array([rank.fwd_comm_ms + rank.bwd_comm_ms for rank in self.cost.per_rank])
-        share = np.minimum(most / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
+        comm_ms = _shard_comm_ms(workload, prices)
+        # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
+        # shards then get their shares of that time.
+        rank_comm_ms = np.array(
+            [rank.fwd_comm_ms + rank.bwd_comm_ms for rank in self.cost.per_rank]
+        )
+        share = np.minimum(rank_comm_ms / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
         self._comm_ms = comm_ms * share[workload.rank]
 
     def rank(self, rank: int) -> RankCost:
@@ -131,7 +140,7 @@ class _PricedPlan:
         )
 
     def splits(self, names: Sequence[str], clock: Clock) -> list[SplitGain]:
-        """The costliest of the named tables, in order of what their splits bought."""
+        """Return the gains of the costliest of the named tables, the largest gain first."""
         places: dict[str, list[int]] = {name: [] for name in names}
         for i, shard in enumerate(self._plan.shards):
             if shard.table in places:
@@ -141,8 +150,8 @@ class _PricedPlan:
         if not names:
             return []
         whole = [Shard.whole(self._tables[name], 0) for name in names]
-        alone = workload_of_plan(ShardingPlan(self._plan.world_size, tuple(whole)), self._task)
-        vectors = self._model.compute.vectors(alone)
+        all_whole = ShardingPlan(self._plan.world_size, tuple(whole))
+        vectors = self._model.compute.vectors(workload_of_plan(all_whole, self._task))
         found = []
         for i, name in enumerate(names):
             if clock.is_over:
@@ -157,19 +166,21 @@ class _PricedPlan:
                     gain_ms=None if cost_ms is None else cost_ms - self.cost.cost_ms,
                 )
             )
-        # those that fit no rank whole come last: what they bought has no figure
+        # Tables that fit no rank whole come last: the gain of their split has no figure.
         return sorted(found, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
     def _whole_ms(self, places: Sequence[int], whole: Shard, vector: Floats) -> float | None:
-        """Cost of the plan with a table's shards replaced by one, where that costs least."""
+        """Return the cost of the plan with a table whole, on the rank where that costs least."""
         model, topology = self._model, self._task.topology
         others = np.ones(len(self._plan.shards), dtype=bool)
         others[list(places)] = False
-        workload = _part(self._workload, others)
+        workload = _selected(self._workload, others)
         free = np.array(topology.rank_memory_bytes) - self._used_without(places)
         lookups = workload.num_lookups()
-        columns = workload.rank[workload.group_size == 1]
-        new_lookup = np.bincount(columns, minlength=workload.world_size) == 0
+        # All unsplit shards and column shards of a rank share one lookup; where a rank has none,
+        # the whole table adds one.
+        in_columns = workload.rank[workload.group_size == 1]
+        new_lookup = np.bincount(in_columns, minlength=workload.world_size) == 0
         sums = workload.by_rank(self._vectors[others])
         without_ms = model.compute.times_ms(sums, lookups).sum(axis=1)
         with_ms = model.compute.times_ms(sums + vector, lookups + new_lookup).sum(axis=1)
@@ -177,19 +188,19 @@ class _PricedPlan:
         candidates = candidates[np.argsort(with_ms[candidates], kind="stable")[:MAX_CANDIDATES]]
         if not len(candidates):
             return None
-        costs = np.repeat(without_ms[None], len(candidates), axis=0)
-        each = np.arange(len(candidates))
-        costs[each, candidates] = with_ms[candidates]
+        costs = np.repeat(without_ms[None], len(candidates), axis=0)  # [C, W]
+        costs[np.arange(len(candidates)), candidates] = with_ms[candidates]
         costs += self._exchange_ms(workload, candidates, whole)
         return float(costs.max(axis=1).min())
 
     def _exchange_ms(self, workload: Workload, candidates: Indices, whole: Shard) -> Floats:
-        """[C, W], of the workload and one more shard, on each candidate."""
-        exchange, each = workload.exchange(of_ids=False), np.arange(len(candidates))
-        volume = np.repeat(exchange.volume[None], len(each), axis=0)
-        volume[each, candidates] += whole.num_cols * _bytes_per_column(workload)
-        num_shards = np.repeat(exchange.num_shards[None], len(each), axis=0)
-        num_shards[each, candidates] += 1
+        """Return the exchanges' times [C, W] with one more shard, on each candidate in turn."""
+        exchange = workload.exchange(of_ids=False)
+        places = np.arange(len(candidates)), candidates
+        volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
+        volume[places] += whole.num_cols * _bytes_per_column(workload)
+        num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
+        num_shards[places] += 1
         model, times = self._model.communication, np.zeros_like(volume)
         for kind in STEP_EXCHANGES:
             times += model.all_to_all_ms(kind, volume, num_shards, self._hosts)
@@ -204,8 +215,8 @@ class _PricedPlan:
         return used
 
 
-def _part(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
-    """Some of its shards."""
+def _selected(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
+    """Return the workload of the shards that are kept [S]."""
     return dataclasses.replace(
         workload,
         rank=workload.rank[kept],
@@ -218,18 +229,18 @@ def _part(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
 
 
 def _bytes_per_column(workload: Workload) -> float:
-    """That a rank exchanges with every other one."""
+    """Return the bytes of a column of pooled embeddings that go to one rank."""
     return FLOAT_BYTES * workload.batch_size / workload.world_size
 
 
-def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
-    """[S], what a shard adds to its rank's exchanges."""
+def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
+    """Return the time [S] that each shard adds to its rank's exchanges."""
     volume = workload.exchange(of_ids=False).volume
-    of_host = volume.reshape(prices.num_hosts, -1).sum(axis=1)
+    host_volume = volume.reshape(prices.num_hosts, -1).sum(axis=1)
     per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
-    fullest_host = np.repeat(of_host >= of_host.max(), workload.ranks_per_host)
-    per_byte[fullest_host] += prices.busiest_host_byte_ms
+    on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)
+    per_byte[on_busiest_host] += prices.busiest_host_byte_ms
     num_bytes = workload.num_cols * _bytes_per_column(workload)
     size = workload.group_size
     times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard_ms
@@ -242,22 +253,22 @@ def _own_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     return times
 
 
-def _changes(task: ShardingTask) -> list[tuple[str, ShardingTask]]:
-    """What could be different, in words, and the task that it would be."""
+def _changed_tasks(task: ShardingTask) -> list[tuple[str, ShardingTask]]:
+    """Return what could be different, in words, with the task that it makes."""
     topology = task.topology
     one_host = topology.ranks_per_host == topology.world_size
     return [
         ("another plan", task),
         (
             "one more rank" if one_host else "one more host",
-            dataclasses.replace(task, topology=_larger(topology)),
+            dataclasses.replace(task, topology=_with_more_ranks(topology)),
         ),
-        ("10 % more memory", dataclasses.replace(task, topology=_roomier(topology))),
+        ("10 % more memory", dataclasses.replace(task, topology=_with_more_memory(topology))),
     ]
 
 
-def _larger(topology: Topology) -> Topology:
-    """With another host, or another rank on the only one."""
+def _with_more_ranks(topology: Topology) -> Topology:
+    """Return the topology with one more host, or one more rank on the only host."""
     one_host = topology.ranks_per_host == topology.world_size
     more = 1 if one_host else topology.ranks_per_host
     by_rank = topology.memory_bytes_by_rank
@@ -269,7 +280,7 @@ def _larger(topology: Topology) -> Topology:
     )
 
 
-def _roomier(topology: Topology) -> Topology:
+def _with_more_memory(topology: Topology) -> Topology:
     by_rank = topology.memory_bytes_by_rank
     return dataclasses.replace(
         topology,
@@ -278,21 +289,20 @@ def _roomier(topology: Topology) -> Topology:
     )
 
 
-def _found_ms(
+def _better_cost_ms(
     task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
 ) -> float | None:
-    """Predicted cost of what a search finds, where that is less."""
+    """Return the predicted cost of what a search finds; None if it is no improvement."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
     if clock.is_over:
         return None
     bound_ms = lower_bound_ms(task, model)
-    if bound_ms >= cost_ms * (1 - WORTH):
+    if bound_ms >= cost_ms * (1 - MIN_IMPROVEMENT):
         return None
     problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
     state = find_state(problem, bound_ms, 0, StoppingRule(0, GOOD_GAP, clock))
     if state is None:
         return None
     plan = ShardingPlan(task.topology.world_size, state_shards(state))
-    hosts: Hosts = model.hosts(task.topology)
-    found = model.predict_workload(workload_of_plan(plan, task), hosts)
-    return found.cost_ms if found.cost_ms < cost_ms * (1 - WORTH) else None
+    found = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    return found.cost_ms if found.cost_ms < cost_ms * (1 - MIN_IMPROVEMENT) else None

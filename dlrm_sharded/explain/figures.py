@@ -1,4 +1,4 @@
-"""Pictures of a plan: the cost and the memory of every rank."""
+"""Draw the cost and the memory of every rank under a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.task import ShardingTask
 
 MAX_TABLES_SHOWN = 8
+"""Largest number of tables with bars of their own."""
+
 MANY_RANKS = 16
+"""Largest number of ranks that get a tick each, and predictions a bar of their own."""
 
 
 def plot_cost_by_rank(
@@ -25,13 +28,13 @@ def plot_cost_by_rank(
     num_ranks: int | None = None,
     label: str = "ms per step",
 ) -> Figure:
-    """Stacked bars: the four stages of every rank.
+    """Draw the four stages of every rank as stacked bars.
 
     Args:
-        predicted: in thin bars below the others; of many ranks, a mark where each would end.
-        max_ms: end of the axis of time, and `num_ranks` of that of ranks: the same for all figures
-            that are compared by eye. Without it the axis ends at a round number, so that those of
-            similar runs have the same one mostly.
+        predicted: drawn as thin bars below the others; for many ranks, as marks where bars end.
+        max_ms: end of the time axis; figures that are compared by eye share it. None for a round
+            number, which similar runs mostly share.
+        num_ranks: end of the axis of ranks; None for the ranks of `cost`.
     """
     figure, axes = thumbnail()
     ranks = range(len(cost.per_rank))
@@ -53,7 +56,7 @@ def plot_cost_by_rank(
 
 
 def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
-    """Stacked bars: the memory of the largest tables, and of all others, on every rank."""
+    """Draw the memory of the largest tables, and of all others together, as stacked bars."""
     figure, axes = thumbnail()
     bytes_of_table: dict[str, int] = {}
     for shard in plan.shards:
@@ -66,17 +69,17 @@ def plot_memory_by_rank(plan: ShardingPlan, task: ShardingTask) -> Figure:
         groups.append(others)
         labels.append(f"{len(others)} others")
     widths = [[0.0] * plan.world_size for _ in groups]
-    for names, of_group in zip(groups, widths, strict=True):
+    for names, group_widths in zip(groups, widths, strict=True):
         for shard in plan.shards:
             if shard.table in names:
-                of_group[shard.rank] += shard.bytes_on(task.topology) / 2**20
+                group_widths[shard.rank] += shard.bytes_on(task.topology) / 2**20
     stack_bars(axes, range(plan.world_size), labels, widths)
     _finish_ranks(figure, axes, plan.world_size, "MiB of tables", columns=3)
     return figure
 
 
 def thumbnail(height: float = 2.9) -> tuple[Figure, Axes]:
-    """A figure that reads well where TensorBoard shows it, about 330 pixels wide."""
+    """Return a figure that reads well where TensorBoard shows it, about 330 pixels wide."""
     figure = Figure(figsize=(4.6, height), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
@@ -89,11 +92,11 @@ def stack_bars(
     *,
     height: float = 0.8,
 ) -> None:
-    """Horizontal bars of parts put end to end; a part has a label, a colour, a width by place."""
+    """Draw horizontal bars, each of parts end to end; a part has a label and a width by place."""
     left = [0.0] * len(places)
-    for i, (label, of_part) in enumerate(zip(labels, widths, strict=True)):
-        axes.barh(places, of_part, height, left=left, label=label, color=f"C{i}")
-        left = [a + b for a, b in zip(left, of_part, strict=True)]
+    for i, (label, part_widths) in enumerate(zip(labels, widths, strict=True)):
+        axes.barh(places, part_widths, height, left=left, label=label, color=f"C{i}")
+        left = [a + b for a, b in zip(left, part_widths, strict=True)]
 
 
 def legend_above(figure: Figure, *, columns: int) -> None:
@@ -123,7 +126,7 @@ def _stage_widths(cost: PlanCost) -> list[list[float]]:
 
 
 def _rounded_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ..."""
+    """Return the next of 1, 2, 5, 10, 20, ..."""
     if value <= 0:
         return 1.0
     decade = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""What there is to say of a plan under a cost model, in lines for terminals and TensorBoard."""
+"""Put a plan, its cost and its diagnosis into words, for terminals and TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dlrm_sharded.task import GIB, ShardingTask
 
 STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
 MAX_SHOWN = 8
-"""Splits, or tables in a list; of a rank, half as many shards."""
+"""Largest number of splits or tables in a list; half as many shards are listed for a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Lines below a title."""
+    """A title and the lines below it."""
 
     title: str
     lines: tuple[str, ...]
@@ -105,7 +105,7 @@ def _pieces(split: SplitGain) -> str:
 
 
 def _gain(split: SplitGain) -> str:
-    """Below 0 where the plan would cost less with the table whole."""
+    """Write a gain; it is below 0 where the plan would cost less with the table whole."""
     assert split.gain_ms is not None
     return f"{split.gain_ms:z.2f} ms"
 
@@ -138,7 +138,7 @@ class ShardShare:
 def shares_of_rank(
     plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
 ) -> list[ShardShare]:
-    """The shards of a rank, the costliest first, or those with most work without a cost."""
+    """Return the shards of a rank, the costliest first; without a cost, that with most work."""
     tables = {table.name: table for table in task.tables}
     on_rank = [shard for shard in plan.shards if shard.rank == rank]
     work = [_columns_read(shard, tables[shard.table]) for shard in on_rank]
@@ -245,7 +245,7 @@ def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
 
 
 def difference(predicted_ms: float, measured_ms: float) -> str:
-    """By how much of the measured time the prediction is off."""
+    """Say by how much of the measured time the prediction is off."""
     if measured_ms <= 0:
         return "-"
     return f"{100 * (predicted_ms / measured_ms - 1):+z.0f} %"
@@ -265,7 +265,7 @@ def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
 
 
 def _columns_read(shard: Shard, table: Table) -> float:
-    """Columns that the lookup of a shard reads per sample; row blocks share the ids evenly."""
+    """Return the columns that a shard reads per sample; row blocks share the ids evenly."""
     return shard.num_cols * table.pooling_factor * shard.num_rows / table.num_embeddings
 
 

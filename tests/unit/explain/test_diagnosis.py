@@ -16,9 +16,9 @@ from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
 from dlrm_sharded.explain.diagnosis import (
+    BOUNDING_FRACTION,
     MAX_RANKS,
     MAX_SPLITS,
-    NEARLY_MOST,
     diagnose,
 )
 from dlrm_sharded.explain.text import forecast, sections
@@ -45,7 +45,7 @@ def ample_time() -> Iterator[None]:
     """However slow the machine, what is found is the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SEARCH_S", 1e6)
-        patch.setattr(module, "ALL_S", 1e6)
+        patch.setattr(module, "DIAGNOSIS_S", 1e6)
         yield
 
 
@@ -110,23 +110,22 @@ def test_alternatives_of_any_plan_cost_less(name: str, of: Planned) -> None:
 
 def check_ranks(found: Diagnosis, plan: ShardingPlan, cost: PlanCost) -> None:
     totals = [rank.total_ms for rank in cost.per_rank]
-    near = [rank for rank, ms in enumerate(totals) if ms >= NEARLY_MOST * max(totals)]
+    near = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]
     assert found.num_bounding == len(near)
     assert len(found.bounding) == min(len(near), MAX_RANKS)
     assert found.bounding[0].cost_ms == max(totals)
-    for of_rank in found.bounding:
-        assert of_rank.rank in near
-        assert of_rank.cost_ms == totals[of_rank.rank]
-        assert sorted(of.shard for of in of_rank.shards) == sorted(
-            shard for shard in plan.shards if shard.rank == of_rank.rank
-        )
-        costs = [of.cost_ms for of in of_rank.shards]
+    for rank in found.bounding:
+        assert rank.rank in near
+        assert rank.cost_ms == totals[rank.rank]
+        on_rank = [shard for shard in plan.shards if shard.rank == rank.rank]
+        assert sorted(shard.shard for shard in rank.shards) == sorted(on_rank)
+        costs = [shard.cost_ms for shard in rank.shards]
         assert costs == sorted(costs, reverse=True)
-        assert all(of.compute_ms >= 0 and of.comm_ms >= 0 for of in of_rank.shards)
-        stages = cost.per_rank[of_rank.rank]
-        compute_ms = sum(of.compute_ms for of in of_rank.shards)
+        assert all(shard.compute_ms >= 0 and shard.comm_ms >= 0 for shard in rank.shards)
+        stages = cost.per_rank[rank.rank]
+        compute_ms = sum(shard.compute_ms for shard in rank.shards)
         assert compute_ms <= (stages.fwd_compute_ms + stages.bwd_compute_ms) * (1 + 1e-9)
-        comm_ms = sum(of.comm_ms for of in of_rank.shards)
+        comm_ms = sum(shard.comm_ms for shard in rank.shards)
         assert comm_ms <= (stages.fwd_comm_ms + stages.bwd_comm_ms) * (1 + 1e-9)
 
 
@@ -135,17 +134,17 @@ def check_splits(
 ) -> None:
     tables = {table.name: table for table in task.tables}
     split = {name for name, shards in plan.shards_by_table().items() if len(shards) > 1}
-    assert {of.table for of in found.splits} == split
+    assert {gain.table for gain in found.splits} == split
     assert found.num_split == len(split)
-    for of in found.splits:
-        expected = gain_ms(plan, task, model, tables[of.table])
+    for gain in found.splits:
+        expected = gain_ms(plan, task, model, tables[gain.table])
         if expected is None:
-            assert of.gain_ms is None
+            assert gain.gain_ms is None
         else:
-            assert of.gain_ms == pytest.approx(expected, rel=1e-6, abs=1e-9 * found.cost_ms)
-    gains = [of.gain_ms for of in found.splits if of.gain_ms is not None]
+            assert gain.gain_ms == pytest.approx(expected, rel=1e-6, abs=1e-9 * found.cost_ms)
+    gains = [gain.gain_ms for gain in found.splits if gain.gain_ms is not None]
     assert gains == sorted(gains, reverse=True)
-    assert all(of.gain_ms is None for of in found.splits[len(gains) :])
+    assert all(gain.gain_ms is None for gain in found.splits[len(gains) :])
 
 
 HALVES = Topology(2, 10**9, compute_device="cpu")
@@ -255,11 +254,11 @@ def test_a_rank_costs_what_its_shards_do_and_launches() -> None:
     """One rank exchanges nothing."""
     task = ShardingTask((BUSY, IDLE), Topology(1, 10**9, compute_device="cpu"), 1024)
     plan = ShardingPlan(1, (Shard.whole(IDLE, 0), Shard.whole(BUSY, 0)))
-    (of_rank,) = diagnosed(plan, task).bounding
+    (rank,) = diagnosed(plan, task).bounding
     launch_ms = float(MODEL.compute.launch_ms(np.ones(1)).sum())
-    assert [of.shard.table for of in of_rank.shards] == ["busy", "idle"]
-    assert of_rank.overhead_ms == pytest.approx(launch_ms)
-    assert sum(of.cost_ms for of in of_rank.shards) == pytest.approx(of_rank.cost_ms - launch_ms)
+    assert [shard.shard.table for shard in rank.shards] == ["busy", "idle"]
+    assert rank.overhead_ms == pytest.approx(launch_ms)
+    assert sum(shard.cost_ms for shard in rank.shards) == pytest.approx(rank.cost_ms - launch_ms)
 
 
 def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +268,8 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), task, MODEL, alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
-    assert sections(found)[1].lines == ("split tables not looked at: 1",)
+    (line,) = sections(found)[1].lines
+    assert_in_order(line, ["not looked at", "1"])
     assert len(found.bounding) == found.num_bounding > 0
 
 
@@ -315,22 +315,27 @@ SHOWN = Diagnosis(
 
 def test_in_words() -> None:
     bounds, splits, more = sections(SHOWN)
-    assert bounds.title == "What bounds it"
-    assert bounds.lines == (
-        "Predicted within 1 % of the slowest rank's 20.00 ms: 2 of 4 ranks; the 1 slowest",
-        "rank 3, 20.00 ms: busy 5.50 ms, busy (columns 4 to 32) 4.50 ms, "
-        "busy (rows 1,250 to 2,500) 3.50 ms, idle 1.50 ms, 2 more 3.00 ms, "
-        "launches and exchanges of all ranks 2.00 ms",
-    )
-    assert splits.title == "What splits bought"
-    assert splits.lines[1] == "t0 in 2 column shards: 6.00 ms"
-    assert splits.lines[8:] == (
-        "t7 in 2 column shards: -1.00 ms",
-        "2 more: -2.00 ms to -3.00 ms",
-        "huge in 4 row blocks: fits no rank whole",
-    )
+    assert (bounds.title, splits.title) == ("What bounds it", "What splits bought")
     assert more.title == "What more would buy"
-    assert more.lines[1:] == ("another plan: nothing found", "one more rank: 15.00 ms, 25.0 % less")
+    summary, rank = bounds.lines
+    assert "20.00 ms" in summary
+    assert "2 of 4 ranks" in summary
+    assert rank.startswith("rank 3, 20.00 ms: ")
+    assert_in_order(rank, ["busy 5.50 ms", "columns 4 to 32", "4.50 ms", "rows 1,250 to 2,500"])
+    assert_in_order(rank, ["3.50 ms", "idle 1.50 ms", "2 more 3.00 ms", "exchanges", "2.00 ms"])
+    assert_in_order(splits.lines[1], ["t0", "2 column shards", "6.00 ms"])
+    assert_in_order(splits.lines[8], ["t7", "2 column shards", "-1.00 ms"])
+    assert_in_order(splits.lines[9], ["2 more", "-2.00 ms", "-3.00 ms"])
+    assert_in_order(splits.lines[10], ["huge", "4 row blocks", "no rank"])
+    _, same, larger = more.lines
+    assert_in_order(same, ["another plan", "nothing"])
+    assert_in_order(larger, ["one more rank", "15.00 ms", "25.0 % less"])
+
+
+def assert_in_order(line: str, parts: list[str]) -> None:
+    places = [line.find(part) for part in parts]
+    assert -1 not in places, line
+    assert places == sorted(places), line
 
 
 def test_nobody_asked_for_alternatives() -> None:
