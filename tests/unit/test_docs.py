@@ -1,10 +1,7 @@
-"""The documentation is complete and true: links, the rooms of the architecture, a strict build."""
+"""The documentation is true where `mkdocs build --strict` cannot tell: links, rooms, lengths."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,14 +74,3 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
-
-
-def test_site_builds_strictly(tmp_path: Path) -> None:
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
