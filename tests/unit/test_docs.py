@@ -1,11 +1,7 @@
-"""The documentation is complete and true: links, the rooms of the architecture, a strict build."""
+"""The documentation is true where `mkdocs build --strict` cannot tell: links, rooms, lengths."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +9,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-ROOM = re.compile(r"^\| \*\*(\w+)\*\*(?: \((.*?)\))? \| .* \| (.*?) *\|$", re.M)
-"""Name, modules that are no folder of that name, and the rooms it imports."""
+ROOM = re.compile(r"^\| (\d) \| \*\*(\w+)\*\*(?: \((.*?)\))? \|", re.M)
+"""Floor, name, and the modules that are not in a folder of that name."""
 
 
-def rooms() -> tuple[dict[str, str], dict[str, set[str]]]:
-    """The room of each module that the page names, and the rooms that each room imports."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    room_of, imports = {}, {}
-    for name, modules, imported in ROOM.findall(page):
+def rooms() -> tuple[dict[str, str], dict[str, int]]:
+    """The room of each module that the architecture names, and the floor of each room."""
+    room_of, floor = {}, {}
+    for number, name, modules in ROOM.findall((ROOT / "docs" / "architecture.md").read_text()):
         room_of.update(dict.fromkeys(re.findall(r"`([\w.]+)`", modules), name))
-        imports[name] = {room for room in imported.split(", ") if room}
-    return room_of, imports
+        floor[name] = int(number)
+    return room_of, floor
 
 
 def imported_modules(node: ast.AST) -> Iterator[str]:
@@ -42,31 +37,28 @@ def imported_modules(node: ast.AST) -> Iterator[str]:
 def room_of_module(module: str, room_of: dict[str, str]) -> str | None:
     """The room of a module or of a name in it; None for other packages and for the package."""
     package, *parts = module.split(".")
-    if package in ("dlrm_torchx", "hydra_plugins", "component", "scripts"):
-        return room_of.get(package, package)
-    if package != "dlrm_sharded" or not parts:
+    if package != "dlrm_sharded":
+        return room_of.get(package)
+    if parts in ([], ["__init__"]):
         return None
     return room_of.get(".".join(parts[:2])) or room_of.get(parts[0]) or parts[0]
 
 
-def test_rooms_import_what_the_architecture_says() -> None:
-    room_of, documented = rooms()
-    found = defaultdict(set)
-    for folder in ("dlrm_sharded", "launch"):
+def test_rooms_import_rooms_of_lower_floors() -> None:
+    room_of, floor = rooms()
+    wrong = []
+    for folder, above in (("dlrm_sharded", ROOT), ("launch", ROOT / "launch")):
         for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            module = ".".join(part for part in parts if part not in ("launch", "__init__"))
+            module = ".".join(path.relative_to(above).with_suffix("").parts)
             room = room_of_module(module, room_of)
+            if room is None:
+                continue
             for imported in imported_modules(ast.parse(path.read_text())):
                 other = room_of_module(imported, room_of)
-                if room and other and other != room:
-                    found[room].add(other)
+                if other not in (None, room) and floor[other] >= floor[room]:
+                    wrong.append(f"{module} ({room}) imports {imported} ({other})")
 
-    del documented["scripts"]
-    assert documented.pop("ground") == set()
-    assert {room: sorted(imported) for room, imported in found.items()} == {
-        room: sorted(imported) for room, imported in documented.items()
-    }
+    assert wrong == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -77,14 +69,3 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
-
-
-def test_site_builds_strictly(tmp_path: Path) -> None:
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr

@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from dlrm_sharded import ShardingTask, Table, Topology
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import read_plan
 from dlrm_sharded.planning import Planner
@@ -79,6 +78,7 @@ def test_every_file_of_the_page_is_used() -> None:
         "my_model.py",
         "my_sharder.py",
         "test_my_cost_model.py",
+        "test_my_dataset.py",
         "test_my_sharder.py",
     ]
 
@@ -124,17 +124,16 @@ def test_sharder_that_uses_the_cost_model(project: Path) -> None:
 
 
 def test_dataset(project: Path) -> None:
+    page = module(project, "test_my_dataset")
+
+    page.test_films()
+
+
+def test_dataset_with_a_yaml(project: Path) -> None:
     dataset = instantiate(composed(project, "train", "data=films", "batch_size=12").data)
 
-    whole = dataset.batch("train", 3, rank=0, world_size=1)
-    parts = [dataset.batch("train", 3, rank=rank, world_size=2) for rank in range(2)]
-
+    assert dataset.batch_size == 12
     assert dataset.num_batches("train") == 50
-    check_batch(whole, dataset.tables)
-    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
-    for table in dataset.tables:
-        ids = [part.sparse_features[table.name].values() for part in parts]
-        assert torch.equal(whole.sparse_features[table.name].values(), torch.cat(ids))
 
 
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
