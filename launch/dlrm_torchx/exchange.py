@@ -20,6 +20,8 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from dlrm_sharded.json_files import replace_file
+
 RETURNS = "return_*.pickle"
 FAILURES = "failure_*.json"
 
@@ -80,7 +82,7 @@ class Exchange:
 
     def send_return(self, job_return: JobReturn) -> None:
         path = self.folder / f"return_{self.attempt}.pickle"
-        write_whole(path, cloudpickle.dumps(job_return))
+        replace_file(path, cloudpickle.dumps(job_return))
 
     def has_return(self) -> bool:
         return any(self.folder.glob(RETURNS))
@@ -94,17 +96,10 @@ class Exchange:
     def send_failure(self, rank: int, reason: str) -> None:
         fields = {"rank": rank, "reason": reason, "time_s": time.time()}
         path = self.folder / f"failure_{rank}_{self.attempt}.json"
-        write_whole(path, json.dumps(fields).encode())
+        replace_file(path, json.dumps(fields).encode())
 
     def receive_failure(self) -> Failure | None:
         """The first one: the others fail because a rank is gone."""
         paths = self.folder.glob(FAILURES)
         failures = [Failure(**json.loads(path.read_text())) for path in paths]
         return min(failures, key=lambda failure: failure.time_s, default=None)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """So that readers see all of it or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    part.rename(path)

@@ -30,8 +30,8 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
+from dlrm_sharded.json_files import replace_file
 from dlrm_torchx.app import JobRefusedError, visible_gpus
-from dlrm_torchx.exchange import write_whole
 from dlrm_torchx.logs import log_lines
 
 TERMINATION_S = 10
@@ -107,7 +107,7 @@ class SharedLocalScheduler(LocalScheduler):
             },
         }
         _forget_removed()
-        write_whole(_registered(app_id), json.dumps(known).encode())
+        replace_file(_registered(app_id), json.dumps(known).encode())
         return app_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
@@ -131,7 +131,7 @@ class SharedLocalScheduler(LocalScheduler):
             response.state = AppState.CANCELLED
         known_state = Path(app.log_dir) / "STATE"
         if is_terminal(response.state) and not known_state.exists():
-            write_whole(known_state, response.state.name.encode())
+            replace_file(known_state, response.state.name.encode())
         return response
 
     def _is_running(self, app_id: str) -> bool:

@@ -21,8 +21,9 @@ from torchx.runner import Runner, get_runner
 from torchx.specs import InvalidRunConfigException
 
 from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError
+from dlrm_sharded.json_files import replace_file
 from dlrm_torchx.compose import prepare
-from dlrm_torchx.exchange import Task, write_whole
+from dlrm_torchx.exchange import Task
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
@@ -199,7 +200,7 @@ class Sweep:
 
     def _save(self) -> None:
         jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
-        write_whole(self._sweep_dir / RECORD, json.dumps({"jobs": jobs}, indent=1).encode())
+        replace_file(self._sweep_dir / RECORD, json.dumps({"jobs": jobs}, indent=1).encode())
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
