@@ -1,11 +1,11 @@
-"""What an unfinished collection has measured: appended sample by sample, so that a kill loses none.
+"""The journal of an unfinished collection, to which every sample is appended when it is measured.
 
-`<out>.partial` holds `settings.json`, which a resumed collection must share, and `samples.jsonl`.
+A collection that is killed loses no sample. The folder `<out>.partial` holds `samples.jsonl` and
+`settings.json`; a resumed collection must have the same settings.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,21 +13,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from dlrm_sharded.calibration.samples import Sample, manifest_path
 from dlrm_sharded.errors import ConfigError, DataError, UserError
 from dlrm_sharded.json_files import read_json_object, write_json
 
 
 class Journal:
-    """The folder beside `out`, for as long as the process has it.
+    """The folder beside `out`, locked until `close` or the end of the process.
 
     Args:
-        settings: what was asked for, and of which hardware; JSON.
+        settings: settings and hardware of the collection; JSON.
 
     Raises:
-        ConfigError: `out` is there already, or is where its manifest goes, or another process
-            has the folder.
-        DataError: the folder is of other settings.
+        ConfigError: `out` exists, or has the name of its manifest, or another process has locked
+            the folder.
+        DataError: the folder belongs to a collection with other settings.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
@@ -39,13 +41,13 @@ class Journal:
         self.folder = out.with_name(f"{out.name}.partial")
         self._samples = self.folder / "samples.jsonl"
         found = self.folder / "settings.json"
-        # a kill may have left the data without its manifest; the journal has it all
+        # a kill may have left the data without its manifest; the journal still has all samples
         if manifest_path(out).exists() or (out.exists() and not found.exists()):
             raise ConfigError(f"{out} is there already; give another out=, or remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         if not found.exists():
-            os.truncate(self._samples, 0)
+            self._samples.write_bytes(b"")
         if self._samples.stat().st_size == 0:
             write_json(found, settings)
             return
@@ -56,11 +58,12 @@ class Journal:
             raise
 
     def append(self, sample: Sample) -> None:
+        """Write a sample at the end of the file."""
         with self._samples.open("a") as file:
             file.write(json.dumps(sample.to_row()) + "\n")
 
     def samples(self) -> list[Sample]:
-        """All that was measured so far, without a last line that a kill cut off."""
+        """Return all samples so far, and remove a last line that a kill has cut off."""
         data = self._samples.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
@@ -68,10 +71,11 @@ class Journal:
         return [Sample.from_row(json.loads(line)) for line in whole.splitlines()]
 
     def close(self) -> None:
-        """Leave the folder to whoever goes on with it."""
-        os.close(self._lock)
+        """Unlock the folder, so that another process can resume the collection."""
+        self._lock.release()
 
     def remove(self) -> None:
+        """Delete the folder of a finished collection."""
         shutil.rmtree(self.folder)
         self.close()
 
@@ -87,13 +91,12 @@ class Journal:
                 "it with those, or remove it"
             )
 
-    def _locked(self) -> int:
-        """A descriptor with the samples' lock, which the system drops when the process ends."""
-        lock = os.open(self._samples, os.O_WRONLY | os.O_CREAT)
+    def _locked(self) -> FileLock:
+        """Lock the folder; the system unlocks it when the process ends."""
+        lock = FileLock(self.folder / "lock")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
+            lock.acquire(blocking=False)
+        except Timeout as error:
             raise ConfigError(
                 f"another process collects into {self.folder}; wait for it, or give another out="
             ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ import polars as pl
 from dlrm_sharded.artifact import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.json_files import replace_file, write_json
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
@@ -138,10 +139,9 @@ class CollectedCosts:
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
     """Write the data, and last the manifest, without which they are not read."""
     frame = pl.DataFrame([sample.to_row() for sample in samples], schema=SCHEMA)
-    partial = path.with_name(f".{path.name}.tmp")
-    frame.write_parquet(partial)
-    checksum = hashlib.sha256(partial.read_bytes()).hexdigest()
-    partial.replace(path)
+    parquet = io.BytesIO()
+    frame.write_parquet(parquet)
+    replace_file(path, parquet.getvalue())
     write_json(
         manifest_path(path),
         {
@@ -149,7 +149,7 @@ def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, An
             **manifest,
             "num_samples": len(samples),
             "repeatability": repeatability(samples),
-            "sha256": checksum,
+            "sha256": hashlib.sha256(parquet.getvalue()).hexdigest(),
         },
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_sharded.errors import DataError
+from dlrm_sharded.json_files import replace_file
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -49,9 +50,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
-        partial = folder / (MANIFEST + ".partial")
-        partial.write_text(text + "\n")
-        partial.replace(folder / MANIFEST)
+        replace_file(folder / MANIFEST, (text + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

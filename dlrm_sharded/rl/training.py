@@ -11,6 +11,7 @@ Letters: E episodes, T tables.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import pickle
 import time
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.errors import DataError, check_count
+from dlrm_sharded.json_files import replace_file
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
@@ -267,7 +269,6 @@ def _save(
 ) -> None:
     """Write the checkpoint completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")
     state = {
         "settings": json.dumps(settings, sort_keys=True),
         "tasks": [(t.set_index, t.tables.tolist(), t.memory_bytes) for t in collected.tasks],
@@ -277,8 +278,9 @@ def _save(
         "net": method.net.state_dict(),
         "optimizers": {key: adam.state_dict() for key, adam in method.optimizers.items()},
     }
-    torch.save(state, partial)
-    partial.replace(path)
+    file = io.BytesIO()
+    torch.save(state, file)
+    replace_file(path, file.getvalue())
 
 
 def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) -> _Collected:

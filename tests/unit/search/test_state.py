@@ -7,7 +7,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dlrm_sharded.search.layout import state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dlrm_sharded.search.layout import moved_bytes, shards_of, state_of
+from dlrm_sharded.search.layout import moved_bytes
 
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
