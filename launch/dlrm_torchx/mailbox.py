@@ -83,12 +83,7 @@ class JobMailbox:
                 path.unlink(missing_ok=True)
 
     def send_return(self, job_return: JobReturn) -> None:
-<<<<<<< HEAD:launch/dlrm_torchx/mailbox.py
         replace_file(self.folder / f"return_{self.attempt}.pickle", cloudpickle.dumps(job_return))
-=======
-        path = self.folder / f"return_{self.attempt}.pickle"
-        replace_file(path, cloudpickle.dumps(job_return))
->>>>>>> ground:launch/dlrm_torchx/exchange.py
 
     def has_return(self) -> bool:
         return any(self.folder.glob(RETURNS))

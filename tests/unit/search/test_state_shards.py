@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dlrm_sharded.search.layout import moved_bytes
 
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
