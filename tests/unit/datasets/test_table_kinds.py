@@ -20,4 +20,4 @@ def test_varied_tables_have_the_range_of_real_ones() -> None:
     rows, ids = ([getattr(t, key) for t in tables] for key in ("num_embeddings", "pooling_factor"))
     assert (min(rows), max(rows)) == (3, pytest.approx(2**29 / 16, rel=0.1))
     assert (min(ids), max(ids)) == (pytest.approx(0.3, rel=0.1), pytest.approx(400, rel=0.1))
-    assert sum(each == 1.0 for each in ids) / len(ids) == pytest.approx(0.3, abs=0.05)
+    assert sum(num_ids == 1.0 for num_ids in ids) / len(ids) == pytest.approx(0.3, abs=0.05)

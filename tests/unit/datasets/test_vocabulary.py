@@ -49,8 +49,8 @@ def test_rows_of_known_and_unknown_ids(known):
     known = np.array(list(known), np.uint32)
     rng = np.random.default_rng(2)
     near = np.concatenate([known, known + np.uint32(1), known - np.uint32(1)])
-    some = rng.integers(0, 2**32, 5000, dtype=np.uint32)
-    ids = np.concatenate([near, some, np.array([0, 1, 2**32 - 1, 2**31], np.uint32)])
+    unknown = rng.integers(0, 2**32, 5000, dtype=np.uint32)
+    ids = np.concatenate([near, unknown, np.array([0, 1, 2**32 - 1, 2**31], np.uint32)])
     vocab = Vocabulary(known)
     rows = vocab.rows(ids)
     assert rows.dtype == np.int32

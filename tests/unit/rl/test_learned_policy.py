@@ -178,7 +178,9 @@ def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
     loaded = load_policy(kind, str(path), RunContext("cpu", "made up", "rowwise_adagrad"))
     assert torch.equal(torch.get_rng_state(), before)
     for task in [*other_tasks(4), *other_tasks(2, num_tables=20, world_size=4)]:
-        plans = [each.place(task, num_samples=8, seed=1) for each in (LearnedPolicy(net), loaded)]
+        plans = [
+            policy.place(task, num_samples=8, seed=1) for policy in (LearnedPolicy(net), loaded)
+        ]
         assert plans[0] == plans[1] is not None
 
 

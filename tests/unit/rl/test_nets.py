@@ -168,12 +168,12 @@ def test_plan_costs_rank_by_rank(kind: str, seed: int) -> None:
             sums[rank] = sums[rank] + vectors[episode, table]
         largest_sums = torch.stack(sums).amax(dim=0)
         if isinstance(net, AutoShard):
-            expected = max(float(net.cost(each, largest_sums)) for each in sums)
+            expected = max(float(net.cost(rank_sums, largest_sums)) for rank_sums in sums)
         else:
-            stages = [net.cost.rank_costs(each, largest_sums) for each in sums]
+            stages = [net.cost.rank_costs(rank_sums, largest_sums) for rank_sums in sums]
             rank_figures = [
-                torch.cat([each, stage, stage.sum()[None]])
-                for each, stage in zip(sums, stages, strict=True)
+                torch.cat([rank_sums, stage, stage.sum()[None]])
+                for rank_sums, stage in zip(sums, stages, strict=True)
             ]
             slowest = max(float(stage.sum()) for stage in stages)
             largest = torch.stack(rank_figures).amax(dim=0)

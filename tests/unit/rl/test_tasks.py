@@ -33,7 +33,7 @@ def test_tensors_are_those_of_the_tasks() -> None:
     pool = pool_of_two_batch_sizes()
     rng = np.random.default_rng(0)
     drawn = [pool.draw(rng) for _ in range(12)]
-    tasks = [pool.task(each) for each in drawn]
+    tasks = [pool.task(task) for task in drawn]
     assert {task.batch_size for task in tasks} == {256, 4096}
     found, expected = pool.tensors(drawn), TaskTensors.from_tasks(tasks)
     for field in dataclasses.fields(TaskTensors):
@@ -61,7 +61,7 @@ def test_every_kind_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None
         tables=list(TABLE_KINDS), batch_sizes=[256, 512], num_tables=5, world_size=2
     )
     rng = np.random.default_rng(0)
-    drawn = {(each.set_index, pool.task(each).batch_size) for each in map(pool.draw, [rng] * 60)}
+    drawn = {(task.set_index, pool.task(task).batch_size) for task in map(pool.draw, [rng] * 60)}
     assert drawn == {(0, 256), (1, 512), (2, 256), (3, 512)}
 
 

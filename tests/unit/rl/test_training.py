@@ -167,7 +167,7 @@ def test_plans_are_measured_as_the_policy_makes_them() -> None:
             used[rank] += task.topology.table_bytes(table)
         assert max(used) <= task.topology.memory_bytes
     for number, finished in enumerate(rounds):
-        costs = [predicted(*each).cost_ms for each in measured[3 * number : 3 * number + 3]]
+        costs = [predicted(*plan).cost_ms for plan in measured[3 * number : 3 * number + 3]]
         assert finished.measured_ms == pytest.approx(np.mean(costs))
     assert len({task for task, _ in measured}) == 9
 

@@ -82,9 +82,9 @@ def test_the_script(tmp_path, sample, monkeypatch, capsys):
 
 def test_the_script_with_an_error_of_the_user(tmp_path, monkeypatch, capsys):
     assert run_script(monkeypatch, tmp_path / "no", "--out", tmp_path / "out") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"error: {tmp_path / 'no'} does not exist" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"error: {tmp_path / 'no'} does not exist" in printed.err
 
 
 def test_sample_rows_do_not_depend_on_where_they_are_cut():
