@@ -114,7 +114,7 @@ def test_a_damaged_gzip(tmp_path, sample):
         converted(tmp_path, files=str(tmp_path / "day_0.gz"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
 def test_an_empty_file(tmp_path, content):
     (tmp_path / "day_0").write_bytes(content)
     with pytest.raises(DataError, match="day_0 has no samples"):
