@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.artifact import CALIBRATE, Arrays
-from dlrm_sharded.calibration.evaluate import Comparison, Predictor, averaged, compare
+from dlrm_sharded.calibration.evaluate import Predictor, TimePairs, averaged, compare
 from dlrm_sharded.calibration.fit import LookupData, fit_communication, fit_compute
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
@@ -59,7 +59,7 @@ class Fitted:
 
     arrays: Arrays
     meta: dict[str, Any]
-    comparisons: dict[str, Comparison]
+    comparisons: dict[str, TimePairs]
 
 
 def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:

@@ -21,7 +21,7 @@ Predictor = Callable[[Workload], PlanCost]
 
 
 @dataclass(slots=True)
-class Comparison:
+class TimePairs:
     """Pairs of predicted and measured times in ms."""
 
     predicted: list[float] = field(default_factory=list)
@@ -74,34 +74,34 @@ def _median_cost(costs: Sequence[PlanCost]) -> PlanCost:
     return PlanCost.from_stages(stages_ms, input_dist_ms=input_dist_ms)
 
 
-def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, Comparison]:
+def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePairs]:
     """Predict measured plans: computation by rank and number of shards, communication by ranks.
 
     Computation is forward and backward together, of every rank that has a shard; of exchanges and
     whole plans, the slowest rank counts.
     """
-    found: dict[str, Comparison] = {}
+    found: dict[str, TimePairs] = {}
     for sample in samples:
         _compare_plan(found, sample, predict(workload_of_sample(sample)))
     return dict(sorted(found.items()))
 
 
-def compare_attempts(samples: Iterable[Sample]) -> dict[str, Comparison]:
+def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
     """The same of the second measurement of a plan against the first: how well they repeat."""
     attempts: dict[tuple[str, int], dict[int, Sample]] = {}
     for sample in samples:
         attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    found: dict[str, Comparison] = {}
+    found: dict[str, TimePairs] = {}
     for of_plan in attempts.values():
         if 1 in of_plan:
             _compare_plan(found, of_plan[0], of_plan[1].cost)
     return dict(sorted(found.items()))
 
 
-def _compare_plan(found: dict[str, Comparison], sample: Sample, cost: PlanCost) -> None:
+def _compare_plan(found: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
         if measured > 0:  # else the clock could not tell it from nothing
-            found.setdefault(name, Comparison()).add(predicted, measured)
+            found.setdefault(name, TimePairs()).add(predicted, measured)
 
     if sample.kind == "computation":
         workload = workload_of_sample(sample)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.trainer import TrainingResult
 
 
-class RunWriter:
+class RunWriter(AbstractContextManager["RunWriter"]):
     """Writes the event file of a run.
 
     Args:
@@ -35,15 +35,7 @@ class RunWriter:
         self._trial = f"{run_dir.name}/{run_dir.parent.name}"
         self._run_scalars: dict[str, float] = {}
 
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -17,8 +17,8 @@ from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, predictor
 from dlrm_sharded.calibration.evaluate import (
     LARGER,
     SIZES,
-    Comparison,
     Predictor,
+    TimePairs,
     averaged,
     compare,
     compare_attempts,
@@ -85,7 +85,7 @@ def _measure(out: Path) -> Path:
     return out
 
 
-def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, Comparison]:
+def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, TimePairs]:
     found = compare(predict, averaged(costs.samples))
     _print(name, found)
     return found
@@ -107,15 +107,15 @@ def _largest_group(sample: Sample) -> int:
     return int(np.bincount([shard.rank for shard in sample.shards]).max())
 
 
-def _print(name: str, found: dict[str, Comparison]) -> None:
+def _print(name: str, found: dict[str, TimePairs]) -> None:
     print(f"\n{name}:\n\n{errors_table(_summaries(found))}", flush=True)
 
 
-def _summaries(found: dict[str, Comparison]) -> dict[str, dict[str, float]]:
+def _summaries(found: dict[str, TimePairs]) -> dict[str, dict[str, float]]:
     return {name: pairs.summary() for name, pairs in found.items()}
 
 
-def scatter(found: dict[str, Comparison]) -> Figure:
+def scatter(found: dict[str, TimePairs]) -> Figure:
     """Predicted against measured, on log scales, with the diagonal."""
     figure = Figure(figsize=(6, 5.4), layout="constrained")
     axes = figure.subplots()

@@ -16,6 +16,7 @@ from tensorboard.plugins.hparams import metadata
 from dlrm_sharded.errors import ConfigError, DataError
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
+from dlrm_sharded.runs.comparison_events import write_comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
@@ -43,10 +44,8 @@ def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2)
     (folder / "result.json").write_text(json.dumps(fields))
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def write_sweep(folder: Path) -> Path:
     """Two sharders, two seeds; one run failed, and one sharder has none that succeeded."""
-    folder = tmp_path / "sweep"
     write_run(folder / "random_0", "sharder=random", "seed=0", scale=2.0)
     write_run(folder / "random_1", "sharder=random", "seed=1", scale=3.0)
     write_run(folder / "dim_2", "sharder=dim", "seed=0")
@@ -56,6 +55,18 @@ def sweep(tmp_path: Path) -> Path:
     ]
     (folder / "sweep.json").write_text(json.dumps({"jobs": jobs}))
     return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return write_sweep(tmp_path / "sweep")
+
+
+@pytest.fixture(scope="module")
+def compared_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A sweep's folder after its comparison, which takes a second, and what that returned."""
+    folder = write_sweep(tmp_path_factory.mktemp("compared") / "sweep")
+    return folder, compare_sweep(folder)
 
 
 def compared(folder: Path) -> Comparison:
@@ -74,8 +85,8 @@ def ends(figure: Figure) -> list[float]:
     return [bar.get_x() + bar.get_width() for bar in last.patches]
 
 
-def test_a_sweep_is_compared_in_its_own_folder(sweep: Path) -> None:
-    table = compare_sweep(sweep)
+def test_a_sweep_is_compared_in_its_own_folder(compared_sweep: tuple[Path, str]) -> None:
+    sweep, table = compared_sweep
     assert "dim_3: failed: no reason known (no log)" in table
     assert str(sweep / "summary.md") in table
     assert (sweep / "summary.md").read_text().startswith("# Comparison of runs\n\n- 5 runs, 3 succ")
@@ -95,8 +106,8 @@ def test_a_sweep_is_compared_in_its_own_folder(sweep: Path) -> None:
         ]
 
 
-def test_tensorboard_reads_it(sweep: Path) -> None:
-    compare_sweep(sweep)
+def test_tensorboard_reads_it(compared_sweep: tuple[Path, str]) -> None:
+    sweep, _ = compared_sweep
     events = events_of(sweep / "comparison")
     assert set(events.Tags()["images"]) == {
         "comparison/embedding_cost",
@@ -120,16 +131,18 @@ def test_tensorboard_reads_it(sweep: Path) -> None:
     assert ["^train/samples_per_s/median$"] in patterns
 
 
-def test_again_replaces_its_own_file_only(sweep: Path) -> None:
-    other = sweep / "comparison" / "events.out.tfevents.1.host.1.0"
-    other.parent.mkdir()
+def test_again_replaces_its_own_file_only(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "sharder=dim")
+    comparison, folder = compared(tmp_path), tmp_path / "comparison"
+    other = folder / "events.out.tfevents.1.host.1.0"
+    folder.mkdir()
     other.touch()
     for _ in range(2):
-        compare_sweep(sweep)
-        files = {path.name for path in other.parent.iterdir()}
+        write_comparison(comparison, folder)
+        files = {path.name for path in folder.iterdir()}
         assert other.name in files
         assert len(files) == 2
-    assert len(events_of(sweep / "comparison").Images("comparison/throughput")) == 1
+    assert len(events_of(folder).Images("comparison/throughput")) == 1
 
 
 def test_bars(sweep: Path) -> None:
