@@ -61,10 +61,10 @@ class Compared:
         return costs[0] / costs[1]
 
 
-def plan_of_one_descent(task: ShardingTask, model: LearnedCostModel) -> ShardingPlan:
-    """Minimize what is compared, the predicted cost, from the first plan that is found."""
+def plan_of_a_short_search(task: ShardingTask, model: LearnedCostModel) -> ShardingPlan:
+    """Minimize what is compared, the predicted cost, for some 400 moves."""
     problem = problem_of(task, model)
-    stopping = StoppingRule(patience=0, good_gap=1e9, clock=CountingClock())
+    stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(400))
     state = find_state(problem, lower_bound_ms(task, model), seed=0, stopping=stopping)
     assert state is not None
     return ShardingPlan(task.topology.world_size, state_shards(state))
@@ -78,7 +78,7 @@ def compared(model: LearnedCostModel) -> list[Compared]:
         topology = Topology(64, 32 * GIB, compute_device="cpu")
         one_host = with_profiles(ShardingTask(tables, topology, 65_536))
         hosts = on_hosts(one_host, inter_host_bytes_per_s=3e9)
-        plans = plan_of_one_descent(hosts, model), plan_of_one_descent(one_host, model)
+        plans = plan_of_a_short_search(hosts, model), plan_of_a_short_search(one_host, model)
         pairs.append(Compared(hosts, one_host, *plans))
     return pairs
 

@@ -135,7 +135,7 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
     for number in range(NUM_TASKS):
         task = with_profiles(small_task(rng))
         name = MODELS[number % len(MODELS)]
-        plan = found(neuroshard(name, seed=number, patience=0), task)
+        plan = found(neuroshard(name, seed=number, time_budget_s=0.02), task)
         others = [found(GreedySharder("size"), task), found(RandomSharder(seed=number), task)]
         has_other = any(other is not None for other in others)
         assert plan is not None or not has_other, task
@@ -307,7 +307,7 @@ def test_odd_tasks_have_plans(task: str, share: float, caplog: pytest.LogCapture
     """Numpy's warnings are errors here."""
     caplog.set_level("ERROR")
     for name in MODELS:
-        sharder = neuroshard(name, patience=1, critical_path_share=share)
+        sharder = neuroshard(name, time_budget_s=0.05, critical_path_share=share)
         plan, report = Planner(sharder, model_of(name)).plan(ODD[task])
         assert report.cost is not None
         assert math.isfinite(report.cost.cost_ms)
