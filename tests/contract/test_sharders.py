@@ -1,9 +1,11 @@
 """Every sharder in conf/sharder keeps the contract; a new yaml is tested as soon as it is there."""
 
+import functools
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
@@ -22,22 +24,26 @@ MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 """One does not know the memory, one keeps a published fault; all others find what is there."""
 
 
-def build(name: str, overrides: list[str]) -> Sharder:
+@functools.cache
+def config(name: str, overrides: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        cfg = compose("plan", [f"sharder={name}", "task=unused", *overrides])
-        return build_planner(cfg, RunContext()).sharder
+        return compose("plan", [f"sharder={name}", "task=unused", *overrides])
 
 
-def overrides_of(name: str, task: ShardingTask, folder: Path) -> list[str]:
+def build(name: str, overrides: tuple[str, ...]) -> Sharder:
+    return build_planner(config(name, overrides), RunContext()).sharder
+
+
+def overrides_of(name: str, task: ShardingTask, folder: Path) -> tuple[str, ...]:
     """What a sharder needs to be told: `plan_file` its plan, of no tables where there is none."""
     if name != "plan_file":
-        return []
+        return ()
     try:
         plan = GreedySharder("size").shard(task)
     except ShardingError:
         plan = ShardingPlan(task.topology.world_size, ())
     write_json(folder / "plan.json", plan.to_json())
-    return [f"sharder.path={folder / 'plan.json'}"]
+    return (f"sharder.path={folder / 'plan.json'}",)
 
 
 @pytest.mark.parametrize("task_name", TASKS)

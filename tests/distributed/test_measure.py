@@ -16,7 +16,7 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from tests.distributed.ranks import gathered, run_ranks
-from tests.distributed.test_sharded_equals_unsharded import TABLES, global_batches, share
+from tests.distributed.small_model import TABLES, global_batches, share
 
 ITERATIONS = 4
 

@@ -10,7 +10,7 @@ from dlrm_sharded.model import shard_model
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, Schedule
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_sharded_equals_unsharded import (
+from tests.distributed.small_model import (
     TABLES,
     global_batches,
     local_shards,

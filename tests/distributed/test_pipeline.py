@@ -10,7 +10,7 @@ from dlrm_sharded.model import shard_model
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.trainer import make_pipeline
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_sharded_equals_unsharded import (
+from tests.distributed.small_model import (
     CPU,
     TABLES,
     global_batches,

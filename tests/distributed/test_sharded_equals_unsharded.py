@@ -6,30 +6,32 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchrec.datasets.utils import Batch
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.model import Dlrm, dlrm, fill_table, shard_model, sharded_embeddings
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import Table
+from dlrm_sharded.model import fill_table, shard_model, sharded_embeddings
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs
-from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.validation import validate
 from tests.distributed.ranks import gathered, run_ranks
+from tests.distributed.small_model import (
+    CPU,
+    LEARNING_RATE,
+    LOCAL_BATCH_SIZE,
+    NUM_STEPS,
+    TABLES,
+    global_batches,
+    local_shards,
+    make_model,
+    make_plan,
+    optimizers,
+    share,
+)
 
-TABLES = (Table("a", 40, 16, 3.0), Table("b", 30, 8, 2.0), Table("c", 5, 8, 1.0))
-LOCAL_BATCH_SIZE = 6
-NUM_STEPS = 3
-LEARNING_RATE = 0.3
 ADAGRAD_EPSILON = 1e-8
 """FBGEMM's default."""
 
-CPU = torch.device("cpu")
 PLANS = (
     "table_wise",
     "columns_uneven",
@@ -38,95 +40,6 @@ PLANS = (
     "row_wise",
     "rows_and_columns",
 )
-
-
-def make_plan(kind: str, world_size: int) -> ShardingPlan:
-    if kind == "host_rows":
-        return make_host_rows_plan(world_size)
-    last = world_size - 1
-    a, b, c = TABLES
-
-    def columns(table: Table, *parts: tuple[int, int, int]) -> list[Shard]:
-        rows = (0, table.num_embeddings)
-        return [Shard(table.name, rank, rows, (start, stop)) for start, stop, rank in parts]
-
-    def rows(table: Table) -> list[Shard]:
-        blocks = row_blocks(table.num_embeddings, world_size)
-        return [
-            Shard(table.name, r, block, (0, table.embedding_dim)) for r, block in enumerate(blocks)
-        ]
-
-    whole = [Shard.whole(b, 0), Shard.whole(c, last)]
-    uneven = [(0, 12, 0), (12, 16, last)]
-    on_one_rank = [(0, 4, 0), (4, 12, last), (12, 16, 0)]
-    if world_size == 1:  # all on one rank, where widths must be equal
-        uneven, on_one_rank = [(0, 16, 0)], [(0, 8, 0), (8, 16, 0)]
-    shards = {
-        "table_wise": [Shard.whole(a, last), *whole],
-        "columns_uneven": [*columns(a, *uneven), *whole],
-        "columns_on_one_rank": [*columns(a, *on_one_rank), *whole],
-        "empty_rank": [Shard.whole(table, 0) for table in TABLES],
-        "row_wise": [*rows(a), *rows(b), *rows(c)],
-        "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
-    }[kind]
-    return ShardingPlan(world_size, tuple(shards))
-
-
-def global_batches(world_size: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    size = LOCAL_BATCH_SIZE * world_size
-    batches = []
-    for _ in range(NUM_STEPS):
-        lengths = torch.randint(0, 5, (len(TABLES), size), generator=generator)
-        ids = [
-            torch.randint(0, t.num_embeddings, (int(n.sum()),), generator=generator)
-            for t, n in zip(TABLES, lengths, strict=True)
-        ]
-        batches.append(
-            Batch(
-                torch.rand(size, 3, generator=generator),
-                KeyedJaggedTensor(
-                    keys=[t.name for t in TABLES],
-                    values=torch.cat(ids),
-                    lengths=lengths.flatten().int(),
-                ),
-                torch.randint(0, 2, (size,), generator=generator).float(),
-            )
-        )
-    return batches
-
-
-def share(batch: Batch, rank: int) -> Batch:
-    """Samples of one rank."""
-    start = rank * LOCAL_BATCH_SIZE
-    stop = start + LOCAL_BATCH_SIZE
-    jagged = batch.sparse_features.to_dict()
-    values, lengths = [], []
-    for table in TABLES:
-        offsets = jagged[table.name].offsets()
-        values.append(jagged[table.name].values()[offsets[start] : offsets[stop]])
-        lengths.append(jagged[table.name].lengths()[start:stop])
-    return Batch(
-        batch.dense_features[start:stop],
-        KeyedJaggedTensor(
-            keys=[t.name for t in TABLES], values=torch.cat(values), lengths=torch.cat(lengths)
-        ),
-        batch.labels[start:stop],
-    )
-
-
-def make_model() -> Dlrm:
-    torch.manual_seed(0)
-    return dlrm(TABLES, 3, dense_layers=[8, 8], over_layers=[8, 1], device=CPU)
-
-
-def optimizers(embedding: str) -> OptimizerConfig:
-    return OptimizerConfig(
-        embedding=embedding,
-        embedding_learning_rate=LEARNING_RATE,
-        dense="sgd",
-        dense_learning_rate=0.1,
-    )
 
 
 def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
@@ -166,15 +79,6 @@ def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
             ],
         }
     return results
-
-
-def local_shards(sharded: torch.nn.Module) -> list[tuple[str, list[int], Tensor]]:
-    """(table, offsets, weights) of this rank."""
-    return [
-        (name.split(".")[-2], list(shard.metadata.shard_offsets), shard.tensor.clone())
-        for name, weight in sharded_embeddings(sharded).state_dict().items()
-        for shard in weight.local_shards()
-    ]
 
 
 def initial_tables() -> dict[str, Tensor]:
@@ -276,17 +180,6 @@ def table_of(result: dict[str, Any], name: str) -> Tensor:
     """A table put together from its column shards."""
     shards = [(col, weight) for table, (_, col), weight in result["shards"] if table == name]
     return torch.cat([weight for _, weight in sorted(shards, key=lambda s: s[0])], dim=1)
-
-
-def make_host_rows_plan(world_size: int) -> ShardingPlan:
-    """Row blocks over the ranks of the second of two hosts, beside whole tables."""
-    a, b, c = TABLES
-    blocks = row_blocks(a.num_embeddings, world_size // 2)
-    shards = [
-        Shard(a.name, world_size // 2 + i, rows, (0, a.embedding_dim))
-        for i, rows in enumerate(blocks)
-    ]
-    return ShardingPlan(world_size, (*shards, Shard.whole(b, 0), Shard.whole(c, 1)))
 
 
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
