@@ -15,10 +15,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, predictor
 from dlrm_sharded.calibration.evaluate import (
-    LARGER,
-    SIZES,
-    Comparison,
+    MORE_SHARDS,
+    SHARD_COUNTS,
     Predictor,
+    TimePairs,
     averaged,
     compare,
     compare_attempts,
@@ -85,7 +85,7 @@ def _measure(out: Path) -> Path:
     return out
 
 
-def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, Comparison]:
+def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, TimePairs]:
     found = compare(predict, averaged(costs.samples))
     _print(name, found)
     return found
@@ -93,13 +93,13 @@ def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, C
 
 def _report_larger(fitted_on: Path, costs: CollectedCosts) -> None:
     """A model of groups of at most 40 shards, on larger ones."""
-    most = max(high for _, high in SIZES.values())
+    most = max(high for _, high in SHARD_COUNTS.values())
     of_fit = read_costs(fitted_on)
     small = [sample for sample in of_fit.samples if _largest_group(sample) <= most]
     model = fit_learned(small, of_fit.manifest, FitConfig())
     large = [sample for sample in costs.samples if _largest_group(sample) > most]
     found = compare(predictor(model), averaged(large))
-    larger = {name: pairs for name, pairs in found.items() if LARGER in name}
+    larger = {name: pairs for name, pairs in found.items() if MORE_SHARDS in name}
     _print(f"fitted to groups of at most {most} shards", larger)
 
 
@@ -107,15 +107,15 @@ def _largest_group(sample: Sample) -> int:
     return int(np.bincount([shard.rank for shard in sample.shards]).max())
 
 
-def _print(name: str, found: dict[str, Comparison]) -> None:
+def _print(name: str, found: dict[str, TimePairs]) -> None:
     print(f"\n{name}:\n\n{errors_table(_summaries(found))}", flush=True)
 
 
-def _summaries(found: dict[str, Comparison]) -> dict[str, dict[str, float]]:
+def _summaries(found: dict[str, TimePairs]) -> dict[str, dict[str, float]]:
     return {name: pairs.summary() for name, pairs in found.items()}
 
 
-def scatter(found: dict[str, Comparison]) -> Figure:
+def scatter(found: dict[str, TimePairs]) -> Figure:
     """Predicted against measured, on log scales, with the diagonal."""
     figure = Figure(figsize=(6, 5.4), layout="constrained")
     axes = figure.subplots()

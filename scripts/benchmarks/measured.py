@@ -34,7 +34,7 @@ from benchmarks.compared import (
     sharders_of,
     versus,
 )
-from dlrm_sharded.calibration.evaluate import Comparison
+from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.errors import ShardingError
@@ -182,7 +182,7 @@ def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
     """Predicted over measured: of every rank's computation and of whole plans."""
     lines = []
     for sharder in sharders:
-        ranks, plans = Comparison(), Comparison()
+        ranks, plans = TimePairs(), TimePairs()
         for row in rows:
             if row["sharder"] != sharder or "cost_ms" not in row:
                 continue

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.evaluate import (
-    Comparison,
     Predictor,
+    TimePairs,
     averaged,
     compare,
     compare_attempts,
@@ -149,7 +149,7 @@ def test_row_wise_shards_have_a_line_of_their_own() -> None:
 
 
 def test_summary_by_hand() -> None:
-    pairs = Comparison(predicted=[1.1, 1.0, 4.0, 8.0], measured=[1.0, 2.0, 4.0, 10.0])
+    pairs = TimePairs(predicted=[1.1, 1.0, 4.0, 8.0], measured=[1.0, 2.0, 4.0, 10.0])
     np.testing.assert_allclose(pairs.relative_errors, [0.1, -0.5, 0.0, -0.2])
     assert pairs.summary() == {
         "num": 4,
@@ -166,7 +166,7 @@ def test_summary_by_hand() -> None:
     ids=["one", "same_predictions", "same_measurements"],
 )
 def test_a_summary_has_no_nan(predicted: list[float], measured: list[float]) -> None:
-    summary = Comparison(predicted, measured).summary()
+    summary = TimePairs(predicted, measured).summary()
     assert all(np.isfinite(value) for value in summary.values())
 
 
