@@ -16,6 +16,8 @@ SMALL_RUN = [
 ]
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Commands that tests start are those of this checkout, wherever the package is installed from.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
 
 # Examples take as long as the machine takes: slow is not wrong.
 settings.register_profile("no_deadline", deadline=None)

@@ -1,4 +1,4 @@
-"""Measures any sharded tables on the ranks of this job, one set of tables after the other."""
+"""A bench that shards sets of tables on the ranks of this job and measures one after the other."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs
 
 ARENA_SLACK = 1.25
-"""Memory of the arena over that of the weights: row-wise Adagrad keeps a number per row, which is a
+"""Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row, a
 quarter of the narrowest table."""
 
 ARENA_ALIGNMENT = 16
-"""Tensors start at multiples of this many fp32 numbers: a cache line, as with torch's allocator."""
+"""fp32 numbers in a cache line, at which tensors start as they do with torch's allocator."""
 
 
 class Bench:
-    """Shards tables, measures them, and forgets them.
+    """Shards tables, measures them and discards them.
 
     Args:
-        optimizer: fused into the backward pass.
-        table_bytes: memory that is reserved for weights on a CPU; 0 on a rank that measures none.
+        optimizer: one of `EMBEDDING_OPTIMIZERS`, fused into the backward pass.
+        table_bytes: memory reserved for weights on a CPU; 0 on a rank that holds no tables.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Bench:
         self._optimizer = optimizer
         self._arena: Tensor | None = None
         if device.type == "cpu" and table_bytes:
-            # Written once, so that its pages are there: lookups must not fault them in.
+            # Filling it faults its pages in, so that lookups do not have to.
             self._arena = torch.full((int(ARENA_SLACK * table_bytes) // 4,), 0.01)
 
     def measure(
@@ -60,7 +60,7 @@ class Bench:
 
         Args:
             batches: ids of this rank, used in turn.
-            group: the ranks of `env`, where they are not all of the job.
+            group: process group of `env`; None for all ranks of the job.
         """
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
         fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
@@ -71,17 +71,17 @@ class Bench:
             embeddings, [batch.to(self._device) for batch in batches], self._config, group=group
         )
         if self._device.type == "cuda":
-            # Sharded modules lie in reference cycles, and their tables are no views of an arena.
+            # Sharded modules are in reference cycles, and on CUDA they own their tables.
             del embeddings
             gc.collect()
         return measured
 
 
 class _TablesInArena(TorchFunctionMode):
-    """Makes tables without filling them: on a CPU in one arena, whose memory they share in turn.
+    """Creates tables without filling them; on a CPU, successive sets share the arena's memory.
 
-    Otherwise the tables of a plan would be written twice, by zeros and by TorchRec's uniform
-    numbers, which takes longer than to measure them.
+    Otherwise TorchRec would write every table twice, with zeros and with uniform numbers, which
+    takes longer than the measurement.
     """
 
     def __init__(self, arena: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""From collected costs to a fitted model and what is to be said of it."""
+"""Fits a cost model to collected costs and evaluates it on held-out plans."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
 
-LEAST_PLANS = {"computation": 100, "communication": 50}
+MIN_PLANS = {"computation": 100, "communication": 50}
+"""Smallest numbers of measured plans for a fit."""
+
 MODELS = ("learned", "neuroshard_paper")
+"""Kinds of models that can be fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """How to fit.
+    """Settings of a fit.
 
     Args:
         model: one of `MODELS`.
-        num_steps: of Adam.
-        holdout_share: of the plans, kept from the fit; the artefact says how well they are
-            predicted.
+        num_steps: steps of Adam.
+        holdout_share: fraction of the plans that is kept from the fit; the artefact says how well
+            they are predicted.
     """
 
     model: str = "learned"
@@ -51,10 +54,10 @@ class FitConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A fitted model, ready to be written.
+    """The content of a fitted model's artefact.
 
     Args:
-        comparisons: of the held-out plans.
+        comparisons: predicted and measured times of the held-out plans, by what was predicted.
     """
 
     arrays: Arrays
@@ -63,13 +66,13 @@ class Fitted:
 
 
 def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
-    """Fit to most of the plans, and compare with the others.
+    """Fit a model to most of the plans and compare its predictions with the others.
 
     Raises:
-        DataError: there are too few plans to fit.
+        DataError: there are too few plans for a fit.
     """
-    fitted, held_out = split(costs, config)
-    ranges = ranges_of(fitted)
+    fitted, held_out = split_held_out(costs, config)
+    ranges = fitted_ranges(fitted)
     if config.model == "learned":
         model = fit_learned(fitted, costs.manifest, config)
         arrays = learned.to_arrays(model.compute, model.communication)
@@ -100,7 +103,7 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
 def fit_learned(
     samples: Sequence[Sample], manifest: dict[str, Any], config: FitConfig
 ) -> LearnedCostModel:
-    """The calibrated model of the samples."""
+    """Fit the calibrated model to samples."""
     computation = [sample for sample in samples if sample.kind == "computation"]
     together = [sample for sample in samples if sample.world_size > 1]
     communication = UNMEASURED
@@ -108,21 +111,21 @@ def fit_learned(
         communication = fit_communication(
             [workload_of_sample(sample) for sample in together],
             [exchange_times(sample) for sample in together],
-            [hosts_of(sample) for sample in together],
+            [sample_hosts(sample) for sample in together],
         )
     return LearnedCostModel(
         compute=fit_compute(
-            LookupData.of(computation), seed=config.seed, num_steps=config.num_steps
+            LookupData.from_samples(computation), seed=config.seed, num_steps=config.num_steps
         ),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
-        ranges=ranges_of(samples),
+        ranges=fitted_ranges(samples),
         measured_links=measured_links(samples),
     )
 
 
 def measured_links(samples: Sequence[Sample]) -> tuple[str, ...]:
-    """Those of `LINKS` over which some sample's ranks exchanged."""
+    """Return those of `LINKS` over which the ranks of any sample exchanged data."""
     used = {
         "intra": any(sample.ranks_per_host > 1 for sample in samples),
         "inter": any(sample.world_size > sample.ranks_per_host for sample in samples),
@@ -130,18 +133,18 @@ def measured_links(samples: Sequence[Sample]) -> tuple[str, ...]:
     return tuple(link for link in LINKS if used[link])
 
 
-def split(costs: CollectedCosts, config: FitConfig) -> tuple[list[Sample], list[Sample]]:
-    """Fitted and held-out plans; the seed decides. Held-out ones are averaged over attempts.
+def split_held_out(costs: CollectedCosts, config: FitConfig) -> tuple[list[Sample], list[Sample]]:
+    """Split the plans by the seed into fitted and held-out ones, which are averaged over attempts.
 
     Raises:
-        DataError: too few plans.
+        DataError: there are too few plans.
     """
-    for kind, least in LEAST_PLANS.items():
-        there = len(costs.first_attempts(kind))
-        if there < least and (kind == "computation" or there):
+    for kind, min_plans in MIN_PLANS.items():
+        num_plans = len(costs.first_attempts(kind))
+        if num_plans < min_plans and (kind == "computation" or num_plans):
             raise DataError(
-                f"the collected costs have {there} plans of {kind}, a fit needs {least}; collect "
-                f"for longer (collect.time_budget_s), then {CALIBRATE}"
+                f"the collected costs have {num_plans} plans of {kind}, a fit needs {min_plans}; "
+                f"collect for longer (collect.time_budget_s), then {CALIBRATE}"
             )
     numbers = np.array(sorted({sample.number for sample in costs.samples}))
     chosen = np.random.default_rng(config.seed).random(len(numbers)) < config.holdout_share
@@ -153,7 +156,8 @@ def split(costs: CollectedCosts, config: FitConfig) -> tuple[list[Sample], list[
     )
 
 
-def hosts_of(sample: Sample) -> Hosts:
+def sample_hosts(sample: Sample) -> Hosts:
+    """Return how the ranks of a sample lay on hosts."""
     return Hosts(sample.world_size, sample.ranks_per_host)
 
 
@@ -165,7 +169,7 @@ def predictor(model: LearnedCostModel) -> Predictor:
 
 
 def exchange_times(sample: Sample) -> Floats:
-    """[3, W], in the order of `communication.EXCHANGES`."""
+    """Return [3, W], times of a sample's exchanges in ms, in the order of `EXCHANGES`."""
     ranks = sample.cost.per_rank
     return np.array(
         [
@@ -176,8 +180,11 @@ def exchange_times(sample: Sample) -> Floats:
     )
 
 
-def ranges_of(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Lowest and highest value of each of `features.EXTENT`: of shards that computed in earnest."""
+def fitted_ranges(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Return the lowest and highest value of each of `features.EXTENT`, and of the ranks.
+
+    Plans of communication are left out of the former, as their tables are tiny.
+    """
     extents = [
         workload_of_sample(sample).extent() for sample in samples if sample.kind == "computation"
     ]

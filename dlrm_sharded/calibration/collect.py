@@ -1,7 +1,7 @@
-"""Collects costs: random plans, sharded by TorchRec and measured as a run's plan is.
+"""Collects costs: TorchRec shards random plans, which are measured as the plan of a run is.
 
-Nothing is measured in another way than `measure` does it for a training run, so a model of these
-samples needs no correction for what surrounds FBGEMM's lookup or the collective.
+`measure` times both in the same way, so a model of these samples needs no correction for what
+surrounds FBGEMM's lookup or the collective.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
-    Limits,
+    RankLimits,
     draw_communication,
     draw_computation,
 )
@@ -46,24 +46,25 @@ from dlrm_sharded.zipf import cached_zipf
 log = logging.getLogger(__name__)
 
 REPEAT_LAG = 100
-"""Plans between two measurements of one."""
+"""Number of plans between two measurements of the same plan."""
 
 KINDS = ("computation", "computation", "communication")
+"""Kinds of successive plans, which repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectConfig:
-    """What to collect.
+    """Settings of a collection.
 
     Args:
-        num_samples: random plans; fewer where the time is up before.
-        time_budget_s: of one start; what earlier starts measured is kept.
-        batch_sizes: global; every plan is measured with one of them.
+        num_samples: number of random plans, unless the time budget ends before.
+        time_budget_s: time for this start; samples of earlier starts are kept.
+        batch_sizes: global batch sizes; every plan is measured with one of them.
         table_gib: memory for tables per rank.
-        ids_per_step: most ids that one rank looks up, so that no plan takes long.
-        optimizer: fused into the backward pass.
-        repeat_every, num_repeats: which plans are measured again, and how often, to see how well
-            measurements repeat; every 19th is 5 %.
+        ids_per_step: largest number of ids that one rank looks up, so that no plan takes long.
+        optimizer: one of `EMBEDDING_OPTIMIZERS`, fused into the backward pass.
+        repeat_every, num_repeats: every n-th plan is measured so many more times, which shows how
+            well measurements repeat; every 19th is 5 %.
         measure: how long one plan is measured.
     """
 
@@ -102,7 +103,12 @@ class CollectConfig:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the collection: which plan is measured, and for the which time."""
+    """One measurement of the schedule.
+
+    Args:
+        number, attempt: the plan, and how often it was measured before.
+        world_size: number of ranks that measure it.
+    """
 
     kind: str
     number: int
@@ -111,7 +117,7 @@ class Slot:
 
 
 def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
-    """Measure random plans and write them to `out`. All ranks of the job call it together.
+    """Measure random plans and write them to `out`; all ranks of the job call it together.
 
     What an earlier call measured and could not finish is in `<out>.partial`, and goes on there.
 
@@ -171,7 +177,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
 def schedule(
     config: CollectConfig, computation_ranks: int, communication_ranks: Sequence[int]
 ) -> Iterator[Slot]:
-    """All measurements in order: both kinds all along, so that the first ones are a fair part."""
+    """Yield all measurements in order: kinds alternate, so that any prefix is representative."""
 
     def slot(number: int, attempt: int) -> Slot:
         kind = KINDS[number % len(KINDS)] if communication_ranks else "computation"
@@ -192,7 +198,7 @@ def schedule(
 
 
 def group_sizes(rank: Rank) -> tuple[int, list[int]]:
-    """Ranks that compute at once, one on each core at most, and the groups that communicate."""
+    """Return how many ranks compute at once, at most one per core, and sizes of exchange groups."""
     computing, per_host = rank.world_size, rank.local_world_size
     if rank.device.type == "cpu":
         computing = min(per_host, _num_cores())
@@ -202,12 +208,12 @@ def group_sizes(rank: Rank) -> tuple[int, list[int]]:
 
 
 def _num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process can use."""
     return len(os.sched_getaffinity(0))
 
 
 def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
-    """What all samples of one file have in common."""
+    """Return hardware, versions and settings, which all samples of one file share."""
     settings = dataclasses.asdict(config)
     del settings["time_budget_s"], settings["num_samples"]
     computing, communicating = group_sizes(rank)
@@ -232,8 +238,8 @@ class _PlanMeasurer:
         self._rank = rank
         groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
         self._groups = {size: group for size, group in groups.items() if rank.rank < size}
-        # Once for all plans: it may start a group of its own, whose threads stay. After all groups,
-        # as the ranks outside it do not count it.
+        # Made once for all plans, as each can start a process group whose threads stay, and after
+        # all other groups, as ranks outside it do not count that group.
         self._envs = {
             size: ShardingEnv.from_process_group(group)
             for size, group in self._groups.items()
@@ -248,14 +254,14 @@ class _PlanMeasurer:
         )
 
     def measure(self, slot: Slot) -> Sample | None:
-        """Return the sample; None on ranks that have no part in it."""
+        """Measure the plan of a slot; return None on ranks that take no part."""
         if self._rank.rank >= slot.world_size:
             return None
         rng = np.random.default_rng([self._config.seed, slot.number])
         batch_size = int(rng.choice(np.asarray(self._config.batch_sizes)))
         batch_size -= batch_size % slot.world_size  # there may be 3 cores for 4 ranks
         draw = draw_computation if slot.kind == "computation" else draw_communication
-        limits = Limits(int(self._config.table_gib * GIB), self._config.ids_per_step)
+        limits = RankLimits(int(self._config.table_gib * GIB), self._config.ids_per_step)
         drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=limits)
         batches = [
             draw_batch(drawn, batch_size // slot.world_size, batch_rng)
@@ -304,7 +310,7 @@ def _sample(
 ) -> Sample:
     shards = []
     for table in drawn:
-        zipf = cached_zipf(table.num_rows, table.alpha)
+        zipf = cached_zipf(table.num_rows, table.exponent)
         histogram = zipf.expected_reuse_histogram(batch_size * table.pooling_factor)
         ranks = range(slot.world_size) if table.rank is None else [table.rank]
         blocks = row_blocks(table.num_rows, len(ranks))

@@ -1,4 +1,4 @@
-"""How far predicted costs are from measured ones, by what was predicted."""
+"""Compares predicted costs with measured ones, by what was predicted."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 
-SIZES = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
-LARGER = "more than 40 shards"
+SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
+"""Classes of ranks by the lowest and highest number of their shards."""
+
+MORE_SHARDS = "more than 40 shards"
+"""Class of all other ranks."""
 
 Predictor = Callable[[Workload], PlanCost]
+"""Predicts the cost of a measured plan."""
 
 
 @dataclass(slots=True)
 class TimePairs:
-    """Pairs of predicted and measured times in ms."""
+    """Predicted times and the measured times that belong to them, in ms."""
 
     predicted: list[float] = field(default_factory=list)
     measured: list[float] = field(default_factory=list)
 
     def add(self, predicted: float, measured: float) -> None:
+        """Append one pair."""
         self.predicted.append(predicted)
         self.measured.append(measured)
 
     @property
     def relative_errors(self) -> np.ndarray:
-        """[N], predicted / measured - 1."""
+        """Return [N], predicted / measured - 1."""
         return np.array(self.predicted) / np.array(self.measured) - 1.0
 
     def summary(self) -> dict[str, float]:
-        """Errors in percent of the measured time; NaN-free, whatever N >= 1."""
+        """Return errors in percent of the measured time; there is no NaN among them."""
         errors = 100 * np.abs(self.relative_errors)
         varied = len(set(self.measured)) > 1 and len(set(self.predicted)) > 1
         return {
@@ -52,13 +57,13 @@ class TimePairs:
 
 
 def averaged(samples: Iterable[Sample]) -> list[Sample]:
-    """One sample for each plan: the median of its measurements, time by time."""
+    """Return one sample for each plan, with the median of each time over its measurements."""
     attempts: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
         attempts.setdefault((sample.kind, sample.number), []).append(sample)
     return [
-        dataclasses.replace(of_plan[0], cost=_median_cost([sample.cost for sample in of_plan]))
-        for of_plan in attempts.values()
+        dataclasses.replace(repeats[0], cost=_median_cost([sample.cost for sample in repeats]))
+        for repeats in attempts.values()
     ]
 
 
@@ -75,10 +80,13 @@ def _median_cost(costs: Sequence[PlanCost]) -> PlanCost:
 
 
 def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePairs]:
-    """Predict measured plans: computation by rank and number of shards, communication by ranks.
+    """Compare predictions with measured plans.
 
-    Computation is forward and backward together, of every rank that has a shard; of exchanges and
-    whole plans, the slowest rank counts.
+    Computation, forward and backward together, is compared for every rank that has a shard;
+    exchanges and whole plans are compared on their slowest rank.
+
+    Returns:
+        Pairs of times by what was predicted.
     """
     found: dict[str, TimePairs] = {}
     for sample in samples:
@@ -87,20 +95,20 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePair
 
 
 def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
-    """The same of the second measurement of a plan against the first: how well they repeat."""
+    """Compare the second measurement of each plan with its first, as `compare` does."""
     attempts: dict[tuple[str, int], dict[int, Sample]] = {}
     for sample in samples:
         attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
     found: dict[str, TimePairs] = {}
-    for of_plan in attempts.values():
-        if 1 in of_plan:
-            _compare_plan(found, of_plan[0], of_plan[1].cost)
+    for by_attempt in attempts.values():
+        if 1 in by_attempt:
+            _compare_plan(found, by_attempt[0], by_attempt[1].cost)
     return dict(sorted(found.items()))
 
 
 def _compare_plan(found: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
-        if measured > 0:  # else the clock could not tell it from nothing
+        if measured > 0:  # a time below the clock's resolution has no relative error
             found.setdefault(name, TimePairs()).add(predicted, measured)
 
     if sample.kind == "computation":
@@ -111,16 +119,16 @@ def _compare_plan(found: dict[str, TimePairs], sample: Sample, cost: PlanCost) -
             if count == 0:
                 continue
             expected = cost.per_rank[rank]
-            both = (
+            directions = (
                 expected.fwd_compute_ms + expected.bwd_compute_ms,
                 stages.fwd_compute_ms + stages.bwd_compute_ms,
             )
-            sizes = (name for name, (low, high) in SIZES.items() if low <= count <= high)
-            add(f"computation, {next(sizes, LARGER)}", *both)
+            sizes = (name for name, (low, high) in SHARD_COUNTS.items() if low <= count <= high)
+            add(f"computation, {next(sizes, MORE_SHARDS)}", *directions)
             if count > 1:
-                add("computation, groups", *both)
+                add("computation, groups", *directions)
             if (workload.group_size[on_rank] > 1).any():
-                add("computation, with row-wise shards", *both)
+                add("computation, with row-wise shards", *directions)
             add("forward computation", expected.fwd_compute_ms, stages.fwd_compute_ms)
             add("backward computation", expected.bwd_compute_ms, stages.bwd_compute_ms)
         add("plan, embedding cost", cost.cost_ms, sample.cost.cost_ms)
@@ -136,7 +144,7 @@ def _compare_plan(found: dict[str, TimePairs], sample: Sample, cost: PlanCost) -
 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:
-    """Return a Markdown table of errors, from `summary` of each kind of prediction."""
+    """Return a Markdown table with a row for each summary of `TimePairs`."""
     formats = {"num": ".0f", "mape": ".1f", "median": ".1f", "p90": ".1f", "spearman": ".4f"}
     rows = [
         [name, *(format(row[key], digits) for key, digits in formats.items())]

@@ -1,7 +1,7 @@
-"""Fits the calibrated cost model's two halves to measured plans.
+"""Fits computation and communication of the calibrated cost model to measured plans.
 
-Letters: G lookups of all samples' ranks, S their shards, K work terms, C numbers of a profile,
-J cache levels.
+Letters: N measured ranks, S their shards, K work terms, C numbers of a profile, W ranks of a plan,
+F terms of an all-to-all, F' those of a reduction.
 """
 
 from __future__ import annotations
@@ -26,33 +26,43 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
 from dlrm_sharded.cost.features import Floats, Workload
 
-HIDDEN = 16
-NUM_LOOKUPS = 3
-LEAST_SHARE = 0.01
-"""Of the mean time, that a term's first price makes up which constant prices alone do not need:
-small, but not out of reach."""
+HIDDEN_WIDTH = 16
+"""Width of the price nets' hidden layer."""
 
-REGULARITY = 1e-4
+NUM_LOOKUPS = 3
+"""Largest number of fused lookups on a rank, one for each kind of layout."""
+
+MIN_FIRST_SHARE = 0.01
+"""Fraction of the mean time from which a term's price starts if the best constant price is zero."""
+
+PRICE_DECAY = 1e-4
+"""Weight of the penalty on prices that depend on the access profile."""
+
 CACHE_LEVELS = 3
 FIRST_CACHE_MB, LAST_CACHE_MB = 0.3, 100.0
+"""Range of cache sizes from which the fit starts."""
+
 HUBER_DELTA = 0.1
-"""Relative error from which on a sample counts linearly: a disturbance does not bend the fit."""
+"""Relative error above which the loss is linear, because such a measurement may be an outlier."""
 
 MAX_LEARNING_RATE = 0.01
-ROUNDS = 20
-LEAST_ERROR = 0.02
-LEAST_TIME_MS = 1e-4
-"""What the clock can tell from nothing."""
+
+NUM_REWEIGHTINGS = 20
+MIN_RELATIVE_ERROR = 0.02
+"""Rounds of reweighted least squares, and the error below which a weight does not grow further."""
+
+MIN_TIME_MS = 1e-4
+"""Smallest time that the clock can tell from zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupData:
-    """Measured ranks, with their shards in one array after the other.
+    """The shards of all measured ranks, packed, and the times of the ranks.
 
     Args:
-        work, profile, read_mb: [S, K], [S, C], [S].
-        lookup: [S], which of the ranks' lookups: `NUM_LOOKUPS` times the rank, plus its kind.
-        times_ms: [ranks, 2], forward and backward.
+        work, profile, read_mb: [S, K], [S, C] and [S], see `Workload`.
+        lookup: [S], index of the fused lookup: `NUM_LOOKUPS` times the rank, plus its kind.
+        times_ms: [N, 2], forward and backward.
     """
 
     work: Floats
@@ -62,27 +72,27 @@ class LookupData:
     times_ms: Floats
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> LookupData:
-        """All ranks of the samples that have a shard, and times that the clock tells from 0."""
+    def from_samples(cls, samples: Sequence[Sample]) -> LookupData:
+        """Pack the ranks of the samples that have a shard and times above zero."""
         shards: dict[str, list[Floats]] = {"work": [], "profile": [], "read_mb": []}
         lookup: list[NDArray[np.int64]] = []
         times: list[tuple[float, float]] = []
         for sample in samples:
             workload = workload_of_sample(sample)
-            of_sample = {
+            columns = {
                 "work": workload.work(),
                 "profile": workload.profile(),
                 "read_mb": workload.unique_bytes() / 1e6,
             }
             for rank, stages in enumerate(sample.cost.per_rank):
                 on_rank = workload.rank == rank
-                of_rank = (stages.fwd_compute_ms, stages.bwd_compute_ms)
-                if not on_rank.any() or min(of_rank) == 0.0:
+                directions_ms = (stages.fwd_compute_ms, stages.bwd_compute_ms)
+                if not on_rank.any() or min(directions_ms) == 0.0:
                     continue
-                for key, values in of_sample.items():
+                for key, values in columns.items():
                     shards[key].append(values[on_rank])
                 lookup.append(NUM_LOOKUPS * len(times) + workload.module[on_rank])
-                times.append(of_rank)
+                times.append(directions_ms)
         return cls(
             **{key: np.concatenate(values) for key, values in shards.items()},
             lookup=np.concatenate(lookup),
@@ -90,14 +100,17 @@ class LookupData:
         )
 
 
-class _PriceNet(nn.Module):
-    """`PriceNet`, to be trained: what must not be negative is kept so by softplus or exp."""
+class TrainablePriceNet(nn.Module):
+    """A `PriceNet` in torch; softplus and exp keep positive what must not be negative.
+
+    tests/unit/cost/test_learned.py checks that both compute the same times.
+    """
 
     def __init__(self, num_profile: int, first_prices: Floats, first_launch_ms: float) -> None:
         super().__init__()
         num_terms = len(first_prices)
         self.net = nn.Sequential(
-            nn.Linear(num_profile, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, num_terms)
+            nn.Linear(num_profile, HIDDEN_WIDTH), nn.Tanh(), nn.Linear(HIDDEN_WIDTH, num_terms)
         )
         last = self.net[-1]
         assert isinstance(last, nn.Linear)
@@ -114,11 +127,12 @@ class _PriceNet(nn.Module):
     def forward(
         self, work: Tensor, profile: Tensor, read_mb: Tensor, lookup: Tensor, num_ranks: int
     ) -> Tensor:
-        """[ranks], in ms."""
+        """Return [N], times of one direction in ms, of shards that are packed as `LookupData`."""
         rank = lookup // NUM_LOOKUPS
         priced = self.net(profile).exp() * work
         sums = torch.zeros(num_ranks, priced.shape[1]).index_add(0, rank, priced)
         read = torch.zeros(num_ranks).index_add(0, rank, read_mb)
+        # a rank launches every lookup that has a shard; the first has a price of its own
         launched = torch.zeros(num_ranks, NUM_LOOKUPS).view(-1).index_fill(0, lookup, 1.0)
         num_next = launched.view(num_ranks, NUM_LOOKUPS).sum(dim=1) - 1.0
         level = (torch.log10(read + 1e-3)[:, None] - self.cache_mb) * self.log_slope.exp()
@@ -127,13 +141,15 @@ class _PriceNet(nn.Module):
         first, following = self.log_launches.exp()
         return times + first + following * num_next
 
-    def irregularity(self) -> Tensor:
-        """How far prices are from depending on nothing."""
+    def profile_dependence(self) -> Tensor:
+        """Return [], which is zero if no price depends on the access profile."""
         last = self.net[-1]
         assert isinstance(last, nn.Linear)
         return last.weight.square().mean()
 
-    def frozen(self) -> PriceNet:
+    def to_numpy(self) -> PriceNet:
+        """Return the net with its present parameters as arrays."""
+
         def array(tensor: Tensor) -> Floats:
             values: Floats = tensor.detach().double().numpy().copy()
             return values
@@ -151,9 +167,9 @@ class _PriceNet(nn.Module):
 
 
 def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
-    """Prices of both directions, by Adam on the relative error of all samples at once.
+    """Fit the prices of both directions by Adam on the relative error of all samples at once.
 
-    It starts from the constant prices that fit best.
+    The fit starts from the best constant prices.
     """
     mean, std = data.profile.mean(axis=0), data.profile.std(axis=0) + 1e-3
     inputs = (
@@ -162,20 +178,23 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
         torch.tensor(data.read_mb, dtype=torch.float32),
         torch.tensor(data.lookup),
     )
-    of_rank = np.zeros((len(data.times_ms), data.work.shape[1] + 1))
-    np.add.at(of_rank[:, :-1], data.lookup // NUM_LOOKUPS, data.work)
-    of_rank[:, -1] = 1.0
+    # [N, K + 1], what constant prices multiply: the work of each rank, and one launch
+    terms = np.zeros((len(data.times_ms), data.work.shape[1] + 1))
+    np.add.at(terms[:, :-1], data.lookup // NUM_LOOKUPS, data.work)
+    terms[:, -1] = 1.0
     nets = []
     for i in range(len(DIRECTIONS)):
-        times_of = data.times_ms[:, i]
-        times = torch.tensor(times_of, dtype=torch.float32)
-        constant = fit_nonnegative(of_rank, times_of)
-        least = LEAST_SHARE * times_of.mean() / np.maximum(of_rank[:, :-1].mean(axis=0), 1e-9)
-        first_prices = np.where(constant[:-1] > 0, constant[:-1], least)
-        first_launch_ms = max(float(constant[-1]), LEAST_SHARE * float(times_of.mean()))
+        times_ms = data.times_ms[:, i]
+        times = torch.tensor(times_ms, dtype=torch.float32)
+        constant = fit_nonnegative(terms, times_ms)
+        # prices are exponentials: one that started at zero would stay there
+        min_time_ms = MIN_FIRST_SHARE * times_ms.mean()
+        min_prices = min_time_ms / np.maximum(terms[:, :-1].mean(axis=0), 1e-9)
+        first_prices = np.where(constant[:-1] > 0, constant[:-1], min_prices)
+        first_launch_ms = max(float(constant[-1]), float(min_time_ms))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + i)
-            net = _PriceNet(data.profile.shape[1], first_prices, first_launch_ms)
+            net = TrainablePriceNet(data.profile.shape[1], first_prices, first_launch_ms)
         optimizer = torch.optim.Adam(net.parameters())
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, MAX_LEARNING_RATE, total_steps=num_steps
@@ -184,11 +203,11 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
             optimizer.zero_grad()
             error = torch.log(net(*inputs, len(times)) / times)
             loss = nn.functional.huber_loss(error, torch.zeros_like(error), delta=HUBER_DELTA)
-            loss = loss + REGULARITY * net.irregularity()
+            loss = loss + PRICE_DECAY * net.profile_dependence()
             loss.backward()
             optimizer.step()
             schedule.step()
-        nets.append(net.frozen())
+        nets.append(net.to_numpy())
     return ComputeModel(
         profile_mean=mean,
         profile_std=std,
@@ -202,17 +221,18 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
 def fit_communication(
     workloads: Sequence[Workload], times_ms: Sequence[Floats], hosts: Sequence[Hosts]
 ) -> CommunicationModel:
-    """Weights that are not negative, by least squares on the relative error.
+    """Fit the weights of both kinds of terms by `fit_nonnegative`, for each of `EXCHANGES`.
 
     Args:
-        times_ms: of each workload, [3, W] in the order of `EXCHANGES`.
+        times_ms: [3, W] for each workload, in the order of `EXCHANGES`.
+        hosts: hosts of each workload's ranks.
     """
     exchange, reduce = [], []
     for i, kind in enumerate(EXCHANGES):
         rows, times = [], []
-        for workload, of_kind, where in zip(workloads, times_ms, hosts, strict=True):
-            rows.append(communication_rows(workload, kind, where))
-            times.append(of_kind[i])
+        for workload, exchanges_ms, ranks in zip(workloads, times_ms, hosts, strict=True):
+            rows.append(communication_rows(workload, kind, ranks))
+            times.append(exchanges_ms[i])
         weights = fit_nonnegative(np.concatenate(rows), np.concatenate(times))
         num_reduce = reduce_terms(np.zeros(1), np.zeros(1), hosts[0]).shape[1]
         exchange.append(weights[:-num_reduce])
@@ -221,14 +241,14 @@ def fit_communication(
 
 
 def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
-    """[W, F + F'], the terms of all-to-all and reduce-scatter that a rank's time consists of."""
+    """Return [W, F + F'], terms of each rank's all-to-all and reduction in one of `EXCHANGES`."""
     exchange = workload.exchange(of_ids=kind == "input_dist")
     volume, num_shards = exchange.volume[None], exchange.num_shards[None]
     terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
-    there = num_shards.sum() > 0
-    columns = [np.broadcast_to(term * there, volume.shape)[0] for term in terms]
-    none = np.zeros(hosts.world_size)
-    reduced = reduce_terms(none, none, hosts)
+    is_run = num_shards.sum() > 0  # without shards there is no all-to-all, and no latency
+    columns = [np.broadcast_to(term * is_run, volume.shape)[0] for term in terms]
+    zeros = np.zeros(hosts.world_size)
+    reduced = reduce_terms(zeros, zeros, hosts)
     for reduce in exchange.reduces:
         group = hosts.group(reduce.group_size)
         reduced += reduce_terms(reduce.volume, reduce.num_shards, group)
@@ -236,19 +256,19 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:
-    """[F], weights >= 0 of the terms [N, F], for the least mean absolute relative error.
+    """Return [F], weights >= 0 of terms [N, F] with the least mean absolute relative error.
 
-    Least squares, repeated with every time weighted by its error before, so that a disturbance
-    counts no more than it is large; relative to the geometric mean of both times, so that the fit
-    is not drawn to small ones. Times of 0 have no relative error, and are left out.
+    Iteratively reweighted least squares turn squared into absolute errors, so that an outlier
+    counts in proportion to its size. Errors are relative to the geometric mean of predicted and
+    measured time, so that the fit does not prefer small predictions. Times of zero are left out.
     """
     terms, times_ms = terms[times_ms > 0], times_ms[times_ms > 0]
     scale = 1.0 / times_ms
     weights: Floats = np.zeros(terms.shape[1])
-    for _ in range(ROUNDS):
+    for _ in range(NUM_REWEIGHTINGS):
         weights, _ = nnls(terms * scale[:, None], times_ms * scale)
-        predicted = np.maximum(terms @ weights, LEAST_TIME_MS)
+        predicted = np.maximum(terms @ weights, MIN_TIME_MS)
         mean = np.sqrt(times_ms * predicted)
         error = np.abs(predicted - times_ms) / mean
-        scale = 1.0 / (mean * np.sqrt(np.maximum(error, LEAST_ERROR)))
+        scale = 1.0 / (mean * np.sqrt(np.maximum(error, MIN_RELATIVE_ERROR)))
     return weights

@@ -1,4 +1,4 @@
-"""What the embeddings cost on this hardware: the stages timed apart on the live sharded module."""
+"""Measures the cost of embeddings: each stage is timed by itself on the live sharded module."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
 log = logging.getLogger(__name__)
 
 MIN_ITERATIONS = 3
+"""Fewest timed iterations, whatever the time budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureConfig:
-    """How long to measure.
+    """Length of a measurement.
 
     Args:
-        num_batches: how many batches are used in turn.
-        time_budget_s: fewer iterations are made where they would take longer; at least 3.
+        iterations, warmup: timed iterations, and those before them that are not timed.
+        num_batches: number of batches that are used in turn.
+        time_budget_s: time after which iterations end early, though not before the third.
     """
 
     iterations: int = 20
@@ -49,12 +51,12 @@ class MeasureConfig:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
-    """Median times of all ranks, in rank order, and how far to trust them.
+    """Median times of all ranks over the iterations, and how much the times varied.
 
     Args:
-        spread: interquartile range over the median, mean over ranks: by stage, and of the
-            redistribution of the ids.
-        iterations: number of timed iterations, after the warm-up.
+        spread: interquartile range relative to the median, averaged over ranks, for each stage
+            and for the redistribution of the ids.
+        iterations: number of timed iterations.
     """
 
     cost: PlanCost
@@ -72,12 +74,12 @@ def measure(
     """Time the four stages and the redistribution of ids, each started from a barrier.
 
     All ranks of the group call it together. Gradients are zeros and the optimizers' step counts
-    are put back, so weights and optimizer state are afterwards what they were, but for an Adam
-    that has taken steps before: its moments would decay.
+    are restored, so weights and optimizer state do not change, except that the moments of an Adam
+    that has taken steps before decay.
 
     Args:
         batches: this rank's ids, on the module's device; used in turn.
-        group: the ranks that share the module, where they are not all of the job.
+        group: ranks that share the module; None for all ranks of the job.
     """
     device = batches[0].device()
 
@@ -90,7 +92,7 @@ def measure(
             last_started = time.perf_counter()
             time_once(i)
         ended = time.perf_counter()
-        # the first iteration allocates, and is no measure of the others
+        # the first iteration allocates memory, so the last one predicts how long others take
         spent_s = _max_over_ranks(ended - started, device, group)
         once_s = _max_over_ranks(ended - last_started, device, group)
         affordable = int((config.time_budget_s - spent_s) / once_s)
@@ -131,7 +133,7 @@ def _time_once(
 
 @contextmanager
 def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator[None]:
-    """Put back FBGEMM's step counts, from which Adam corrects its bias."""
+    """Restore FBGEMM's step counts, from which Adam corrects its bias, at the end of the block."""
     fused = [
         module
         for lookup in embeddings._lookups  # a plain list: `embeddings.modules()` misses them
@@ -156,7 +158,7 @@ def _max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup
 def _over_ranks(
     samples: Sequence[dict[str, float]], group: dist.ProcessGroup | None
 ) -> MeasuredCost:
-    """Gather every rank's quartiles over its iterations."""
+    """Gather the quartiles of every rank over its iterations."""
     quartiles = {
         name: np.percentile([sample[name] for sample in samples], [25, 50, 75]).tolist()
         for name in samples[0]
@@ -165,7 +167,7 @@ def _over_ranks(
     dist.all_gather_object(gathered, quartiles, group=group)
     medians_ms, spread = {}, {}
     for name in quartiles:
-        low, median, high = np.array([of_rank[name] for of_rank in gathered]).T
+        low, median, high = np.array([rank_quartiles[name] for rank_quartiles in gathered]).T
         medians_ms[name] = median.tolist()
         spread[name] = float(((high - low) / np.maximum(median, 1e-9)).mean())
     input_dist_ms = medians_ms.pop(INPUT_DIST)

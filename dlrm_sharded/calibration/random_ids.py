@@ -1,4 +1,4 @@
-"""Random ids for tables of random plans, as skewed as the tables say."""
+"""Draws random ids for the tables of random plans, from the Zipf distributions of the tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dlrm_sharded.zipf import cached_zipf, scatter_ranks
 def draw_batch(
     tables: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator
 ) -> KeyedJaggedTensor:
-    """Draw the ids of one batch; a sample has its table's mean number, rounded up or down."""
+    """Draw the ids of one batch; each sample has the mean number of ids, rounded up or down."""
     values, lengths = [], []
     for i, table in enumerate(tables):
         length = np.floor(table.pooling_factor + rng.random(num_samples)).astype(np.int32)
         bits = rng.integers(0, 2**64, size=length.sum(), dtype=np.uint64)
-        ranks = cached_zipf(table.num_rows, table.alpha).ranks(bits)
+        ranks = cached_zipf(table.num_rows, table.exponent).ranks(bits)
         values.append(scatter_ranks(ranks, table.num_rows, shift=i).astype(np.int32))
         lengths.append(length)
     return KeyedJaggedTensor(

@@ -1,8 +1,8 @@
-"""Random plans over the range of real ones, for collecting costs: numbers only, nothing measured.
+"""Draws random plans that cover the range of real ones, for collecting costs.
 
-Table features are drawn as NeuroShard (arXiv:2305.01868, sec. 3.1) augments its tables, wider:
-every width that a column split can leave, rows and pooling factors on a log scale, Zipf exponents
-from none to beyond those of Criteo and Meta's dlrm_datasets (about 0.9).
+Table features are drawn as NeuroShard (arXiv:2305.01868, sec. 3.1) augments its tables, over wider
+ranges: every width that a column split can leave, rows and pooling factors on a log scale, Zipf
+exponents from 0 to beyond those of Criteo and Meta's dlrm_datasets (about 0.9).
 """
 
 from __future__ import annotations
@@ -15,61 +15,75 @@ import numpy as np
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 
 MAX_SHARDS = 100
+"""Largest number of column shards on a rank."""
+
 MAX_COLS = 256
-MIN_ROWS, MAX_ROWS = 100, 40_000_000
+MIN_DRAWN_ROWS, MAX_DRAWN_ROWS = 100, 40_000_000
 MIN_POOLING, MAX_POOLING = 0.1, 400.0
-MAX_ALPHA = 1.25
+MAX_EXPONENT = 1.25
+"""Ranges of the tables' widths, rows, pooling factors and Zipf exponents."""
+
 SINGLE_SHARE, ROW_WISE_SHARE = 0.2, 0.2
-MAX_LOCAL_ROW_WISE = 4
+"""Fractions of the plans with a single shard on each rank, and with row-wise tables."""
+
+MAX_ROW_WISE = 4
+"""Largest number of row-wise tables in a plan of computation."""
+
 COMMUNICATION_ROWS = 64
 MAX_COMMUNICATION_COLS = 4096
+"""Rows of a table, and largest mean number of columns per rank on one rank, in communication."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTable:
-    """A table of a random plan, whole on one rank, or in even row blocks on all (rank None)."""
+    """A table of a random plan, whole on one rank, or in even row blocks on all (rank None).
+
+    Args:
+        exponent: Zipf exponent of its accesses.
+    """
 
     num_rows: int
     num_cols: int
     pooling_factor: float
-    alpha: float
+    exponent: float
     rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one rank can hold and look up while collecting."""
+class RankLimits:
+    """Largest memory of one rank for tables, and largest number of ids that it looks up."""
 
     table_bytes: int
     ids_per_step: int
 
 
 def draw_computation(
-    rng: np.random.Generator, *, world_size: int, batch_size: int, limits: Limits
+    rng: np.random.Generator, *, world_size: int, batch_size: int, limits: RankLimits
 ) -> list[DrawnTable]:
-    """About as much work for every rank, so that none waits long: 1 to `MAX_SHARDS` shards each."""
+    """Draw 1 to `MAX_SHARDS` shards for every rank, with similar work, so that none waits long."""
     num_shards = 1
     if rng.random() >= SINGLE_SHARE:
         num_shards = round(2 * (MAX_SHARDS / 2) ** rng.random())
-    # small tables leave room for many; most of a real task's rows are in few tables
-    rows_top = MIN_ROWS * (MAX_ROWS / MIN_ROWS) ** np.sqrt(rng.random())
+    # as in real tasks, few tables have most of the rows, and many small ones fit beside them
+    rows_top = MIN_DRAWN_ROWS * (MAX_DRAWN_ROWS / MIN_DRAWN_ROWS) ** np.sqrt(rng.random())
     pooling_top = MIN_POOLING * (MAX_POOLING / MIN_POOLING) ** np.sqrt(rng.random())
     tables = []
     for rank in range(world_size):
         count = num_shards if num_shards < 4 else round(num_shards * rng.uniform(0.7, 1.0))
         tables += [_draw_table(rng, rows_top, pooling_top, rank) for _ in range(count)]
     if world_size > 1 and rng.random() < ROW_WISE_SHARE:
-        count = int(rng.integers(1, MAX_LOCAL_ROW_WISE + 1))
+        count = int(rng.integers(1, MAX_ROW_WISE + 1))
         tables += [
-            _draw_table(rng, max(rows_top, 100 * MIN_ROWS), pooling_top, None) for _ in range(count)
+            _draw_table(rng, max(rows_top, 100 * MIN_DRAWN_ROWS), pooling_top, None)
+            for _ in range(count)
         ]
     return _within(limits, tables, world_size, batch_size)
 
 
 def draw_communication(
-    rng: np.random.Generator, *, world_size: int, batch_size: int, limits: Limits
+    rng: np.random.Generator, *, world_size: int, batch_size: int, limits: RankLimits
 ) -> list[DrawnTable]:
-    """Tiny tables, in all on one rank at one extreme, evenly over all at the other."""
+    """Draw tiny tables; their columns range from all on one rank to even over all ranks."""
     columns = 32 * (MAX_COMMUNICATION_COLS / 32) ** rng.random() * world_size**-0.5
     evenness = 10 ** rng.uniform(-0.7, 1.5)
     share = rng.dirichlet(np.full(world_size, evenness))
@@ -94,16 +108,16 @@ def _draw_table(
     rng: np.random.Generator, rows_top: float, pooling_top: float, rank: int | None
 ) -> DrawnTable:
     return DrawnTable(
-        num_rows=round(MIN_ROWS * (rows_top / MIN_ROWS) ** rng.random()),
+        num_rows=round(MIN_DRAWN_ROWS * (rows_top / MIN_DRAWN_ROWS) ** rng.random()),
         num_cols=_draw_cols(rng),
         pooling_factor=float(MIN_POOLING * (pooling_top / MIN_POOLING) ** rng.random()),
-        alpha=float(rng.uniform(0.0, MAX_ALPHA)),
+        exponent=float(rng.uniform(0.0, MAX_EXPONENT)),
         rank=rank,
     )
 
 
 def _draw_cols(rng: np.random.Generator) -> int:
-    """Half of them powers of two, as tables are; half any multiple of 4, as splits leave them."""
+    """Draw a power of two, as tables have, or any multiple of 4, as column splits leave."""
     if rng.random() < 0.5:
         return int(2 ** rng.integers(2, 9))
     quarter = (MAX_COLS / COLUMN_MULTIPLE) ** rng.random()
@@ -111,9 +125,9 @@ def _draw_cols(rng: np.random.Generator) -> int:
 
 
 def _within(
-    limits: Limits, tables: list[DrawnTable], world_size: int, batch_size: int
+    limits: RankLimits, tables: list[DrawnTable], world_size: int, batch_size: int
 ) -> list[DrawnTable]:
-    """The tables with rows, and ids per sample, cut down to what a rank can hold and look up."""
+    """Scale rows and pooling factors down until every rank is within the limits."""
     num_bytes, num_ids = np.zeros(world_size), np.zeros(world_size)
     for table in tables:
         ranks = slice(None) if table.rank is None else table.rank
@@ -122,16 +136,16 @@ def _within(
         num_ids[ranks] += batch_size * table.pooling_factor / blocks
     rows_factor = min(1.0, limits.table_bytes / num_bytes.max())
     pooling_factor = min(1.0, limits.ids_per_step / num_ids.max())
-    cut = []
+    scaled = []
     for table in tables:
-        num_rows = max(int(table.num_rows * rows_factor), min(table.num_rows, MIN_ROWS))
+        num_rows = max(int(table.num_rows * rows_factor), min(table.num_rows, MIN_DRAWN_ROWS))
         if table.rank is None:
             num_rows = _whole_blocks(num_rows, world_size)
         pooled = table.pooling_factor * pooling_factor
-        cut.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=pooled))
-    return cut
+        scaled.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=pooled))
+    return scaled
 
 
 def _whole_blocks(num_rows: int, world_size: int) -> int:
-    """About `num_rows` that give every rank a block: else `row_blocks` may not reach the last."""
+    """Round down so that every rank gets a row block, which `row_blocks` does not ensure."""
     return max(num_rows // world_size, 1) * world_size

@@ -1,6 +1,6 @@
-"""One process measures the ranks of a plan one after the other: their computation, not exchanges.
+"""Measures the computation of a plan's ranks one after the other, in a single process.
 
-TorchRec shards the tables, and they are looked up and timed as in a collection.
+TorchRec shards the tables, and their lookups are timed as in a collection.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dlrm_sharded.torchrec_adapter import parameter_sharding
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """One batch's ids of one table: those of all samples in a row, and how many each sample has."""
+    """The ids of one batch for one table: [num_ids] of all samples, and [B] ids of each sample."""
 
     values: NDArray[np.int32]
     lengths: NDArray[np.int32]
 
     def in_rows(self, start: int, stop: int) -> Ids:
-        """Those that a block of rows serves, counted from its first row."""
+        """Return the ids that reach a block of rows, counted from its first row."""
         inside = (self.values >= start) & (self.values < stop)
         sample = np.repeat(np.arange(len(self.lengths)), self.lengths)
         lengths = np.bincount(sample[inside], minlength=len(self.lengths))
@@ -47,34 +47,34 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class TableIds:
-    """Tables, and batches of ids for each of them, by name."""
+    """Tables by name, and batches of ids for each of them."""
 
     tables: dict[str, Table]
     batches: tuple[dict[str, Ids], ...]
 
-    def of_shard(self, shard: Shard, batch: int) -> Ids:
-        """Those of one batch that reach the shard."""
+    def shard_ids(self, shard: Shard, batch: int) -> Ids:
+        """Return the ids of one batch that reach the shard."""
         ids = self.batches[batch][shard.table]
         return ids.in_rows(*shard.rows) if self.is_row_block(shard) else ids
 
     def is_row_block(self, shard: Shard) -> bool:
-        """Whether the shard has some rows of its table only."""
+        """Return whether the shard lacks rows of its table."""
         return shard.num_rows < self.tables[shard.table].num_embeddings
 
 
 def draw_ids(tables: Sequence[Table], *, batch_size: int, num_batches: int, seed: int) -> TableIds:
-    """Ids of the access skew that cost models assume for tables without a profile."""
+    """Draw ids with the access skew that cost models assume for tables without a profile."""
     drawn = [
         DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, ASSUMED_EXPONENT, rank=0)
         for t in tables
     ]
     batches = []
     for rng in np.random.default_rng(seed).spawn(num_batches):
-        of_tables = draw_batch(drawn, batch_size, rng).to_dict().values()
+        jagged = draw_batch(drawn, batch_size, rng).to_dict().values()
         batches.append(
             {
                 table.name: Ids(ids.values().numpy(), ids.lengths().numpy())
-                for table, ids in zip(tables, of_tables, strict=True)
+                for table, ids in zip(tables, jagged, strict=True)
             }
         )
     return TableIds({table.name: table for table in tables}, tuple(batches))
@@ -98,8 +98,8 @@ class RankBench:
     def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms.
 
-        Each shard is a table of its own with the ids that reach it. A block of rows gets the
-        row-wise lookup that it has among other ranks.
+        Each shard becomes a table with the ids that reach it. A block of rows keeps the row-wise
+        lookup that it has in a job of several ranks.
         """
         pieces = [
             dataclasses.replace(
@@ -121,7 +121,7 @@ class RankBench:
             }
         )
         batches = [
-            _jagged([ids.of_shard(shard, batch) for shard in shards])
+            _jagged([ids.shard_ids(shard, batch) for shard in shards])
             for batch in range(len(ids.batches))
         ]
         [stages] = self._bench.measure(pieces, plan, batches, self._env).cost.per_rank
@@ -133,6 +133,7 @@ class PlanBench:
 
     Args:
         num_batches: number of batches of ids, which are drawn anew for every plan.
+        seed: seed of the ids.
     """
 
     def __init__(self, bench: RankBench, model: CostModel, *, num_batches: int, seed: int) -> None:
@@ -142,7 +143,7 @@ class PlanBench:
         self._rng = np.random.default_rng(seed)
 
     def measure(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Return the four stages of every rank."""
+        """Return the cost of a plan, without the redistribution of ids."""
         ids = draw_ids(
             task.tables,
             batch_size=task.batch_size,
@@ -162,8 +163,9 @@ class PlanBench:
 
 
 def _jagged(ids: Sequence[Ids]) -> KeyedJaggedTensor:
+    """Join the ids of tables t0, t1, ..."""
     return KeyedJaggedTensor(
         keys=[f"t{i}" for i in range(len(ids))],
-        values=torch.from_numpy(np.concatenate([of_table.values for of_table in ids])),
-        lengths=torch.from_numpy(np.concatenate([of_table.lengths for of_table in ids])),
+        values=torch.from_numpy(np.concatenate([table_ids.values for table_ids in ids])),
+        lengths=torch.from_numpy(np.concatenate([table_ids.lengths for table_ids in ids])),
     )

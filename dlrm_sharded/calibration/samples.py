@@ -1,6 +1,6 @@
-"""Collected costs: random plans and what they cost on some hardware, in one Parquet file.
+"""Collected costs: random plans and their measured costs on one machine, in a Parquet file.
 
-Beside `costs.parquet` stands `costs.json`, its manifest: hardware, versions, seed, batch sizes,
+The manifest `costs.json` beside `costs.parquet` says hardware, versions, seed, batch sizes,
 repeatability, and the checksum of the data.
 """
 
@@ -26,8 +26,9 @@ from dlrm_sharded.json_files import replace_file, write_json
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
-FORMAT = 1
-PARTS = (INPUT_DIST, *STAGES)
+COSTS_FORMAT = 1
+TIMES = (INPUT_DIST, *STAGES)
+"""Everything that is timed: the redistribution of ids, and the stages."""
 
 _SHARD = pl.Struct(
     {
@@ -48,7 +49,7 @@ SCHEMA = pl.Schema(
         "ranks_per_host": pl.Int32(),
         "batch_size": pl.Int64(),
         "shards": pl.List(_SHARD),
-        "per_rank": pl.List(pl.Struct({f"{part}_ms": pl.Float64 for part in PARTS})),
+        "per_rank": pl.List(pl.Struct({f"{name}_ms": pl.Float64 for name in TIMES})),
     }
 )
 
@@ -58,10 +59,10 @@ class MeasuredShard:
     """One shard of a measured plan.
 
     Args:
-        pooling_factor: mean ids per sample that reach this shard: a block of rows gets a part of
-            its table's.
-        reuse_histogram: of the ids that reach it, by `NUM_REUSE_BINS`.
-        row_wise: a block of rows; on each rank those have a lookup of their own.
+        pooling_factor: mean ids per sample that reach this shard; for a block of rows, a fraction
+            of its table's.
+        reuse_histogram: see `Table.reuse_histogram`, of the ids that reach this shard.
+        row_wise: whether the shard is a block of rows; a rank looks those up separately.
     """
 
     rank: int
@@ -74,11 +75,13 @@ class MeasuredShard:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A random plan, and its cost as `measure` gives it.
+    """A random plan and its cost as measured by `measure`.
 
     Args:
         kind: "computation" for tables of real sizes, "communication" for tiny ones.
-        attempt: 0, or more where the plan was measured again, to see how well that repeats.
+        number: number of the plan within its collection.
+        attempt: how often the plan had been measured before.
+        cost: with the redistribution of ids.
     """
 
     kind: str
@@ -92,7 +95,7 @@ class Sample:
 
     def to_row(self) -> dict[str, Any]:
         """Return one row of the file."""
-        assert self.cost.input_dist_ms is not None, "a measured plan has times of all parts"
+        assert self.cost.input_dist_ms is not None, "a measured cost has the redistribution of ids"
         return {
             "kind": self.kind,
             "number": self.number,
@@ -111,6 +114,7 @@ class Sample:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Sample:
+        """Read what `to_row` returned."""
         ranks = row["per_rank"]
         stages_ms = {stage: [rank[f"{stage}_ms"] for rank in ranks] for stage in STAGES}
         return cls(
@@ -127,17 +131,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CollectedCosts:
-    """What `read_costs` reads."""
+    """A collection: all its samples, and the manifest."""
 
     samples: tuple[Sample, ...]
     manifest: dict[str, Any]
 
     def first_attempts(self, kind: str) -> list[Sample]:
+        """Return the first measurement of every plan of a kind."""
         return [s for s in self.samples if s.kind == kind and s.attempt == 0]
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
-    """Write the data, and last the manifest, without which they are not read."""
+    """Write the data and then the manifest, without which `read_costs` refuses them."""
     frame = pl.DataFrame([sample.to_row() for sample in samples], schema=SCHEMA)
     parquet = io.BytesIO()
     frame.write_parquet(parquet)
@@ -145,7 +150,7 @@ def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, An
     write_json(
         manifest_path(path),
         {
-            "format": FORMAT,
+            "format": COSTS_FORMAT,
             **manifest,
             "num_samples": len(samples),
             "repeatability": repeatability(samples),
@@ -155,15 +160,16 @@ def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, An
 
 
 def manifest_path(path: Path) -> Path:
+    """Return where the manifest of a Parquet file is."""
     return path.with_suffix(".json")
 
 
 def read_costs(path: str | Path) -> CollectedCosts:
-    """Read a collected file, all of it checked.
+    """Read collected costs and check all of them.
 
     Raises:
-        DataError: it is missing, truncated or not what its manifest says, or has times that no
-            measurement gives.
+        DataError: the file is missing or truncated, differs from its manifest, or has times that
+            no measurement gives.
     """
     path = Path(path)
     try:
@@ -178,9 +184,9 @@ def read_costs(path: str | Path) -> CollectedCosts:
         raise DataError(
             f"the manifest {manifest_path(path)} is not JSON; collect again with {CALIBRATE}"
         ) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != COSTS_FORMAT:
         raise DataError(
-            f"{manifest_path(path)} is not a manifest of format {FORMAT}; collect again with "
+            f"{manifest_path(path)} is not a manifest of format {COSTS_FORMAT}; collect again with "
             f"{CALIBRATE}"
         )
     if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
@@ -202,7 +208,7 @@ def read_costs(path: str | Path) -> CollectedCosts:
     try:
         samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
         for sample in samples:
-            _check(sample, path)
+            _check_sample(sample, path)
     except TypeError as error:
         raise DataError(
             f"{path} has empty values ({error}); collect again with {CALIBRATE}"
@@ -210,32 +216,32 @@ def read_costs(path: str | Path) -> CollectedCosts:
     return CollectedCosts(samples, manifest)
 
 
-def _check(sample: Sample, path: Path) -> None:
+def _check_sample(sample: Sample, path: Path) -> None:
     where = f"{path}: {sample.kind} sample {sample.number}"
     ranks = len(sample.cost.per_rank)
     if ranks != sample.world_size or not all(0 <= shard.rank < ranks for shard in sample.shards):
         raise DataError(
-            f"{where} has shards or times of ranks that it has not; the file is damaged, collect "
+            f"{where} has shards or times of ranks outside its world; the file is damaged, collect "
             f"again with {CALIBRATE}"
         )
-    if not sample.shards or not all(_is_real(shard) for shard in sample.shards):
+    if not sample.shards or not all(_is_possible(shard) for shard in sample.shards):
         raise DataError(
-            f"{where} has no shards, or shards that no table has; the file is damaged, collect "
+            f"{where} has no shards, or impossible ones; the file is damaged, collect "
             f"again with {CALIBRATE}"
         )
     assert sample.cost.input_dist_ms is not None
     for rank, stages in enumerate(sample.cost.per_rank):
         times = {stage: stages.stage_ms(stage) for stage in STAGES}
         times[INPUT_DIST] = sample.cost.input_dist_ms[rank]
-        for part, time_ms in times.items():
+        for name, time_ms in times.items():
             if not (math.isfinite(time_ms) and time_ms >= 0):
                 raise DataError(
-                    f"{where} has {part} of {time_ms} ms on rank {rank}; a time is a finite number "
+                    f"{where} has {name} of {time_ms} ms on rank {rank}; a time is a finite number "
                     f"from 0; the file is damaged, collect again with {CALIBRATE}"
                 )
 
 
-def _is_real(shard: MeasuredShard) -> bool:
+def _is_possible(shard: MeasuredShard) -> bool:
     numbers = (shard.pooling_factor, *shard.reuse_histogram)
     return (
         min(shard.num_rows, shard.num_cols) > 0
@@ -245,9 +251,11 @@ def _is_real(shard: MeasuredShard) -> bool:
 
 
 def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
-    """How far the second measurement of a plan is from the first, by kind and ranks, and part.
+    """Return how far the second measurements of plans are from the first, by kind and ranks.
 
-    The mean absolute difference over the first, in percent, of the slowest rank; `num` plans.
+    Returns:
+        Mean absolute difference of the slowest rank's time, in percent of the first, for each of
+        `TIMES`; and the number of plans in `num`.
     """
     pairs: dict[tuple[str, int], dict[int, Sample]] = {}
     for sample in samples:
@@ -259,25 +267,26 @@ def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
             errors.setdefault(f"{kind}, {first.world_size} ranks", []).append(
                 [
                     100 * abs(b / a - 1) if a > 0 else 0.0
-                    for a, b in zip(_part_maxima(first), _part_maxima(second), strict=True)
+                    for a, b in zip(_slowest_ms(first), _slowest_ms(second), strict=True)
                 ]
             )
     return {
         name: {
             "num": len(rows),
-            **dict(zip(PARTS, np.mean(rows, axis=0).round(2).tolist(), strict=True)),
+            **dict(zip(TIMES, np.mean(rows, axis=0).round(2).tolist(), strict=True)),
         }
         for name, rows in sorted(errors.items())
     }
 
 
-def _part_maxima(sample: Sample) -> list[float]:
+def _slowest_ms(sample: Sample) -> list[float]:
+    """Return each of `TIMES` on its slowest rank."""
     cost = sample.cost
     return [cost.input_dist_max_ms or 0.0, *(cost.stage_max_ms(stage) for stage in STAGES)]
 
 
 def workload_of_sample(sample: Sample) -> Workload:
-    """The shards of a measured plan."""
+    """Return the shards of a measured plan in the form that cost models predict."""
     rows = [
         (
             shard.rank,

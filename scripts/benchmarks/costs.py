@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, predictor
 from dlrm_sharded.calibration.evaluate import (
-    LARGER,
-    SIZES,
+    MORE_SHARDS,
+    SHARD_COUNTS,
     Predictor,
     TimePairs,
     averaged,
@@ -93,13 +93,13 @@ def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, T
 
 def _report_larger(fitted_on: Path, costs: CollectedCosts) -> None:
     """A model of groups of at most 40 shards, on larger ones."""
-    most = max(high for _, high in SIZES.values())
+    most = max(high for _, high in SHARD_COUNTS.values())
     of_fit = read_costs(fitted_on)
     small = [sample for sample in of_fit.samples if _largest_group(sample) <= most]
     model = fit_learned(small, of_fit.manifest, FitConfig())
     large = [sample for sample in costs.samples if _largest_group(sample) > most]
     found = compare(predictor(model), averaged(large))
-    larger = {name: pairs for name, pairs in found.items() if LARGER in name}
+    larger = {name: pairs for name, pairs in found.items() if MORE_SHARDS in name}
     _print(f"fitted to groups of at most {most} shards", larger)
 
 

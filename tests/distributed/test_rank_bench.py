@@ -46,7 +46,7 @@ def measured_with(rank: Rank) -> dict[str, Any]:
         "num_lookups": [len(embeddings._lookups) for embeddings, _ in given],
         "shapes": [list(weight.shape) for weight in embeddings.state_dict().values()],
         "ids": [batches[1][key].values() for key in ("t0", "t1", "t2")],
-        "expected_ids": [torch.from_numpy(ids.of_shard(shard, 1).values) for shard in shards],
+        "expected_ids": [torch.from_numpy(ids.shard_ids(shard, 1).values) for shard in shards],
     }
 
 

@@ -15,7 +15,7 @@ def sample(
     times_ms: tuple[tuple[float, float, float, float, float], ...] = ((1, 2, 3, 4, 5),) * 2,
     ranks: tuple[int, ...] = (0, 1, 1),
 ) -> Sample:
-    """A sample whose times are given rank by rank, in the order of `PARTS`."""
+    """A sample whose times are given rank by rank, in the order of `TIMES`."""
     return Sample(
         kind=kind,
         number=number,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.random_plans import (
-    MAX_ALPHA,
     MAX_COLS,
+    MAX_DRAWN_ROWS,
+    MAX_EXPONENT,
     MAX_POOLING,
-    MAX_ROWS,
     MAX_SHARDS,
-    MIN_ROWS,
+    MIN_DRAWN_ROWS,
     DrawnTable,
-    Limits,
+    RankLimits,
     draw_communication,
     draw_computation,
 )
@@ -23,11 +23,11 @@ from dlrm_sharded.tables import COLUMN_MULTIPLE
 WORLD_SIZES = (1, 2, 4, 8)
 ODD_WORLD_SIZES = (3, 9, 11, 24)
 BATCH_SIZE = 6336
-LIMITS = Limits(table_bytes=2 * 10**9, ids_per_step=600_000)
+LIMITS = RankLimits(table_bytes=2 * 10**9, ids_per_step=600_000)
 NUM_DRAWS = 120
 
 
-def computation(world_size: int, limits: Limits = LIMITS) -> Iterator[list[DrawnTable]]:
+def computation(world_size: int, limits: RankLimits = LIMITS) -> Iterator[list[DrawnTable]]:
     for seed in range(NUM_DRAWS):
         rng = np.random.default_rng(seed)
         yield draw_computation(rng, world_size=world_size, batch_size=BATCH_SIZE, limits=limits)
@@ -56,17 +56,17 @@ def shards_by_rank(tables: list[DrawnTable], world_size: int) -> list[list[tuple
 @pytest.mark.parametrize("world_size", [*WORLD_SIZES, *ODD_WORLD_SIZES])
 @pytest.mark.parametrize(
     "limits",
-    [LIMITS, Limits(10**7, 20_000), Limits(10**12, 10**9)],
+    [LIMITS, RankLimits(10**7, 20_000), RankLimits(10**12, 10**9)],
     ids=["default", "tight", "wide"],
 )
-def test_computation_keeps_within_limits(world_size: int, limits: Limits) -> None:
+def test_computation_keeps_within_limits(world_size: int, limits: RankLimits) -> None:
     for tables in computation(world_size, limits):
         for shards in shards_by_rank(tables, world_size):
             ids = sum(
                 BATCH_SIZE * table.pooling_factor * rows / table.num_rows for rows, table in shards
             )
             assert ids <= limits.ids_per_step * (1 + 1e-9)
-            floor = sum(4 * MIN_ROWS * (table.num_cols + 1) for _, table in shards)
+            floor = sum(4 * MIN_DRAWN_ROWS * (table.num_cols + 1) for _, table in shards)
             used = sum(4 * rows * (table.num_cols + 1) for rows, table in shards)
             assert used <= limits.table_bytes + floor
 
@@ -79,9 +79,9 @@ def test_tables_are_what_torchrec_trains(world_size: int) -> None:
             for table in tables:
                 assert table.num_cols % COLUMN_MULTIPLE == 0
                 assert COLUMN_MULTIPLE <= table.num_cols <= MAX_COLS
-                assert 1 <= table.num_rows <= MAX_ROWS
+                assert 1 <= table.num_rows <= MAX_DRAWN_ROWS
                 assert 0 < table.pooling_factor <= MAX_POOLING
-                assert 0 <= table.alpha <= MAX_ALPHA
+                assert 0 <= table.exponent <= MAX_EXPONENT
                 assert table.rank is None or 0 <= table.rank < world_size
 
 
@@ -104,7 +104,7 @@ def test_computation_has_all_kinds_of_ranks(world_size: int) -> None:
     assert min(table.num_cols for table in tables) == COLUMN_MULTIPLE
     assert max(table.num_cols for table in tables) == MAX_COLS
     assert any(table.num_cols & (table.num_cols - 1) for table in tables)
-    assert min(table.num_rows for table in tables) == MIN_ROWS
+    assert min(table.num_rows for table in tables) == MIN_DRAWN_ROWS
     assert max(table.num_rows for table in tables) > 3_000_000
     assert max(table.pooling_factor for table in tables) > 50
     row_wise = [table for table in tables if table.rank is None]

@@ -154,13 +154,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         "sample 7 has shards or times of",
     ),
     "no_shards": (with_samples(sample(7, ranks=())), "sample 7 has no shards"),
-    "no_rows": (with_shard(num_rows=0), "shards that no table has"),
-    "negative_columns": (with_shard(num_cols=-4), "shards that no table has"),
-    "nan_ids": (with_shard(pooling_factor=math.nan), "shards that no table has"),
-    "short_histogram": (with_shard(reuse_histogram=(1.0,)), "shards that no table has"),
+    "no_rows": (with_shard(num_rows=0), "no shards, or impossible ones"),
+    "negative_columns": (with_shard(num_cols=-4), "no shards, or impossible ones"),
+    "nan_ids": (with_shard(pooling_factor=math.nan), "no shards, or impossible ones"),
+    "short_histogram": (with_shard(reuse_histogram=(1.0,)), "no shards, or impossible ones"),
     "negative_share": (
         with_shard(reuse_histogram=(-1.0,) * NUM_REUSE_BINS),
-        "shards that no table has",
+        "no shards, or impossible ones",
     ),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
-    Limits,
+    RankLimits,
     draw_communication,
     draw_computation,
 )
@@ -23,7 +23,7 @@ from dlrm_sharded.tables import NUM_REUSE_BINS
 
 NOISE = 0.02
 BATCH_SIZES = (1024, 2048, 4096, 8192)
-LIMITS = Limits(table_bytes=2 * 10**9, ids_per_step=600_000)
+LIMITS = RankLimits(table_bytes=2 * 10**9, ids_per_step=600_000)
 
 LAUNCH_MS, SHARD_MS = 0.03, 0.004
 BAG_NS, HIT_NS, MISS_NS, UPDATE_NS = 2.0, 1.5, 12.0, 20.0
@@ -136,7 +136,7 @@ def measured_plans(
 
 def shards_of(table: DrawnTable, world_size: int, batch_size: int) -> list[MeasuredShard]:
     ranks = range(world_size) if table.rank is None else [table.rank]
-    histogram = reuse_histogram(table.num_rows, table.alpha, batch_size * table.pooling_factor)
+    histogram = reuse_histogram(table.num_rows, table.exponent, batch_size * table.pooling_factor)
     return [
         MeasuredShard(
             rank=rank,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model, predictor
 from dlrm_sharded.calibration.evaluate import compare
-from dlrm_sharded.calibration.fit import LookupData, _PriceNet, fit_compute
+from dlrm_sharded.calibration.fit import LookupData, TrainablePriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import Hosts
@@ -208,19 +208,19 @@ def test_what_is_trained_is_what_predicts(
 ) -> None:
     """The torch model of the fit, and the numpy model with the same parameters."""
     samples = [sample for sample in unseen if sample.kind == "computation"][:60]
-    data = LookupData.of(samples)
+    data = LookupData.from_samples(samples)
     generator = torch.Generator().manual_seed(0)
-    trained: list[_PriceNet] = []
-    freeze = _PriceNet.frozen
+    trained: list[TrainablePriceNet] = []
+    freeze = TrainablePriceNet.to_numpy
 
-    def disturb_and_freeze(net: _PriceNet) -> PriceNet:
+    def disturb_and_freeze(net: TrainablePriceNet) -> PriceNet:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter += scale * torch.randn(parameter.shape, generator=generator)
         trained.append(net)
         return freeze(net)
 
-    monkeypatch.setattr(_PriceNet, "frozen", disturb_and_freeze)
+    monkeypatch.setattr(TrainablePriceNet, "to_numpy", disturb_and_freeze)
     compute = fit_compute(data, seed=0, num_steps=2)
     predicted = []
     for sample in samples:
