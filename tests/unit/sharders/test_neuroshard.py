@@ -53,7 +53,7 @@ TINY: dict[str, tuple[dict[str, Any], float, float]] = {
 """Shape of a task, and how much dearer than the best a plan is at the most and in the mean. On
 hosts, exchanges are linearised."""
 
-NUM_TINY = 6
+NUM_TINY = 3
 
 
 @functools.cache
