@@ -1,4 +1,4 @@
-"""What a process asks of Linux."""
+"""Settings of this process in Linux and in its C library."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ TOP_PAD_BYTES = 2**26
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent dies, so that no orphan of torchrun holds a GPU."""
+    """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large freed blocks for the next allocation, not return them to the kernel.
+    """Let glibc keep large freed blocks for the next allocation instead of returning them to Linux.
 
-    Pooled vectors are tens of MB, allocated anew in every step: given back, their pages are
-    faulted in each time, which can double the time of a lookup on a CPU, or not, as the heap
-    happens to lie. Other C libraries stay as they are.
+    Pooled vectors are tens of MB and are allocated anew in every step. If their pages go back to
+    Linux, each step faults them in again, which can double the time of a lookup on a CPU, depending
+    on the layout of the heap. Other C libraries stay as they are.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):

@@ -13,11 +13,11 @@ from torchmetrics.classification import BinaryAUROC
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How well the model ranks and how well it is calibrated; None without both classes.
+    """Quality of the predictions; its metrics are None unless both classes occur.
 
     Args:
-        normalized_entropy: log loss over the entropy of the base rate (He et al., ADKDD 2014,
-            sec. 2); below 1 is better than always predicting the base rate.
+        normalized_entropy: log loss divided by the entropy of the base rate (He et al., ADKDD 2014,
+            sec. 2); values below 1 are better than always predicting the base rate.
     """
 
     auroc: float | None
@@ -26,7 +26,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Collects predictions on each rank, and evaluates those of all ranks together."""
+    """Collects the predictions of each rank and evaluates them together."""
 
     def __init__(self, device: torch.device) -> None:
         self._auroc = BinaryAUROC(thresholds=None, validate_args=False).to(device)
@@ -34,7 +34,7 @@ class Evaluator:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add predictions of this rank: logits [B], labels [B] of 0 and 1."""
+        """Add predictions of this rank, as logits [B] and labels [B] of 0 and 1."""
         # In fp32 the sigmoid of equal logits differs in the last bit between SIMD lanes and the
         # remainder; rounded from fp64, ties stay ties.
         self._auroc.update(logits.double().sigmoid().float(), labels.int())
@@ -44,7 +44,7 @@ class Evaluator:
         )
 
     def compute(self) -> Evaluation:
-        """All ranks call it together."""
+        """Return the evaluation of all ranks' predictions; all ranks call this together."""
         sums = self._sums.clone()
         dist.all_reduce(sums)
         log_loss, positives, count = sums.tolist()

@@ -1,4 +1,4 @@
-"""The training loop: progress, throughput, validation, and nothing that the loop does not need."""
+"""The training loop, with its progress bar, throughput and validation."""
 
 from __future__ import annotations
 
@@ -32,24 +32,26 @@ from dlrm_sharded.training.metrics import Evaluation, Evaluator
 log = logging.getLogger(__name__)
 
 CHANCE_MARGIN = 0.01
+"""Distance of the AUROC from 0.5 up to which the model counts as no better than chance."""
+
 PIPELINES = ("auto", "base", "sparse_dist")
 LogScalar = Callable[[str, float, int], None]
-"""Takes a tag, a value and a step."""
+"""Logs a tag's value at a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """How long to train, and how often to look.
+    """Length of the training, and intervals of its logs and evaluations.
 
     Args:
-        num_steps: None to train `num_epochs` epochs.
-        eval_every_steps: None to evaluate after the last step only.
-        num_eval_batches: None for the whole validation split.
-        log_every_steps: losses stay on the device in between; a loss that is not finite is found
-            at the next of these steps.
-        num_warmup_steps: left out of the throughput.
-        pipeline: "base", "sparse_dist" (overlaps the ids' redistribution with the step before), or
-            "auto": sparse_dist on CUDA, base on a CPU where there is nothing to overlap with.
+        num_steps: number of steps; None trains `num_epochs` epochs.
+        eval_every_steps: interval of evaluations; None evaluates after the last step only.
+        num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
+        log_every_steps: interval of logs. Losses stay on the device in between, so a loss that is
+            not finite is found at the next log.
+        num_warmup_steps: number of first steps that do not count for the throughput.
+        pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
+            "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
     """
 
     num_steps: int | None = None
@@ -73,7 +75,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a run came to. Throughput is that of the job, over steps after the warm-up."""
+    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up."""
 
     num_steps: int
     step_ms: float
@@ -115,10 +117,10 @@ class Trainer:
         self._evaluation = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)
 
     def run(self) -> TrainingResult:
-        """Train to the end; all ranks call it together.
+        """Train to the end; all ranks call this together.
 
         Raises:
-            DivergenceError: the loss was not finite; on all ranks alike.
+            DivergenceError: the loss was not finite; all ranks raise it.
         """
         self._model.train()
         losses: list[Tensor] = []
@@ -143,7 +145,7 @@ class Trainer:
     def _report(
         self, num_done: int, losses: list[Tensor], step_ms: list[float], bar: tqdm[None]
     ) -> None:
-        """Log the steps since the last report: mean loss over ranks and steps, and speed."""
+        """Log the mean loss over ranks and steps, and the speed, since the last report."""
         mean_losses = torch.stack(losses).float()
         dist.all_reduce(mean_losses)
         mean_losses /= self._rank.world_size
@@ -232,7 +234,7 @@ def evaluate(
     num_batches: int,
     device: torch.device,
 ) -> Evaluation:
-    """Evaluate the first batches of a stream; the training pipeline keeps its batches in flight."""
+    """Evaluate the first batches of a stream; the training pipeline keeps its own batches."""
     rewritten = isinstance(pipeline, TrainPipelineSparseDist)
     if rewritten:
         pipeline.detach()
@@ -250,10 +252,11 @@ def evaluate(
 
 
 class _Timed(Iterator[Batch]):
-    """Counts the time that the loop waits for its next batch.
+    """Measures how long the loop waits for its next batch.
 
     Args:
-        pinned: batches come in page-locked memory, from which CUDA copies while it computes.
+        pinned: whether to move batches to page-locked memory, from which CUDA copies while it
+            computes.
     """
 
     def __init__(self, batches: Iterator[Batch], *, pinned: bool) -> None:
@@ -270,7 +273,7 @@ class _Timed(Iterator[Batch]):
         return batch
 
     def take_wait_ms(self) -> float:
-        """Median wait since the last call."""
+        """Return the median wait since the last call."""
         waits_s, self._waits_s = self._waits_s, []
         return 1e3 * float(np.median(waits_s)) if waits_s else 0.0
 
@@ -281,7 +284,7 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _peak_gib(rank: Rank) -> float:
-    """Most memory that any rank used: of the device on CUDA, of the process on a CPU."""
+    """Return the largest memory use of any rank: of its device on CUDA, of its process on a CPU."""
     if rank.device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(rank.device)
     else:

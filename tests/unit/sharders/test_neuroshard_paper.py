@@ -14,6 +14,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import SharderContext
@@ -244,18 +245,21 @@ def plain_search(
     num_ranks, tables, topology = task.topology.world_size, task.tables, task.topology
     mean = sum(table.embedding_dim for table in tables) / num_ranks
 
-    def plan_of(placed: list[tuple[int, int, int]]) -> ShardingPlan:
-        shards = [
-            Shard(tables[t].name, rank, (0, tables[t].num_embeddings), (0, width))
-            for t, width, rank in placed
+    def predict(placed: list[tuple[int, int, int]]) -> PlanCost:
+        """Predict each piece as a table of its own: halves may share a rank with a quarter."""
+        pieces = [
+            dataclasses.replace(tables[t], name=str(i), embedding_dim=width)
+            for i, (t, width, _) in enumerate(placed)
         ]
-        return ShardingPlan(num_ranks, tuple(shards))
+        ranks = [rank for _, _, rank in placed]
+        plan = ShardingPlan(num_ranks, tuple(map(Shard.whole, pieces, ranks)))
+        return model.predict(plan, dataclasses.replace(task, tables=tuple(pieces)))
 
     @functools.cache
     def compute_ms(shards: tuple[tuple[int, int], ...]) -> float:
         if not shards:
             return 0.0
-        cost = model.predict(plan_of([(t, width, 0) for t, width in shards]), task).per_rank[0]
+        cost = predict([(t, width, 0) for t, width in shards]).per_rank[0]
         return cost.fwd_compute_ms + cost.bwd_compute_ms
 
     def size(shard: tuple[int, int]) -> int:
@@ -284,7 +288,7 @@ def plain_search(
         for i in range(num_limits):
             placed = greedy(node, (1.0 + 0.5 * i / (num_limits - 1)) * mean)
             if placed is not None:
-                cost_ms = model.predict(plan_of(placed), task).cost_ms
+                cost_ms = predict(placed).cost_ms
                 found = min(found, (cost_ms, placed), key=lambda pair: pair[0])
         return found
 
