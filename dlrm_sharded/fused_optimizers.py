@@ -18,7 +18,7 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -> None:
-    """Give the tables' weights one of `EMBEDDING_OPTIMIZERS`; before they are sharded."""
+    """Fuse one of `EMBEDDING_OPTIMIZERS` into tables that are not sharded yet."""
     apply_optimizer_in_backward(
         EMBEDDING_OPTIMIZERS[optimizer], list(tables), {"lr": learning_rate}
     )

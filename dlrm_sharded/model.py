@@ -1,4 +1,4 @@
-"""DLRM and DLRM-DCNv2 from TorchRec's parts, for tables of any mix of dims, and their sharded form.
+"""DLRM and DLRM-DCNv2, built from TorchRec's parts for tables of different dims, and sharded.
 
 All tables live in one `EmbeddingBagCollection`, so that a rank's lookups fuse into one kernel
 whatever their dims. Dense interactions need one dim for all features: tables of another dim pass
@@ -49,7 +49,7 @@ BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 
 
 class SparseArch(nn.Module):
-    """Looks all tables up, in one collection, and brings their vectors to one dim.
+    """Looks up all tables in one collection and projects their vectors to one dim.
 
     Args:
         interaction_dim: D.
@@ -75,11 +75,11 @@ class SparseArch(nn.Module):
         )
 
     def lookup(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """Pooled vectors [B, dim of the table] by table name."""
+        """Return pooled vectors [B, dim of the table] by table name."""
         return cast(dict[str, Tensor], self.embedding_bag_collection(features).to_dict())
 
     def project(self, pooled: dict[str, Tensor]) -> Tensor:
-        """[B, F, D]; tables in order of dim, then of the model."""
+        """Return [B, F, D]; tables are grouped by dim, otherwise in the order of the model."""
         groups = []
         for dim, names in self.features_of_dim.items():
             group = torch.cat([pooled[name] for name in names], dim=1)
@@ -94,8 +94,8 @@ class Dlrm(nn.Module):
     """DLRM (arXiv:1906.00091) with any of TorchRec's interactions, and its loss.
 
     Args:
-        interaction: takes dense [B, D] and sparse [B, F, D] features, gives [B, over_in_features].
-        bf16: autocast all but the embedding lookups to bfloat16.
+        interaction: maps dense [B, D] and sparse [B, F, D] features to [B, over_in_features].
+        bf16: whether all but the embedding lookups are autocast to bfloat16.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Dlrm(nn.Module):
         self.bf16 = bf16
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Mean loss [], and (loss [], logits [B], labels [B]) cut off from the graph."""
+        """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch.lookup(batch.sparse_features)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self.bf16):
             embedded = self.dense_arch(batch.dense_features)
@@ -140,7 +140,7 @@ def dlrm(
     device: torch.device,
     bf16: bool = False,
 ) -> Dlrm:
-    """DLRM with dot interaction; the last of `dense_layers` is D."""
+    """Build DLRM with dot interaction; the last of `dense_layers` is D."""
     _check_layers(dense_layers, over_layers)
     num_tables, dim = len(tables), dense_layers[-1]
     return Dlrm(
@@ -166,7 +166,7 @@ def dlrm_dcnv2(
     device: torch.device,
     bf16: bool = False,
 ) -> Dlrm:
-    """DLRM with the low-rank cross network of DCNv2 (arXiv:2008.13535), as MLPerf trains it."""
+    """Build DLRM with the low-rank cross network of DCNv2 (arXiv:2008.13535), as in MLPerf."""
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)
     check_count("model.cross_rank", cross_rank, least=1)
@@ -202,9 +202,9 @@ def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
 def shard_model(
     model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology, *, seed: int
 ) -> DistributedModelParallel:
-    """Wrap the model in DistributedModelParallel under a plan, with weights that the seed decides.
+    """Wrap the model in DistributedModelParallel under a plan, with initial weights from the seed.
 
-    The plan does not change the weights, so runs under different plans start from one model.
+    Initial weights do not depend on the plan, so runs under different plans start alike.
     """
     device = next(model.dense_arch.parameters()).device
     wrapped = DistributedModelParallel(
@@ -220,7 +220,7 @@ def shard_model(
 
 
 def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
-    """The sharded collection within a wrapped model."""
+    """Return the sharded collection within a wrapped model."""
     return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
@@ -238,8 +238,8 @@ def fill_table(
 ) -> None:
     """Fill the rectangle of a table that begins at `offsets` = (row, column).
 
-    Every block of 65,536 rows x 4 columns has its own seed, so a weight depends on its place in
-    its table alone, and no rank draws for more than what it holds.
+    Every block of 65,536 rows x 4 columns has a seed, so a weight depends only on its place in
+    the table, and ranks draw numbers only for blocks that they hold.
     """
     bound = num_embeddings**-0.5
     generator = torch.Generator(device=shard.device)
@@ -268,5 +268,5 @@ def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> No
 
 
 def embedding_parameters(model: Dlrm) -> list[nn.Parameter]:
-    """The tables, to which the fused optimizer belongs."""
+    """Return the weights of the tables, which the fused optimizer updates."""
     return list(model.sparse_arch.embedding_bag_collection.parameters())

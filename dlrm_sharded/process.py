@@ -1,4 +1,4 @@
-"""What a process asks of Linux."""
+"""Requests of this process to the operating system."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ TOP_PAD_BYTES = 2**26
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent dies, so that no orphan of torchrun holds a GPU."""
+    """Make Linux kill this process when its parent dies, so that no orphan holds a GPU."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep large freed blocks for the next allocation, not return them to the kernel.
+    """Make glibc keep large freed blocks for the next allocation; other C libraries do not change.
 
-    Pooled vectors are tens of MB, allocated anew in every step: given back, their pages are
-    faulted in each time, which can double the time of a lookup on a CPU, or not, as the heap
-    happens to lie. Other C libraries stay as they are.
+    Every step allocates tens of MB for pooled vectors. If the kernel gets their pages back, they
+    are faulted in again, which can double the time of a lookup on a CPU.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):

@@ -1,4 +1,4 @@
-"""What a figure depends on: the hardware, the versions and the commit that it was measured with."""
+"""Hardware, versions and commit, which measured figures depend on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """The hardware's own name, for figures that are compared later."""
+    """Return the name of the hardware, as the driver or /proc/cpuinfo gives it."""
     if device.type == "cuda":
         import torch  # takes seconds to load, and only names of GPUs need it
 
@@ -27,7 +27,7 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what a figure depends on."""
+    """Return the installed versions of Python and of `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
