@@ -245,7 +245,7 @@ class _GreedyGrid:
         return times.reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
-        """Return [N, L], `PlanCost.cost_ms`, from computation, columns and shards, all [N, L, W]."""
+        """Return [N, L], `PlanCost.cost_ms` from computation, columns and shards, all [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
