@@ -217,8 +217,8 @@ def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path,
     other_cpu = put(shipped, "cpu: y", "cpu")
     put(calibrated, "GPU A", "cuda")
     assert found("cpu: x", "cpu") == other_cpu
-    own = put(shipped, "cpu: x", "cpu")
-    assert found("cpu: x", "cpu") == own
+    same_cpu = put(shipped, "cpu: x", "cpu")
+    assert found("cpu: x", "cpu") == same_cpu
     assert found("GPU B", "cuda") == gpu
 
 
@@ -353,9 +353,9 @@ def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
         writer.start()
     values = set()
     while any(writer.is_alive() for writer in writers):
-        each = read_artifact(tmp_path / f"learned-x{ARTIFACT_SUFFIX}", kind=KIND, features=FEATURES)
-        assert set(each.arrays["a"].tolist()) == {each.meta["value"]}
-        values.add(each.meta["value"])
+        seen = read_artifact(tmp_path / f"learned-x{ARTIFACT_SUFFIX}", kind=KIND, features=FEATURES)
+        assert set(seen.arrays["a"].tolist()) == {seen.meta["value"]}
+        values.add(seen.meta["value"])
     for writer in writers:
         writer.join()
     assert [process.exitcode for process in others] == [0, 0]
