@@ -1,7 +1,7 @@
-"""What was fitted or trained, on disk: one safetensors file, whose header says where it is from.
+"""Artefacts: fitted cost models and trained policies, each in one safetensors file.
 
-Cost models and policies are looked for in the working directory's `calibration/`, where the
-commands that make them put them, then among those of the package.
+The header of the file says on what hardware, and from what, the artefact was made. Artefacts are
+searched in `calibration/` of the working directory, where commands write them, then in the package.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dlrm_sharded.json_files import replace_file
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+ARTIFACT_FORMAT = 2
 HEADER = "dlrm_sharded"
-"""Key of the file's header under which a JSON object says what the arrays are."""
+"""Key of the file's header whose value is a JSON object that describes the arrays."""
 
-SUFFIX = ".safetensors"
+ARTIFACT_SUFFIX = ".safetensors"
 CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
 REQUIRED = ("hardware", "device", "cores", "optimizer")
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
@@ -42,16 +42,16 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of artefact, and what the messages about it say.
+    """A kind of artefact, and the texts of messages about it.
 
     Args:
         name: beginning of the names of its files.
         noun: what users call such an artefact.
         made_with: command that makes one.
-        other_device, other_hardware: what it means for a run that the artefact belongs to another
-            device or other hardware, and what to do.
-        other_optimizer: likewise; {optimizer} stands for the run's.
-        required: keys of the header, beside `REQUIRED`.
+        other_device, other_hardware: consequence for a run on another device or other hardware
+            than the artefact's, and what to do.
+        other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
+        required: further keys that the header must have.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Kind:
 
 
 def cost_model_kind(name: str) -> Kind:
+    """Return the kind of cost models of this name."""
     calibrate = "run `make calibrate` (10 minutes) for a model of this hardware"
     return Kind(
         name,
@@ -99,7 +100,7 @@ def policy_kind(name: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What `read_artifact` reads.
+    """The content of an artefact's file.
 
     Args:
         meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
@@ -119,19 +120,18 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
     """Write the file, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    fields = {"format": FORMAT, **meta}
+    fields = {"format": ARTIFACT_FORMAT, **meta}
     header = json.dumps({**fields, "sha256": _checksum(contiguous, fields)})
-    path = folder / f"{name}{SUFFIX}"
+    path = folder / f"{name}{ARTIFACT_SUFFIX}"
     replace_file(path, save(contiguous, metadata={HEADER: header}))
     return path
 
 
 def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Artifact:
-    """Read an artefact, checked against its checksum and against what this version computes.
+    """Read an artefact and check its checksum, its kind and its features.
 
     Args:
-        kind: the kind that is wanted.
-        features: names that the arrays' axes must have.
+        features: names of the arrays' axes, as this version computes them.
 
     Raises:
         DataError: the file is missing, damaged, or of another kind or other features.
@@ -148,9 +148,10 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
         raise DataError(
             f"{path} is damaged, or no safetensors file ({error}); {make_one}"
         ) from error
-    if (meta.get("format"), meta.get("kind")) != (FORMAT, kind.name):
+    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
         raise DataError(
-            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {FORMAT}; {make_one}"
+            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}; "
+            f"{make_one}"
         )
     checksum = meta.pop("sha256", None)
     if _checksum(arrays, meta) != checksum:
@@ -165,20 +166,20 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
 
 
 def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
-    """Return the artefact of a hardware, or one of the same device type, or any.
+    """Return the path of the artefact for some hardware, else one of its device type, else any.
 
     Args:
         hardware: name from `device_name`; None for any of the device type.
         device: "cpu" or "cuda".
 
     Raises:
-        DataError: there is none at all of this kind.
+        DataError: there is no artefact of this kind.
     """
     found: list[tuple[bool, bool, Path]] = []
     for folder in (CALIBRATED, SHIPPED):
-        for path in sorted(folder.glob(f"{kind.name}-*{SUFFIX}")):
+        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _readable_header(path)
-            # A damaged file goes by its name, so that the run that needs it is told.
+            # Damaged files are matched by name, so that a run that needs one reports the damage.
             is_of_hardware = hardware is not None and (
                 path.stem == artifact_name(kind.name, hardware)
                 if meta is None
@@ -197,7 +198,7 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
 def load_artifact(
     artifact: str | None, kind: Kind, features: Mapping[str, Any], context: RunContext
 ) -> Artifact:
-    """Read a named artefact, or that of the run's hardware; warn where it is of something else.
+    """Read a named artefact, or the one for the run's hardware, and warn if the run differs.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
@@ -229,7 +230,7 @@ def load_artifact(
 
 
 def _header(file: Any) -> dict[str, Any]:
-    """Return what the header says; nothing where it is not one of ours."""
+    """Return the description in a file's header; an empty one if it is not an artefact's."""
     try:
         meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
     except ValueError:
@@ -238,7 +239,7 @@ def _header(file: Any) -> dict[str, Any]:
 
 
 def _readable_header(path: Path) -> dict[str, Any] | None:
-    """Return the header of an artefact's file; None where the file is damaged or none of ours."""
+    """Return the description in a file's header; None if it is damaged or not an artefact's."""
     try:
         with safe_open(path, framework="numpy") as file:
             return _header(file) or None
@@ -247,7 +248,7 @@ def _readable_header(path: Path) -> dict[str, Any] | None:
 
 
 def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
-    """Hash the arrays together with what the header says of them."""
+    """Return the hash of the arrays and of their description."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(arrays):
         array = arrays[key]

@@ -1,4 +1,4 @@
-"""The run that a cost model, a policy or a sharder is chosen for."""
+"""The run for which a cost model, a policy or a sharder is chosen."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RunContext:
 
     Args:
         device: "cpu" or "cuda".
-        hardware: name of the hardware, from `provenance.device_name`; None where any will do, as
-            for a plan that is made elsewhere.
-        optimizer: fused optimizer of the tables; None where any will do.
+        hardware: name of the hardware from `provenance.device_name`; None if any will do, as for
+            a plan that is made on another machine.
+        optimizer: fused optimizer of the tables; None if any will do.
     """
 
     device: str = "cpu"

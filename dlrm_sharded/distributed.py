@@ -1,4 +1,7 @@
-"""Ranks, devices, and how ranks agree: the only module that starts or ends a process group."""
+"""Ranks, devices and agreement between ranks.
+
+No other module starts or ends a process group.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-PATIENCE = timedelta(days=7)
-SAME_MEMORY = 0.01
-"""Free memory of like ranks, read at slightly different moments, differs by less than this part."""
+LONG_TIMEOUT = timedelta(days=7)
+"""Timeout of waits whose length nobody knows."""
+
+MEMORY_TOLERANCE = 0.01
+"""Relative difference below which free memory of two ranks counts as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Rank:
 
 
 def rank_from_environment() -> Rank:
-    """What torchrun says of this process; a single process where torchrun did not start it."""
+    """Return the rank that torchrun set for this process; the only rank without torchrun."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -61,14 +66,14 @@ def rank_from_environment() -> Rank:
 
 
 def is_restart() -> bool:
-    """Whether torchrun or Slurm started this job before, and it failed or gave up its nodes."""
+    """Return whether torchrun or Slurm has restarted this job after a failure or preemption."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(os.environ.get(count, "0")) > 0 for count in counts)
 
 
 @contextmanager
 def process_group(timeout_s: float = 600) -> Iterator[Rank]:
-    """This process as one rank of the job: NCCL on CUDA, gloo elsewhere.
+    """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
 
@@ -87,16 +92,16 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         torch.cuda.set_device(rank.device)
     else:
         keep_freed_memory()
-    alone = "MASTER_ADDR" not in os.environ
-    if not alone:
+    is_single = "MASTER_ADDR" not in os.environ
+    if not is_single:
         die_with_parent()
     dist.init_process_group(
         backend="nccl" if on_cuda else "gloo",
         timeout=timedelta(seconds=timeout_s),
         device_id=rank.device if on_cuda else None,
-        store=dist.HashStore() if alone else None,
-        rank=rank.rank if alone else -1,
-        world_size=rank.world_size if alone else -1,
+        store=dist.HashStore() if is_single else None,
+        rank=rank.rank if is_single else -1,
+        world_size=rank.world_size if is_single else -1,
     )
     try:
         yield rank
@@ -123,7 +128,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
     if dist.get_rank() == source:
         try:
             result = fn()
-            pickle.dumps(result)  # here, where a failure still reaches the other ranks
+            pickle.dumps(result)  # fails here rather than in the broadcast, which others wait for
         except Exception as error:
             dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
             raise
@@ -137,12 +142,10 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 
 @contextmanager
 def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Leave the block on all ranks, or raise on all ranks what the first failing one raised.
+    """Leave the block on all ranks, or raise the error of the first failing rank on all of them.
 
-    The error's cause is a `RankError`; the group's rank 0 reports it.
-
-    For work that every rank does on its own, such as opening files: no collectives inside, or the
-    ranks that succeed would wait in them for those that failed.
+    The error's cause is a `RankError`; rank 0 of the group reports it. The block must not contain
+    collectives, in which ranks that succeed would wait for those that failed.
     """
     error: Exception | None = None
     try:
@@ -160,8 +163,8 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def patient_group() -> dist.ProcessGroup:
-    """All ranks, for a wait that may be longer than a collective's timeout; on the CPU."""
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    """Return a group of all ranks, on the CPU, whose collectives may wait for days."""
+    group = dist.new_group(backend="gloo", timeout=LONG_TIMEOUT)
     assert group is not None
     return group
 
@@ -175,14 +178,14 @@ def detect_topology(
     inter_host_gb_per_s: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Topology:
-    """The ranks of this job, on the memory that this rank's device has free now.
+    """Return the topology of this job, with the memory that is free on this rank's device.
 
     Args:
-        memory_gib: what a rank may spend on tables; None for `memory_fraction` of what is free.
-        memory_fraction: the rest is left to activations, communication buffers and the dense part.
-        reserved_gib: taken off either, for what a rank holds besides tables.
-        intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
-        group: the ranks, where they are not all of the job.
+        memory_gib: memory of a rank for tables; None for `memory_fraction` of the free memory.
+        memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
+        reserved_gib: subtracted from either, for whatever else a rank holds.
+        intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
+        group: group of the ranks; None for all ranks of the job.
 
     Raises:
         ConfigError: a figure is out of range, or `reserved_gib` leaves nothing for tables.
@@ -223,17 +226,17 @@ def detect_topology(
 def with_memory_of_all_ranks(
     topology: Topology, *, group: dist.ProcessGroup | None = None
 ) -> Topology:
-    """The topology with the memory that each rank found for itself; all ranks call it together.
+    """Return the topology with the memory that every rank found; all ranks call it together.
 
-    Ranks whose memory is nearly equal (`SAME_MEMORY`) all get the least of it, so that like ranks
-    stay alike, and runs on one machine plan alike.
+    Ranks with nearly equal memory (`MEMORY_TOLERANCE`) all get the smallest value, so that equal
+    ranks stay equal and successive runs on one machine have the same task.
     """
     found = [0] * dist.get_world_size(group)
     dist.all_gather_object(found, topology.memory_bytes, group=group)
-    least = min(found)
-    alike = least >= (1 - SAME_MEMORY) * max(found)
+    smallest = min(found)
+    is_equal = smallest >= (1 - MEMORY_TOLERANCE) * max(found)
     return dataclasses.replace(
-        topology, memory_bytes=least, memory_bytes_by_rank=None if alike else tuple(found)
+        topology, memory_bytes=smallest, memory_bytes_by_rank=None if is_equal else tuple(found)
     )
 
 
@@ -244,7 +247,7 @@ def _free_bytes(rank: Rank) -> int:
 
 
 def available_host_bytes() -> int:
-    """Memory that this host can give without swapping, within the container's limit."""
+    """Return the memory that this host can give without swapping, within the container's limit."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -252,7 +255,7 @@ def available_host_bytes() -> int:
     group = Path("/sys/fs/cgroup")
     limit = group / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        # The page cache that the kernel gives back first counts as used, but is there to have.
+        # Inactive page cache counts as used, but the kernel frees it on demand.
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         used = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
         available = min(available, int(text) - used)
@@ -267,7 +270,7 @@ class Stopwatch:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Note the moment at which the work issued so far is done."""
+        """Record the time at which the work issued so far is done."""
         if self._on_cuda:
             if not self._marks:
                 torch.cuda.synchronize()
@@ -278,7 +281,7 @@ class Stopwatch:
             self._marks.append(time.perf_counter())
 
     def intervals_ms(self) -> list[float]:
-        """Time between successive marks, in ms; waits for the device."""
+        """Wait for the device and return the times between successive marks, in ms."""
         if self._on_cuda:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
@@ -292,15 +295,14 @@ def reported_by_rank_zero(error: E) -> E:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or where it cannot be pickled, one that can.
+    """Return the error, or one with its message if it cannot be pickled.
 
-    What a config's constructor raised stands for the wrapper that Hydra puts around it, as a cause
-    is not pickled.
+    The cause of an error is not pickled, so a UserError in Hydra's wrapper replaces the wrapper.
     """
     if isinstance(error.__cause__, UserError):
         error = error.__cause__
     try:
-        pickle.loads(pickle.dumps(error))  # its own bytes, to see whether they read back
-    except Exception:  # whatever a class does when it is pickled or built again
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a class can raise anything when it is pickled or built again
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

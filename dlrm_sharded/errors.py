@@ -15,7 +15,7 @@ import math
 
 
 class UserError(Exception):
-    """Base of all errors that say what happened, with the numbers, and what to do about it."""
+    """Base of all errors whose message says what happened, with numbers, and what to do."""
 
 
 class ConfigError(UserError, ValueError):
@@ -31,11 +31,11 @@ class DivergenceError(UserError, ArithmeticError):
 
 
 class IncompleteSweepError(UserError):
-    """Some jobs of a sweep did not succeed; the others did, and their results stand."""
+    """Jobs of a sweep failed; the results of all others are kept."""
 
 
 class ShardingError(UserError):
-    """Base of what can go wrong between a task and its plan."""
+    """Base of errors between a task and its plan."""
 
 
 class InfeasibleTaskError(ShardingError):
@@ -47,7 +47,10 @@ class InvalidPlanError(ShardingError):
 
 
 class RankError(Exception):
-    """Says, as the cause of an error that all ranks raise, where it is from and who reports it."""
+    """The cause of an error that ranks agreed on; names its rank, and the rank that reports it.
+
+    The original cause of the error is the cause of this one.
+    """
 
     def __init__(self, error: BaseException, *, failed_rank: int, reporter: int) -> None:
         super().__init__(f"raised on rank {failed_rank}, reported by rank {reporter}")
@@ -69,7 +72,7 @@ def check_number(
     """Raise ConfigError unless a configured value is a finite number in [least, most].
 
     Args:
-        above: `least` itself is not allowed.
+        above: whether `least` itself is refused.
     """
     limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):

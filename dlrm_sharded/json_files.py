@@ -1,4 +1,4 @@
-"""Files that hold one JSON object: read with clear errors, written whole or not at all."""
+"""Reads and writes files of one JSON object, and writes any file completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        ConfigError: the file is missing or holds something else; `what` names it.
+        ConfigError: the file is missing or holds something else; the message calls it `what`.
     """
     try:
         fields = json.loads(Path(path).read_text())
@@ -31,7 +31,11 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
-    """Write a JSON file that is either whole or not there."""
+    """Write a JSON file completely or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
         replace_file(path, (json.dumps(fields, indent=1) + "\n").encode())
     except OSError as error:
@@ -39,10 +43,10 @@ def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file that readers see as it was or as it is, and never in part.
+    """Write a file completely or not at all; readers see the old content until it is complete.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; its old content is kept.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")

@@ -1,7 +1,7 @@
-"""The ways in which the shards of one table can lie, so that TorchRec trains them.
+"""Layouts: the ways to split one table into shards that TorchRec can train.
 
-A layout is one class, which says which shards have it and what TorchRec calls it. Cost models price
-it by the size of its group: the ranks that reduce their partial results among each other.
+A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models price it
+by the size of its group, the ranks that reduce partial results among each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dlrm_sharded.task import Topology
 
 
 class Layout(Protocol):
-    """How the shards of one table lie."""
+    """A way to split one table into shards."""
 
     @property
     def group_size(self) -> int:
-        """Number of ranks that reduce partial results among each other; 1 where none do."""
+        """Number of ranks that reduce partial results among each other; 1 if none do."""
 
     def torchrec_type(self, topology: Topology) -> str:
         """Return the value of TorchRec's `ShardingType` for this layout."""
@@ -32,8 +32,8 @@ class Layout(Protocol):
 class ColumnShards:
     """Ranges of columns with all rows, on any ranks; a whole table is one such range.
 
-    TorchRec fuses the lookups of one sharding type into one module, so whole tables are declared
-    column-wise too, and all of them take one launch.
+    TorchRec fuses the lookups of one sharding type, so whole tables are declared column-wise too,
+    and a rank looks all of them up with one kernel launch.
     """
 
     group_size: int = 1
@@ -42,12 +42,12 @@ class ColumnShards:
         return "column_wise"
 
     @classmethod
-    def of_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:
         """Return the layout of shards that tile their table.
 
         Raises:
-            InvalidPlanError: several shards on one rank have different widths, which TorchRec
-                takes for one block of equal widths.
+            InvalidPlanError: shards on one rank have different widths, which TorchRec would treat
+                as equal.
         """
         widths: dict[int, set[int]] = defaultdict(set)
         for shard in shards:
@@ -80,11 +80,11 @@ class RowBlocks:
         return "row_wise" if self.group_size == topology.world_size else "table_row_wise"
 
     def is_possible(self, table: Table) -> bool:
-        """Whether every rank of the group gets a row: FBGEMM does not train an empty block."""
+        """Return whether every rank of the group gets a row; FBGEMM trains no empty block."""
         return len(row_blocks(table.num_embeddings, self.group_size)) == self.group_size
 
     def shards(self, table: Table) -> list[Shard]:
-        """Return the blocks of a table for which they are possible."""
+        """Return the blocks of a table, for which they must be possible."""
         blocks = row_blocks(table.num_embeddings, self.group_size)
         cols = (0, table.embedding_dim)
         return [
@@ -93,7 +93,7 @@ class RowBlocks:
         ]
 
     @classmethod
-    def of_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> RowBlocks:
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> RowBlocks:
         """Return the layout of shards that split rows and tile their table.
 
         Raises:
@@ -126,18 +126,18 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
         InvalidPlanError: they have no layout that TorchRec trains.
     """
     kind = RowBlocks if is_row_wise(shards, table) else ColumnShards
-    return kind.of_shards(shards, table, topology)
+    return kind.from_shards(shards, table, topology)
 
 
 def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:
-    """Whether a table's shards split its rows."""
+    """Return whether a table's shards split its rows."""
     return any(shard.num_rows < table.num_embeddings for shard in shards)
 
 
 def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
-    """Return the even blocks of rows that TorchRec trains: ceil(rows / blocks), the last one less.
+    """Return the even blocks of rows that TorchRec trains, ceil(rows / blocks) in all but the last.
 
-    There are fewer than `num_blocks` where the rows do not reach the last ones.
+    There are fewer than `num_blocks` if no rows are left for the last ones.
     """
     height = block_height(num_embeddings, num_blocks)
     return [
@@ -146,11 +146,11 @@ def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
 
 
 def block_height(num_embeddings: int, num_blocks: int) -> int:
-    """Return the rows of every block but the last."""
+    """Return the number of rows of every block but the last."""
     return -(-num_embeddings // num_blocks)
 
 
 def column_widths(table: Table, num_pieces: int) -> list[int]:
-    """Return the columns of nearly even pieces, each a multiple of 4, the wider ones first."""
+    """Return nearly even numbers of columns, all multiples of 4, the larger ones first."""
     steps, wider = divmod(table.embedding_dim // COLUMN_MULTIPLE, num_pieces)
     return [COLUMN_MULTIPLE * (steps + (piece < wider)) for piece in range(num_pieces)]

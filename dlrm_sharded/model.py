@@ -1,4 +1,4 @@
-"""DLRM and DLRM-DCNv2 from TorchRec's parts, for tables of any mix of dims, and their sharded form.
+"""DLRM and DLRM-DCNv2, built from TorchRec's parts for tables of different dims, and sharded.
 
 All tables live in one `EmbeddingBagCollection`, so that a rank's lookups fuse into one kernel
 whatever their dims. Dense interactions need one dim for all features: tables of another dim pass

@@ -1,4 +1,4 @@
-"""A plan: rectangles of tables on ranks. The narrow waist between sharders and everything else."""
+"""A plan: rectangles of tables on ranks, which all sharders return and everything else reads."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class Shard:
 
     @classmethod
     def whole(cls, table: Table, rank: int) -> Shard:
+        """Return a whole table as one shard."""
         return cls(table.name, rank, (0, table.num_embeddings), (0, table.embedding_dim))
 
     def bytes_on(self, topology: Topology) -> int:
-        """Memory of the shard: weights and optimizer state."""
+        """Return the memory of the shard: weights and optimizer state."""
         return topology.shard_bytes(self.num_rows, self.num_cols)
 
     def __str__(self) -> str:
@@ -56,20 +57,21 @@ class ShardingPlan:
     shards: tuple[Shard, ...]
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
-        """Shards of each table, by their place in it."""
+        """Return the shards by table, ordered by their place in it."""
         grouped: dict[str, list[Shard]] = defaultdict(list)
         for shard in sorted(self.shards, key=lambda s: (s.rows, s.cols, s.rank)):
             grouped[shard.table].append(shard)
         return dict(grouped)
 
     def bytes_by_rank(self, topology: Topology) -> list[int]:
-        """Memory that the plan takes on each rank."""
+        """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size
         for shard in self.shards:
             used[shard.rank] += shard.bytes_on(topology)
         return used
 
     def to_json(self) -> dict[str, Any]:
+        """Return what plan.json says of the plan itself."""
         return {
             "world_size": self.world_size,
             "shards": [
@@ -80,7 +82,7 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
-        """Read the plan in the form of plan.json; what a report says of it there is ignored.
+        """Read a plan in the form of plan.json, and ignore what a report adds there.
 
         Raises:
             InvalidPlanError: a key is missing or has a value of the wrong kind.
@@ -101,7 +103,9 @@ class ShardingPlan:
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidPlanError(f"the plan has not the form of a plan.json: {error}") from error
+            raise InvalidPlanError(
+                f"the plan does not have the form of a plan.json: {error}"
+            ) from error
 
 
 def read_plan(path: str | Path) -> ShardingPlan:
@@ -115,7 +119,11 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
-    """Place every table whole, on the rank that is given for it."""
+    """Place every table whole on a rank.
+
+    Args:
+        ranks: rank of each table, in the order of the task.
+    """
     shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
     return ShardingPlan(task.topology.world_size, tuple(shards))
 

@@ -1,4 +1,4 @@
-"""What a plan costs, measured or predicted: one type, so that a model's error is a subtraction."""
+"""Measured and predicted costs of plans, which are one type, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class StageCost:
 
     @property
     def total_ms(self) -> float:
+        """Sum over the stages."""
         return self.fwd_compute_ms + self.fwd_comm_ms + self.bwd_comm_ms + self.bwd_compute_ms
 
     def stage_ms(self, stage: str) -> float:
@@ -26,6 +27,7 @@ class StageCost:
         return float(getattr(self, f"{stage}_ms"))
 
     def to_json(self) -> dict[str, float]:
+        """Return the form of `per_rank` in plan.json."""
         return {f"{stage}_ms": self.stage_ms(stage) for stage in STAGES}
 
 
@@ -33,7 +35,7 @@ STAGES = tuple(field.name.removesuffix("_ms") for field in dataclasses.fields(St
 """The embedding stages of a training step, in the order in which they run."""
 
 INPUT_DIST = "input_dist"
-"""The redistribution of the ids, which precedes the stages and is no part of the cost."""
+"""Redistribution of the ids, which precedes the stages and does not count as cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class PlanCost:
     """Stage costs of all ranks under one plan, in rank order.
 
     Args:
-        input_dist_ms: time of the redistribution of the ids on each rank; None where not known.
+        input_dist_ms: time of the redistribution of the ids on each rank; None if not known.
     """
 
     per_rank: tuple[StageCost, ...]
@@ -68,30 +70,32 @@ class PlanCost:
 
     @property
     def cost_ms(self) -> float:
-        """Max over ranks of the sum over stages: what the papers report."""
+        """Max over ranks of the sum over stages, as in the papers."""
         return max(rank.total_ms for rank in self.per_rank)
 
     @property
     def critical_path_ms(self) -> float:
-        """Sum over stages of the max over ranks: what a synchronous step pays."""
+        """Sum over stages of the max over ranks, which a synchronous step takes."""
         return sum(self.stage_max_ms(stage) for stage in STAGES)
 
     @property
     def imbalance(self) -> float:
-        """Max over mean of the ranks' totals; 1 where all ranks cost the same."""
+        """Max over mean of the ranks' totals; 1 if all ranks cost the same."""
         totals = [rank.total_ms for rank in self.per_rank]
         mean = sum(totals) / len(totals)
         return max(totals) / mean if mean > 0 else 1.0
 
     @property
     def input_dist_max_ms(self) -> float | None:
-        """Redistribution of the ids on the slowest rank; None where not known."""
+        """Redistribution of the ids on the slowest rank; None if not known."""
         return None if self.input_dist_ms is None else max(self.input_dist_ms)
 
     def stage_max_ms(self, stage: str) -> float:
+        """Return the time of a stage on its slowest rank."""
         return max(rank.stage_ms(stage) for rank in self.per_rank)
 
     def stage_mean_ms(self, stage: str) -> float:
+        """Return the mean time of a stage over the ranks."""
         return sum(rank.stage_ms(stage) for rank in self.per_rank) / len(self.per_rank)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What is thought of a plan: how it was found, what it should cost, how near that is to the best.
+"""Reports on plans: how a plan was found, its predicted cost, and its distance from the best.
 
-A plan says where things lie and nothing else; all that a planner says of it is in a `PlanReport`.
+A plan only says where shards are. Everything that a planner says of it is in a `PlanReport`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dlrm_sharded.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class ShardCost:
-    """Time that one shard adds to its rank: its lookups, and its part in the exchanges."""
+    """Time that one shard adds to its rank in lookups and exchanges."""
 
     shard: Shard
     table: Table
@@ -29,7 +29,7 @@ class ShardCost:
 
 @dataclass(frozen=True, slots=True)
 class RankCost:
-    """A rank and its shards, the costliest first."""
+    """Cost of a rank and of its shards, the costliest first."""
 
     rank: int
     cost_ms: float
@@ -37,17 +37,17 @@ class RankCost:
 
     @property
     def overhead_ms(self) -> float:
-        """Time that belongs to no shard: kernel launches, and the exchanges of other ranks."""
+        """Time that no shard causes: kernel launches, and the exchanges of other ranks."""
         return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitGain:
-    """What it gains to split a table.
+    """The gain from splitting a table.
 
     Args:
-        gain_ms: added cost of the plan with the table whole, on the rank where that costs least;
-            None where the whole table fits no rank beside the others.
+        gain_ms: added cost of the plan if the table is whole, on the cheapest rank for it; None if
+            the whole table fits no rank beside the other shards.
     """
 
     table: str
@@ -58,10 +58,11 @@ class SplitGain:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The best that a short search without constraints finds under a change of the task.
+    """The best plan that a short search without constraints finds for a changed task.
 
     Args:
-        cost_ms: None where it found nothing better than the plan.
+        change: description of the change.
+        cost_ms: cost of that plan; None if the search found nothing better than the present one.
     """
 
     change: str
@@ -70,12 +71,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a plan costs what it does under a cost model.
+    """An explanation of a plan's predicted cost.
 
     Args:
         bounding: the costliest ranks, at most 8 of the `num_bounding` within 1 % of the costliest.
         splits: gains of split tables, the largest first; fewer than `num_split` on large plans.
-        alternatives: None where nobody asked for them.
+        alternatives: None if they were not requested.
     """
 
     world_size: int
@@ -89,14 +90,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What the planner says of a plan.
+    """The planner's statements about a plan.
 
     Args:
         sharder: name of the sharder that made the plan.
-        solve_s: time that the sharder took, in s.
-        cost: predicted cost; None where nothing predicts it.
-        lower_bound_ms: no valid plan has a predicted `cost_ms` below it; None where not known.
-        diagnosis: None where the cost model cannot explain its predictions.
+        solve_s: time that the sharder took.
+        cost: predicted cost; None without a cost model.
+        lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
+        diagnosis: None if it was not requested or the cost model is not additive.
     """
 
     sharder: str

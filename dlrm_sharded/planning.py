@@ -1,4 +1,4 @@
-"""From a task to a plan that can be trained, and a report of what it will cost."""
+"""Makes plans that can be trained, and reports on their predicted cost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Diagnose = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], Diagnosis]
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A sharder, and the cost model that judges its plans.
+    """A sharder and a cost model that evaluates its plans.
 
     Args:
-        cost_model: predicts the cost of plans; None where nothing is to be predicted.
-        diagnose: explains the prediction; None where nobody asks for an explanation.
+        cost_model: predicts the cost of plans; None for no prediction.
+        diagnose: explains the prediction; None for no explanation.
     """
 
     sharder: Sharder
@@ -36,21 +36,21 @@ class Planner:
     diagnose: Diagnose | None = None
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
-        """Return the sharder's plan, validated, and what there is to say of it.
+        """Return the sharder's validated plan and a report on it.
 
         Raises:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.
-            ConfigError: the sharder returns something else than a plan.
+            ConfigError: the sharder does not return a plan.
         """
         if self.cost_model is not None:
-            _warn_of_assumed_profiles(task)
+            _warn_about_assumed_profiles(task)
         task = with_profiles(task)
         started = time.perf_counter()
         plan = self.sharder.shard(task)
         solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
-            raise ConfigError(f"{name}.shard returned {plan!r}, which is no ShardingPlan")
+            raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
         validate(plan, task)
         return plan, self._report(plan, task, solve_s)
 
@@ -69,7 +69,7 @@ class Planner:
         )
 
 
-def _warn_of_assumed_profiles(task: ShardingTask) -> None:
+def _warn_about_assumed_profiles(task: ShardingTask) -> None:
     unknown = sum(table.reuse_histogram is None for table in task.tables)
     if unknown:
         log.warning(

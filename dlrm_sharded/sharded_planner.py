@@ -1,4 +1,4 @@
-"""Any sharder as the planner of someone else's TorchRec model."""
+"""Plans TorchRec models of any kind with any sharder."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DEFAULT_LOCAL_BATCH_SIZE = 512
 
 
 class ShardedPlanner(TorchRecPlanner):
-    """Drop-in for TorchRec's `EmbeddingShardingPlanner` that plans with any of our sharders.
+    """Replaces TorchRec's `EmbeddingShardingPlanner` and plans with any sharder.
 
-    It plans all tables of the model together, in whatever modules they are.
+    It plans the tables of all modules of a model together.
 
     Args:
-        topology: where the model runs; this job's ranks and memory where it is not given.
-        batch_size: global; 512 samples a rank where it is not given.
-        pooling_factors: mean ids per sample of each table, by its name; 1 for tables not in it.
+        topology: ranks of the model; by default those of this job, with their free memory.
+        batch_size: global batch size; 512 samples per rank by default.
+        pooling_factors: mean ids per sample by table name; 1 for tables that are missing.
     """
 
     def __init__(
@@ -70,7 +70,12 @@ class ShardedPlanner(TorchRecPlanner):
         sharders: list[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> TorchRecPlan:
-        """Plan on the group's rank 0; every rank gets the plan, or the exception."""
+        """Plan on rank 0 of the group; every rank returns the plan or raises the exception.
+
+        Args:
+            sharders: as for `plan`; TorchRec's default sharders if None.
+            pg: ranks of the model; all ranks of the job if None.
+        """
         chosen = get_default_sharders() if sharders is None else sharders
         topology = self._topology or _topology_of_all_ranks(pg)
         return on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
@@ -78,9 +83,9 @@ class ShardedPlanner(TorchRecPlanner):
     def _plan(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology
     ) -> TorchRecPlan:
-        tables_of_module = self._find_tables(module, sharders)
+        tables_by_path = self._find_tables(module, sharders)
         task = ShardingTask(
-            tables=tuple(t for tables in tables_of_module.values() for t in tables.values()),
+            tables=tuple(t for tables in tables_by_path.values() for t in tables.values()),
             topology=topology,
             batch_size=self._batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
         )
@@ -99,21 +104,22 @@ class ShardedPlanner(TorchRecPlanner):
                         for parameter, table in tables.items()
                     }
                 )
-                for path, tables in tables_of_module.items()
+                for path, tables in tables_by_path.items()
             }
         )
 
     def _find_tables(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
     ) -> dict[str, dict[str, Table]]:
-        """Tables by parameter name, by path of their module; outer modules before inner ones."""
-        sharder_of_type = {sharder.module_type: sharder for sharder in sharders}
+        """Return the tables by parameter name, for the path of each module that can be sharded."""
+        sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
         found: dict[str, dict[str, Table]] = {}
         for path, child in module.named_modules():
-            inside_another = any(path.startswith(f"{outer}.") or not outer for outer in found)
-            if type(child) not in sharder_of_type or inside_another:
+            # outer modules come first, and their sharders also shard the modules inside
+            is_inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
+            if type(child) not in sharder_by_type or is_inside:
                 continue
-            parameters = sharder_of_type[type(child)].shardable_parameters(child)
+            parameters = sharder_by_type[type(child)].shardable_parameters(child)
             found[path] = {
                 name: Table(
                     name=name,
@@ -140,7 +146,7 @@ def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
 
 
 def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str, Table]]:
-    """Names that several modules use are preceded by the module's path."""
+    """Prefix names that several modules use with the path of the module."""
     names = [name for tables in found.values() for name in tables]
     return {
         path: {

@@ -1,4 +1,4 @@
-"""One embedding table, and what its accesses look like in a batch."""
+"""Embedding tables and their access profiles."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 
 COLUMN_MULTIPLE = 4
-"""FBGEMM's fused lookup loads 16 bytes at a time: widths are multiples of 4 fp32 columns."""
+"""fp32 columns of which widths are multiples: FBGEMM's fused lookup loads 16 bytes at a time."""
 
 MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
-"""Far beyond any table, and small enough that sums of sizes stay exact in 64 bits."""
+"""Limits beyond any real table, below which sums of sizes are exact in 64 bits."""
 
 NUM_REUSE_BINS = 17
-"""Ids of a batch by how often it uses them: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
+"""Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Table:
     """`num_embeddings` x `embedding_dim` weights, pooled over `pooling_factor` ids per sample.
 
     Args:
-        reuse_histogram: share of a batch's unique ids in each of the 17 reuse bins
+        reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
-            None where it was not measured.
+            None if it was not measured.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"a table is named {self.name!r}; give every table a name of its own")
+            raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
         where = f"table {self.name!r}"
         check_count(f"{where}: num_embeddings", self.num_embeddings, least=1, most=MAX_ROWS)
         check_count(f"{where}: embedding_dim", self.embedding_dim, least=4, most=MAX_COLUMNS)
@@ -57,6 +57,7 @@ class Table:
                 check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the form of a table in task.json."""
         fields: dict[str, Any] = {
             "name": self.name,
             "num_embeddings": self.num_embeddings,
@@ -69,6 +70,11 @@ class Table:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Table:
+        """Read what `to_json` returned.
+
+        Raises:
+            ConfigError: a key is missing, unknown, or has a value of the wrong kind.
+        """
         if not isinstance(fields, Mapping):
             raise ConfigError(f"a table is {fields!r}, must be an object")
         unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}

@@ -1,4 +1,4 @@
-"""The input of a sharder: tables, the ranks they go to, and the batch they serve."""
+"""The input of a sharder: tables, the topology of the ranks, and the batch size."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from dlrm_sharded.tables import Table
 
 GIB = 2**30
 MAX_RANKS, MAX_BYTES = 2**20, 2**60
+"""Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The ranks of a job. Ranks r * local_world_size ... are on host r.
+    """The ranks of a job; the first `local_world_size` ranks are on host 0, and so on.
 
     Args:
-        memory_bytes: what one rank may spend on tables: weights and optimizer state.
-        memory_bytes_by_rank: the same of each rank, where they differ; then it alone counts, and
-            `rank_memory_bytes` is what to read in either case.
-        local_world_size: ranks per host; all ranks on one host where it is not given.
+        memory_bytes: memory of one rank for tables: weights and optimizer state.
+        memory_bytes_by_rank: memory of each rank if they differ, instead of `memory_bytes`; read
+            `rank_memory_bytes` in either case.
+        local_world_size: ranks per host; None if all ranks are on one host.
         bytes_per_element: memory of one weight with its element-wise optimizer state:
             4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
         optimizer_bytes_per_row: optimizer state per row of a shard: 4 for row-wise Adagrad.
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
-        intra_host_bytes_per_s, inter_host_bytes_per_s: what one rank can send in all to the ranks
-            of its host, and to those of other hosts; None where not known.
+        intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
+            ranks of its host together, and to those of other hosts; None if not known.
     """
 
     world_size: int
@@ -69,11 +70,12 @@ class Topology:
 
     @property
     def ranks_per_host(self) -> int:
+        """Number of ranks on every host."""
         return self.local_world_size or self.world_size
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups of ranks over which row blocks can lie: all ranks, those of a host.
+        """Sizes of the groups of ranks that can share row blocks: all ranks, and those of a host.
 
         Groups of size g are the ranks 0 to g - 1, g to 2 g - 1, ...
         """
@@ -82,25 +84,26 @@ class Topology:
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:
-        """What each rank may spend on tables."""
+        """Memory of each rank for tables."""
         return self.memory_bytes_by_rank or (self.memory_bytes,) * self.world_size
 
     @property
     def rank_memory_text(self) -> str:
-        """Memory of a rank in GiB for logs and messages: a range where the ranks differ."""
+        """Memory of a rank in GiB, for messages; a range if the ranks differ."""
         memory = self.rank_memory_bytes
         least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
         return f"{most} GiB" if least == most else f"{least} to {most} GiB"
 
     def shard_bytes(self, num_rows: int, num_cols: int) -> int:
-        """Memory of `num_rows` x `num_cols` weights and their optimizer state."""
+        """Return the memory of `num_rows` x `num_cols` weights and their optimizer state."""
         return num_rows * (num_cols * self.bytes_per_element + self.optimizer_bytes_per_row)
 
     def table_bytes(self, table: Table) -> int:
-        """Memory of a whole table as one shard."""
+        """Return the memory of a whole table as one shard."""
         return self.shard_bytes(table.num_embeddings, table.embedding_dim)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the form of the topology in task.json."""
         fields: dict[str, Any] = {
             "world_size": self.world_size,
             "memory_bytes": self.memory_bytes,
@@ -135,7 +138,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class ShardingTask:
-    """Where should `tables` go on `topology`, to train with a global batch of `batch_size`?"""
+    """The problem of placing `tables` on `topology` to train with a global `batch_size`."""
 
     tables: tuple[Table, ...]
     topology: Topology
@@ -158,6 +161,7 @@ class ShardingTask:
         return sum(self.topology.table_bytes(table) for table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the form of task.json."""
         return {
             "tables": [table.to_json() for table in self.tables],
             "topology": self.topology.to_json(),

@@ -21,7 +21,7 @@ from dlrm_sharded.task import Topology
 
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
-    """The tables as TorchRec knows them, each with one feature of its own name."""
+    """Return TorchRec's configs of the tables; each has one feature with the name of the table."""
     return [
         EmbeddingBagConfig(
             name=table.name,
@@ -36,7 +36,7 @@ def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
 def to_torchrec(
     plan: ShardingPlan, tables: Sequence[Table], topology: Topology
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of one embedding module, by table name. The plan must be valid for the tables."""
+    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables."""
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
@@ -49,10 +49,10 @@ def to_torchrec(
 
 
 def from_torchrec(module_plan: Mapping[str, ParameterSharding]) -> tuple[Shard, ...]:
-    """The shards of one embedding module's TorchRec plan.
+    """Return the shards in TorchRec's plan of one embedding module.
 
     Raises:
-        InvalidPlanError: a table is data-parallel, which no set of rectangles can say.
+        InvalidPlanError: a table is data-parallel, which a tiling by rectangles cannot express.
     """
     shards = []
     for name, parameter in module_plan.items():
@@ -72,7 +72,7 @@ def from_torchrec(module_plan: Mapping[str, ParameterSharding]) -> tuple[Shard, 
 def parameter_sharding(
     shards: Sequence[Shard], layout: Layout, topology: Topology
 ) -> ParameterSharding:
-    """Declare the shards of one table, which have a layout, to TorchRec."""
+    """Return TorchRec's form of the shards of one table."""
     return ParameterSharding(
         sharding_type=layout.torchrec_type(topology),
         compute_kernel=EmbeddingComputeKernel.FUSED.value,

@@ -1,4 +1,4 @@
-"""Which plans can be trained: the checks between a sharder and whatever uses its plan."""
+"""Checks that a plan can be trained."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dlrm_sharded.task import GIB, ShardingTask
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:
-    """Refuse a plan that cannot be trained as it stands.
+    """Refuse a plan that cannot be trained for the task.
 
     Raises:
-        InvalidPlanError: a wrong world size, table or rank; shards that overlap, leave a gap or
-            reach out of their table; columns that are no multiples of 4; splits that TorchRec does
-            not train; more memory than a rank has. The message has the numbers.
+        InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
+            exceed their table; columns are no multiples of 4; TorchRec does not train a split; or
+            a rank needs more memory than it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -40,7 +40,7 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         for shard in shards:
             _check_rectangle(shard, table, plan.world_size)
         _check_tiling(shards, table)
-        layout_of(shards, table, topology)  # raises where there is none
+        layout_of(shards, table, topology)  # raises if there is none
     _check_memory(plan, task)
 
 
@@ -60,8 +60,8 @@ def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:
 
 
 def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
-    """Shards do not overlap and their areas sum to the table's: together, an exact tiling."""
-    # Sweep over the row bands between all row boundaries; in each, columns must chain up.
+    """Check that shards neither overlap nor leave a gap."""
+    # In each band between neighboring row boundaries, every shard must start where one ends.
     bounds = sorted({0, table.num_embeddings} | {row for s in shards for row in s.rows})
     for start, stop in itertools.pairwise(bounds):
         edge = 0

@@ -1,19 +1,20 @@
 """NeuroShard's published search (arXiv:2305.01868, sec. 3.3), for comparison.
 
-Outer: a beam search over column splits. A step halves the columns of one shard, one of the largest
-or of the most costly ones; the nodes of least cost go on, and the best node of all steps is the
-plan. Inner: for each of some limits on a rank's columns, shards in descending order of predicted
-cost, each to the rank that computes least before it is there, within the memory and the limit; the
-placement of least predicted cost, exchanges included, is the node's.
+The outer search is a beam search over column splits. A node is a list of shards. A child of it
+halves the columns of one shard, one of the largest or of the most costly. The cheapest children
+form the next beam, and the best node of all steps becomes the plan. The inner search places the
+shards of a node for several limits on the columns of a rank: in descending order of predicted cost,
+each shard goes to the rank with the least computation so far that has memory and columns left. The
+placement with the least predicted cost, exchanges included, belongs to the node.
 
-Faults that stay: a node without a placement costs infinity, and where all do, the beam goes on with
-the first ones, whatever they lack; nothing is repaired; at most 10 splits, each in halves; no row
-blocks; nodes that differ only in the order of their splits take each other's places in the beam.
+Weaknesses of the published search are kept: a node without a placement has infinite cost, and if
+all nodes have, the first ones form the beam; there is no repair, there are at most 10 splits, each
+in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
 
-Differs: the learned cost model in place of the published nets; optimizer state counts as memory;
+Differs: the learned cost model replaces the published nets; optimizer state counts as memory;
 shards of equal cost are placed in the order of their tables. Shards of a table that meet on a rank
-are one shard of the plan, as TorchRec trains no different widths there; the search prices them
-apart.
+become one shard of the plan, as TorchRec trains no different widths there, although the search
+prices them separately.
 
 Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
@@ -39,21 +40,23 @@ from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import GIB, ShardingTask
 
 NAME = "neuroshard_paper"
-LEAST_LIMIT, MOST_LIMIT = 1.0, 1.5
-"""Columns of a rank, as a multiple of the mean."""
+MIN_LIMIT, MAX_LIMIT = 1.0, 1.5
+"""Range of the limits on the columns of a rank, relative to the mean."""
 
 Indices = NDArray[np.int64]
 Node = tuple[int, ...]
-"""The shape of every shard: a split puts one half in the place of the shard, the other at the end.
-"""
+"""Shape of every shard; a split puts one half in place of the shard and the other at the end."""
 
 
 class NeuroShardPaperSharder:
-    """The search as published; the defaults are the paper's.
+    """Plans with the search of the paper; the defaults are the paper's.
 
     Args:
-        num_candidates: so many shards by size, and so many by cost, are tried for a split.
-        num_limits: on a rank's columns, evenly from 1.0 to 1.5 x the mean.
+        beam_width: number of nodes that are kept in every step.
+        num_candidates: number of largest shards, and of most costly ones, that are tried for a
+            split.
+        num_limits: number of limits on the columns of a rank, evenly from 1.0 to 1.5 x the mean.
+        max_splits: number of steps.
     """
 
     name = NAME
@@ -78,12 +81,12 @@ class NeuroShardPaperSharder:
         self._model = context.cost_model
         self._beam_width = beam_width
         self._num_candidates = num_candidates
-        self._limits = np.linspace(LEAST_LIMIT, MOST_LIMIT, num_limits)
+        self._limits = np.linspace(MIN_LIMIT, MAX_LIMIT, num_limits)
         self._max_splits = max_splits
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         task = with_profiles(task)
-        shapes = _Shapes.of(task, self._model)
+        shapes = _Shapes.from_task(task, self._model)
         inner = _GreedyGrid(task, self._model, shapes, self._limits)
         beam = [shapes.whole]
         [best] = inner.place(beam)
@@ -102,7 +105,7 @@ class NeuroShardPaperSharder:
         return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
 
     def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
-        """One for each shard that may be split, in the order of the shards."""
+        """Yield a child for each candidate that can be halved, in the order of the shards."""
         for i in candidates(node, shapes.size_bytes, self._num_candidates):
             half = shapes.half.get(node[i])
             if half is not None:
@@ -110,26 +113,26 @@ class NeuroShardPaperSharder:
 
 
 def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:
-    """Places in the node of its largest shards and of its most costly ones, in ascending order.
+    """Return the indices of a node's largest shards and of its most costly ones, ascending.
 
-    Among them may be some that have no half.
+    Some of them may be too narrow to be halved.
     """
     by_size = np.argsort(-size_bytes[list(node)], kind="stable")
-    by_cost = np.argsort(node, kind="stable")
+    by_cost = np.argsort(node, kind="stable")  # shapes are numbered by descending cost
     chosen: list[int] = np.union1d(by_size[:num_candidates], by_cost[:num_candidates]).tolist()
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """What the tables and their halves, quarters, ... are as shards; the most costly comes first.
+    """Shapes of shards: all tables and their halves, quarters, ..., by descending cost.
 
     Args:
-        whole: shape of each table.
-        half: of each shape that has one.
-        table: [K], index of the table.
+        whole: shape of each whole table.
+        half: the shape with half the columns, for each shape that can be halved.
+        table: [K], index of the table in the task.
         num_cols, size_bytes: [K].
-        vectors: [K, V], of `ComputeModel.vectors`.
+        vectors: [K, V], see `ComputeModel.vectors`.
     """
 
     whole: Node
@@ -140,7 +143,7 @@ class _Shapes:
     vectors: Floats
 
     @classmethod
-    def of(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
+    def from_task(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
         shapes = [
             (i, width)
             for i, table in enumerate(task.tables)
@@ -168,7 +171,7 @@ class _Shapes:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """The rank of every shard of a node; infinite cost where none was found."""
+    """The rank of every shard of a node; the cost is infinite if no placement was found."""
 
     cost_ms: float
     shapes: Indices
@@ -176,7 +179,7 @@ class _Placement:
 
 
 class _GreedyGrid:
-    """The inner search, for many nodes and all limits at once: they do not see each other."""
+    """The inner search, vectorized over nodes and limits, whose placements are independent."""
 
     def __init__(
         self, task: ShardingTask, model: AdditiveCostModel, shapes: _Shapes, limits: Floats
@@ -185,43 +188,45 @@ class _GreedyGrid:
         self._hosts = model.hosts(task.topology)
         self._shapes = shapes
         total = sum(table.embedding_dim for table in task.tables)
-        self._most_cols = limits * (total / task.topology.world_size)
-        self._most_bytes = np.array(task.topology.rank_memory_bytes)
+        self._max_cols = limits * (total / task.topology.world_size)
+        self._max_bytes = np.array(task.topology.rank_memory_bytes)
         self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
 
     def place(self, nodes: Sequence[Node]) -> list[_Placement]:
-        """The best placement of each of some nodes with the same number of shards.
+        """Return the best placement of each node; all nodes have the same number of shards.
 
-        Nodes that differ in the order of their shards are placed once: it is the same placement.
+        Nodes that differ only in the order of their shards have the same placement.
         """
-        # shapes are numbered in descending order of cost
+        # shapes are numbered by descending cost, so sorted nodes are in the order of placement
         in_order = [tuple(sorted(node)) for node in nodes]
-        different = list(dict.fromkeys(in_order))
-        placed = dict(zip(different, self._place(np.array(different)), strict=True))
+        distinct = list(dict.fromkeys(in_order))
+        placed = dict(zip(distinct, self._place(np.array(distinct)), strict=True))
         return [placed[node] for node in in_order]
 
     def _place(self, nodes: Indices) -> Iterator[_Placement]:
-        """Of nodes [N, S], each in the order in which its shards are placed."""
+        """Yield the placements of nodes [N, S], whose shards are in the order of placement."""
         shapes = self._shapes
         num_nodes, num_shards = nodes.shape
-        runs = (num_nodes, len(self._most_cols))
-        on_ranks = (*runs, self._hosts.world_size)
-        sums = np.zeros((*on_ranks, shapes.vectors.shape[1]))
-        used = np.zeros(on_ranks, dtype=np.int64)
-        cols, count, rank_ms = np.zeros(on_ranks), np.zeros(on_ranks), np.zeros(on_ranks)
+        runs = (num_nodes, len(self._max_cols))
+        # one greedy run for each node and limit, [N, L]; its ranks are the next axis
+        by_rank = (*runs, self._hosts.world_size)
+        sums = np.zeros((*by_rank, shapes.vectors.shape[1]))
+        used = np.zeros(by_rank, dtype=np.int64)
+        cols, count, rank_ms = np.zeros(by_rank), np.zeros(by_rank), np.zeros(by_rank)
         ranks = np.zeros((*runs, num_shards), dtype=np.int64)
         found = np.ones(runs, dtype=bool)
         run = tuple(np.indices(runs))
         for i, shape in enumerate(nodes.T):
             vector = shapes.vectors[shape][:, None]
-            size, width = (of[shape][:, None] for of in (shapes.size_bytes, shapes.num_cols))
-            fits = (used + size[..., None] <= self._most_bytes) & (
-                cols + width[..., None] <= self._most_cols[:, None]
+            size, width = (x[shape][:, None] for x in (shapes.size_bytes, shapes.num_cols))
+            fits = (used + size[..., None] <= self._max_bytes) & (
+                cols + width[..., None] <= self._max_cols[:, None]
             )
             found &= fits.any(axis=-1)
             times = np.where(fits, rank_ms, np.inf)
-            least = times == times.min(axis=-1, keepdims=True)
-            rank = np.where(least, used, np.inf).argmin(axis=-1)
+            # of several ranks with the least computation, the one with the least memory used
+            is_least = times == times.min(axis=-1, keepdims=True)
+            rank = np.where(is_least, used, np.inf).argmin(axis=-1)
             ranks[..., i] = rank
             sums[(*run, rank)] += vector
             used[(*run, rank)] += size
@@ -229,18 +234,18 @@ class _GreedyGrid:
             count[(*run, rank)] += 1
             rank_ms[(*run, rank)] = self._compute_ms(sums[(*run, rank)])
         costs = np.where(found, self._costs_ms(rank_ms, cols, count), np.inf)
-        for of_limits, node_ranks, node in zip(costs, ranks, nodes, strict=True):
-            best = int(of_limits.argmin())
-            yield _Placement(float(of_limits[best]), node, node_ranks[best])
+        for limit_costs, limit_ranks, node in zip(costs, ranks, nodes, strict=True):
+            best = int(limit_costs.argmin())
+            yield _Placement(float(limit_costs[best]), node, limit_ranks[best])
 
     def _compute_ms(self, sums: Floats) -> Floats:
-        """[...], both directions, of sums [..., V] of ranks that have a shard."""
+        """Return [...], computation in both directions of ranks with sums [..., V]."""
         flat = sums.reshape(-1, sums.shape[-1])
         times: Floats = self._model.compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
         return times.reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
-        """[N, L], `PlanCost.cost_ms` of ranks' computation, columns and shards, each [N, L, W]."""
+        """Return [N, L], `PlanCost.cost_ms` from computation, columns and shards, all [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
@@ -254,7 +259,7 @@ class _GreedyGrid:
 
 
 def _widths(num_cols: int) -> Iterator[int]:
-    """A shard's columns, their half, its half, ... as long as they are multiples of 4."""
+    """Yield a number of columns, its half, a quarter, ..., as long as they are multiples of 4."""
     yield num_cols
     while num_cols % (2 * COLUMN_MULTIPLE) == 0:
         num_cols //= 2
@@ -262,15 +267,15 @@ def _widths(num_cols: int) -> Iterator[int]:
 
 
 def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
-    """One shard for all that a rank has of a table, in neighbouring columns."""
+    """Merge the shards of a table on the same rank into one, and lay them side by side."""
     cols: list[dict[int, int]] = [{} for _ in task.tables]
     for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
-        of_table = cols[shapes.table[shape]]
-        of_table[rank] = of_table.get(rank, 0) + int(shapes.num_cols[shape])
+        cols_by_rank = cols[shapes.table[shape]]
+        cols_by_rank[rank] = cols_by_rank.get(rank, 0) + int(shapes.num_cols[shape])
     shards = []
-    for table, of_table in zip(task.tables, cols, strict=True):
+    for table, cols_by_rank in zip(task.tables, cols, strict=True):
         start = 0
-        for rank, num_cols in sorted(of_table.items()):
+        for rank, num_cols in sorted(cols_by_rank.items()):
             columns = (start, start + num_cols)
             shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
             start += num_cols
@@ -281,8 +286,8 @@ def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> Infeasib
     topology = task.topology
     largest = max(task.tables, key=topology.table_bytes)
     return InfeasibleTaskError(
-        f"the search of the NeuroShard paper found no plan, though there may be one; choices of "
-        f"at most {max_splits} column splits tried: {num_nodes:,}; tables of "
+        f"the search of the NeuroShard paper found no plan, though there may be one; it tried "
+        f"{num_nodes:,} choices of at most {max_splits} column splits; tables of "
         f"{task.table_bytes / GIB:.2f} GiB, the largest {largest.name!r} with "
         f"{topology.table_bytes(largest):,} B, on {topology.world_size} ranks of "
         f"{topology.rank_memory_text}; use sharder=neuroshard, add ranks, or raise "

@@ -122,7 +122,7 @@ def test_says_once_which_profiles_it_assumes(
 
 @pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
 def test_a_sharder_that_returns_no_plan(returned: object) -> None:
-    with pytest.raises(ConfigError, match=r"Fixed\.shard returned .*no ShardingPlan"):
+    with pytest.raises(ConfigError, match=r"Fixed\.shard returned .*not a ShardingPlan"):
         Planner(Fixed(returned), None).plan(TASK)
 
 

@@ -24,8 +24,8 @@ def lines(out: Path) -> Path:
     """What a killed collection of `SAMPLES` leaves."""
     journal = Journal(out, SETTINGS)
     assert journal.samples() == []
-    for each in SAMPLES:
-        journal.append(each)
+    for measured in SAMPLES:
+        journal.append(measured)
     journal.close()
     return journal.folder / "samples.jsonl"
 

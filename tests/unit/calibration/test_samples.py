@@ -54,8 +54,8 @@ def test_first_attempts_are_of_one_kind(costs: Path) -> None:
 
 
 def test_a_row_survives_json() -> None:
-    for each in SAMPLES:
-        assert Sample.from_row(json.loads(json.dumps(each.to_row()))) == each
+    for measured in SAMPLES:
+        assert Sample.from_row(json.loads(json.dumps(measured.to_row()))) == measured
 
 
 def remove(path: Path) -> None:
