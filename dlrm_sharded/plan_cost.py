@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Time of the four embedding stages of one training step on one rank, in ms."""
+    """Time of the embedding stages of one training step on one rank, in ms."""
 
     fwd_compute_ms: float
     fwd_comm_ms: float
@@ -20,7 +20,7 @@ class StageCost:
     @property
     def total_ms(self) -> float:
         """Sum over the stages."""
-        return self.fwd_compute_ms + self.fwd_comm_ms + self.bwd_comm_ms + self.bwd_compute_ms
+        return sum(self.stage_ms(stage) for stage in STAGES)
 
     def stage_ms(self, stage: str) -> float:
         """Return the time of one of `STAGES`."""
@@ -33,6 +33,9 @@ class StageCost:
 
 STAGES = tuple(field.name.removesuffix("_ms") for field in dataclasses.fields(StageCost))
 """The embedding stages of a training step, in the order in which they run."""
+
+NO_COST = StageCost(**{f"{stage}_ms": 0.0 for stage in STAGES})
+"""Cost of a rank that has no shards."""
 
 INPUT_DIST = "input_dist"
 """Redistribution of the ids, which precedes the stages and does not count as cost."""

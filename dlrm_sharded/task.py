@@ -13,6 +13,9 @@ from dlrm_sharded.json_files import read_json_object
 from dlrm_sharded.tables import Table
 
 GIB = 2**30
+MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
+"""Where users set the memory of a rank, for messages."""
+
 MAX_RANKS, MAX_BYTES = 2**20, 2**60
 """Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
 

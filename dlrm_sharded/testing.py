@@ -64,8 +64,9 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     assert task == task_before, "the sharder changed the task"
     assert _random_states() == states_before, "the sharder used a global random state"
     assert outcomes[0] == outcomes[1], "the sharder is not deterministic"
-    if not isinstance(plan := outcomes[0], ShardingPlan):
+    if isinstance(plan := outcomes[0], str):
         return None
+    assert isinstance(plan, ShardingPlan), f"the sharder returned {plan!r}, which is no plan"
     validate(plan, task)
     assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
     return plan
@@ -112,6 +113,8 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
     """
     states_before = _random_states()
     dataset, other = make(), make()
+    for name in ("tables", "num_dense", "batch_size", "num_batches", "batch"):
+        assert hasattr(dataset, name), f"the dataset has no `{name}`"
     _check_tables(dataset, other)
     assert dataset.num_batches("train") > 0, "there is no batch for training"
     for split in SPLITS:

@@ -9,7 +9,7 @@ from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:
@@ -42,6 +42,18 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
     _check_memory(plan, task)
+
+
+def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:
+    """Return the proof that no plan fits as the tables need more memory than all ranks have."""
+    memory = sum(rank_memory_bytes)
+    if table_bytes <= memory:
+        return None
+    return (
+        f"no plan can fit: the tables need {table_bytes:,} B ({table_bytes / GIB:.2f} GiB), all "
+        f"{len(rank_memory_bytes)} ranks together have {memory:,} B ({memory / GIB:.2f} GiB); add "
+        f"ranks or memory ({MEMORY_KEYS})"
+    )
 
 
 def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:
@@ -96,6 +108,6 @@ def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:
             raise InvalidPlanError(
                 f"rank {rank} would hold {used:,} B of tables ({used / GIB:.2f} GiB), it has "
                 f"{capacity:,} B ({capacity / GIB:.2f} GiB); largest there: {largest} with "
-                f"{largest.bytes_on(task.topology):,} B; add ranks, raise topology.memory_gib, "
-                "or use another sharder"
+                f"{largest.bytes_on(task.topology):,} B; add ranks or memory ({MEMORY_KEYS}), or "
+                "use another sharder"
             )

@@ -23,7 +23,7 @@ from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.layouts import ColumnShards, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_cost import NO_COST, PlanCost, StageCost
 from dlrm_sharded.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
@@ -153,7 +153,7 @@ class PlanBench:
         ranks = []
         for rank, predicted in enumerate(self._model.predict(plan, task).per_rank):
             shards = [shard for shard in plan.shards if shard.rank == rank]
-            measured = self._bench.measure(shards, ids) if shards else StageCost(0.0, 0.0, 0.0, 0.0)
+            measured = self._bench.measure(shards, ids) if shards else NO_COST
             ranks.append(
                 dataclasses.replace(
                     measured, fwd_comm_ms=predicted.fwd_comm_ms, bwd_comm_ms=predicted.bwd_comm_ms

@@ -67,6 +67,12 @@ EXTENT = (
 FLOAT_BYTES, ID_BYTES = 4.0, 4.0
 """Sizes of a pooled or gradient value and of an id in an exchange."""
 
+
+def column_volume(batch_size: int, world_size: int) -> float:
+    """Return the bytes of one column of pooled vectors that a rank exchanges with every other."""
+    return FLOAT_BYTES * batch_size / world_size
+
+
 _USES_OF_BIN = np.concatenate([[1.0], 2.0 ** np.arange(NUM_REUSE_BINS - 1) * 1.5])
 # bins are (0, 1], (1, 2], (2, 4], ...: beyond the first two, a row is in the middle of its bin
 _USES_OF_BIN[1] = 2.0
@@ -204,7 +210,7 @@ class Workload:
         if of_ids:
             num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
         else:
-            num_bytes = self.num_cols * (FLOAT_BYTES * self.batch_size / self.world_size)
+            num_bytes = self.num_cols * column_volume(self.batch_size, self.world_size)
         # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
         # are not all ranks, each then exchanges its part of them with the other groups, as if the
         # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, Workload
+from dlrm_sharded.cost.features import Floats, Workload, column_volume
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
 
@@ -142,9 +142,8 @@ class PiecePricer:
         count = -(-self._whole // height)
         table = np.arange(len(self._whole))
         topology = self._task.topology
-        vector_bytes: Floats = self._dims.astype(np.float64) * (
-            FLOAT_BYTES * self._task.batch_size / topology.world_size
-        )
+        volume = column_volume(self._task.batch_size, topology.world_size)
+        vector_bytes: Floats = self._dims.astype(np.float64) * volume
         num_groups = topology.world_size // group_size
         last_rows = self._whole - height * (count - 1)
         return BlockShapes(
@@ -172,9 +171,7 @@ class PiecePricer:
             num_ids=self._num_ids[table] * num_rows / self._whole[table],
             reuse_histogram=self._histograms[table],
         )
-        volume: Floats = num_cols.astype(np.float64) * (
-            FLOAT_BYTES * batch_size / topology.world_size
-        )
+        volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
         # a group of all ranks has nothing left to exchange after its reduction
         share = 0.0 if group_size == topology.world_size > 1 else 1.0 / group_size
         return Pieces(

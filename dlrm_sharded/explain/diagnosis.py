@@ -21,9 +21,9 @@ from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import (
-    FLOAT_BYTES,
     Floats,
     Workload,
+    column_volume,
     workload_of_plan,
 )
 from dlrm_sharded.layouts import is_row_wise
@@ -198,7 +198,7 @@ class _PricedPlan:
         exchange = workload.exchange(of_ids=False)
         places = np.arange(len(candidates)), candidates
         volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
-        volume[places] += whole.num_cols * _bytes_per_column(workload)
+        volume[places] += whole.num_cols * column_volume(workload.batch_size, workload.world_size)
         num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
         num_shards[places] += 1
         model, times = self._model.communication, np.zeros_like(volume)
@@ -228,11 +228,6 @@ def _selected(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
     )
 
 
-def _bytes_per_column(workload: Workload) -> float:
-    """Return the bytes of a column of pooled embeddings that go to one rank."""
-    return FLOAT_BYTES * workload.batch_size / workload.world_size
-
-
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
     volume = workload.exchange(of_ids=False).volume
@@ -241,7 +236,7 @@ def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
     on_busiest_host = np.repeat(host_volume >= host_volume.max(), workload.ranks_per_host)
     per_byte[on_busiest_host] += prices.busiest_host_byte_ms
-    num_bytes = workload.num_cols * _bytes_per_column(workload)
+    num_bytes = workload.num_cols * column_volume(workload.batch_size, workload.world_size)
     size = workload.group_size
     times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard_ms
     for group_size, reduce in prices.reduces.items():

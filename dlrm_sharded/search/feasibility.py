@@ -6,18 +6,15 @@ import numpy as np
 
 from dlrm_sharded.search.problem import Problem, by_group
 from dlrm_sharded.tables import COLUMN_MULTIPLE
-from dlrm_sharded.task import GIB
+from dlrm_sharded.task import MEMORY_KEYS
+from dlrm_sharded.validation import why_too_large
 
 
 def why_infeasible(problem: Problem) -> str | None:
     """Return a proof that no plan fits the ranks' memory; None if no proof was found."""
     size, capacity = problem.size_bytes[problem.whole_shape], problem.capacity_bytes
-    if size.sum() > capacity.sum():
-        return (
-            f"no plan can fit: the tables need {size.sum():,} B ({size.sum() / GIB:.2f} GiB), all "
-            f"{problem.world_size} ranks together have {capacity.sum():,} B "
-            f"({capacity.sum() / GIB:.2f} GiB); add ranks or raise topology.memory_gib"
-        )
+    if reason := why_too_large(int(size.sum()), capacity.tolist()):
+        return reason
     for unit in range(problem.num_units):
         smallest = _smallest_piece_bytes(problem, unit)
         if problem.allowed is None and smallest <= capacity.min():
@@ -31,8 +28,8 @@ def why_infeasible(problem: Problem) -> str | None:
         names = ", ".join(repr(tables[index].name) for index in problem.tables[unit])
         return (
             f"no plan can fit: {names} needs {size[unit]:,} B, in pieces of {smallest:,} B or "
-            f"more, and its {len(room)} ranks have {room.max():,} B or less each; add ranks, raise "
-            "topology.memory_gib, cap the table's rows, or drop constraints"
+            f"more, and its {len(room)} ranks have {room.max():,} B or less each; add ranks or "
+            f"memory ({MEMORY_KEYS}), cap the table's rows, or drop constraints"
         )
     return None
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.task import MEMORY_KEYS, ShardingTask
+from dlrm_sharded.validation import why_too_large
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
     "size": lambda t: t.num_embeddings * t.embedding_dim,
@@ -166,7 +167,8 @@ def _place_with_repair(
         else:
             return ordered, ranks
     assert failure is not None
-    raise failure
+    reason = why_too_large(task.table_bytes, task.topology.rank_memory_bytes)
+    raise InfeasibleTaskError(reason) if reason else failure
 
 
 def _no_rank_fits(
@@ -177,11 +179,11 @@ def _no_rank_fits(
         largest = "any rank" if capacity.min() == capacity.max() else "the largest rank"
         return InfeasibleTaskError(
             f"table {table.name!r} needs {size:,} B, more than the {capacity.max():,} B of "
-            f"{largest} (rank {freest} is freest); raise topology.memory_gib, cap the table's "
+            f"{largest} (rank {freest} is freest); add memory ({MEMORY_KEYS}), cap the table's "
             f"rows, or {SPLITTING_ADVICE}"
         )
     return InfeasibleTaskError(
         f"table {table.name!r} needs {size:,} B, the freest rank ({freest}) has "
         f"{capacity[freest] - used[freest]:,} B left of {capacity[freest]:,} B; "
-        f"add ranks, raise topology.memory_gib, or {SPLITTING_ADVICE}"
+        f"add ranks or memory ({MEMORY_KEYS}), or {SPLITTING_ADVICE}"
     )

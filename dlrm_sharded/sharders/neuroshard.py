@@ -36,7 +36,7 @@ from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask
+from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.validation import validate
 
 GOOD_GAP = 0.003
@@ -159,5 +159,5 @@ def _not_found(problem: Problem) -> str:
     return (
         f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
         f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "
-        "there is none is not proven. Add ranks, raise topology.memory_gib, or drop constraints"
+        f"there is none is not proven. Add ranks or memory ({MEMORY_KEYS}), or drop constraints"
     )

@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
-from dlrm_sharded.cost.features import FLOAT_BYTES, Floats
+from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
 
 NAME = "neuroshard_paper"
 MIN_LIMIT, MAX_LIMIT = 1.0, 1.5
@@ -190,7 +190,7 @@ class _GreedyGrid:
         total = sum(table.embedding_dim for table in task.tables)
         self._max_cols = limits * (total / task.topology.world_size)
         self._max_bytes = np.array(task.topology.rank_memory_bytes)
-        self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
+        self._col_bytes = column_volume(task.batch_size, task.topology.world_size)
 
     def place(self, nodes: Sequence[Node]) -> list[_Placement]:
         """Return the best placement of each node; all nodes have the same number of shards.
@@ -290,6 +290,6 @@ def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> Infeasib
         f"{num_nodes:,} choices of at most {max_splits} column splits; tables of "
         f"{task.table_bytes / GIB:.2f} GiB, the largest {largest.name!r} with "
         f"{topology.table_bytes(largest):,} B, on {topology.world_size} ranks of "
-        f"{topology.rank_memory_text}; use sharder=neuroshard, add ranks, or raise "
-        "topology.memory_gib"
+        f"{topology.rank_memory_text}; use sharder=neuroshard, or add ranks or memory "
+        f"({MEMORY_KEYS})"
     )

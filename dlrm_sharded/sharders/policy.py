@@ -12,7 +12,8 @@ from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import least_loaded, place_greedily
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.validation import why_too_large
 
 
 class PolicySharder:
@@ -77,7 +78,7 @@ class PolicySharder:
             f"{'tables, split ever finer' if self._split else 'whole tables'}, of {used:,} B "
             f"({used / GIB:.2f} GiB) on {topology.world_size} ranks with "
             f"{sum(topology.rank_memory_bytes):,} B in all; this does not prove that no plan fits. "
-            f"Add ranks, raise topology.memory_gib, or {advice}"
+            f"Add ranks or memory ({MEMORY_KEYS}), or {advice}"
         )
 
 
@@ -98,13 +99,8 @@ def policy_sharder(
 def _check_memory(task: ShardingTask, *, split: bool) -> None:
     """Raise InfeasibleTaskError where it is certain that no plan fits."""
     topology = task.topology
-    used, capacity = task.table_bytes, sum(topology.rank_memory_bytes)
-    if used > capacity:
-        raise InfeasibleTaskError(
-            f"no plan can fit: the tables need {used:,} B ({used / GIB:.2f} GiB), all "
-            f"{topology.world_size} ranks together have {capacity:,} B "
-            f"({capacity / GIB:.2f} GiB); add ranks or raise topology.memory_gib"
-        )
+    if reason := why_too_large(task.table_bytes, topology.rank_memory_bytes):
+        raise InfeasibleTaskError(reason)
     if not split:
         largest = max(task.tables, key=topology.table_bytes)
         place_greedily(task, [largest], [1.0], least_loaded)  # raises if it fits no rank

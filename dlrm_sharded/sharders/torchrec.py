@@ -30,7 +30,7 @@ from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanErr
 from dlrm_sharded.layouts import RowBlocks
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.validation import validate
 
@@ -211,5 +211,5 @@ def _why_none(task: ShardingTask, error: PlannerError) -> str:
         f"TorchRec's planner found no plan ({reason}). Largest table: {largest.name!r} with "
         f"{topology.table_bytes(largest):,} B; all tables: {task.table_bytes / GIB:.2f} GiB on "
         f"{topology.world_size} ranks of {topology.rank_memory_text}, each all free; "
-        "add ranks or raise topology.memory_gib"
+        f"add ranks or memory ({MEMORY_KEYS})"
     )

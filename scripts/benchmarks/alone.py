@@ -15,12 +15,11 @@ from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.distributed import process_group
 from dlrm_sharded.plan import Shard
-from dlrm_sharded.plan_cost import StageCost
+from dlrm_sharded.plan_cost import NO_COST, StageCost
 from dlrm_sharded.task import ShardingTask
 
 OPTIMIZER = "rowwise_adagrad"
 NUM_BATCHES = 3
-NOTHING = StageCost(0.0, 0.0, 0.0, 0.0)
 
 Key = TypeVar("Key")
 
@@ -67,7 +66,7 @@ def interleaved(
     for _ in range(rounds):
         for i in rng.permutation(len(keys)):
             shards = groups[keys[i]]
-            measured[keys[i]].append(bench.measure(shards, ids) if shards else NOTHING)
+            measured[keys[i]].append(bench.measure(shards, ids) if shards else NO_COST)
     return measured
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 DIFF_BLOCK = re.compile(r'^```diff title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 SMALL_RUN = ["batch_size=64", "data.max_rows=100", "trainer.num_steps=2", "measure.iterations=3"]
@@ -48,4 +50,7 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert result["stages_ms"]["fwd_copy"] > 0
+    times_ms = result["stages_ms"].values()
+    assert result["critical_path_ms"] == pytest.approx(sum(times_ms), rel=1e-9)
+    assert result["embedding_cost_ms"] == pytest.approx(sum(times_ms), rel=1e-9), "one rank"
     assert plan["predicted"]["per_rank"][0]["fwd_copy_ms"] == 0.0
