@@ -70,6 +70,9 @@ def test_valid_plan_or_clear_error(task: ShardingTask, seed: int) -> None:
             plan = sharder.shard(task)
         except InfeasibleTaskError as error:
             assert not packs_size_first(task)
+            if task.table_bytes > sum(task.topology.rank_memory_bytes):
+                assert str(error).startswith("no plan can fit: the tables need")
+                continue
             assert "table 't" in str(error)
             assert "freest" in str(error)
             assert "sharder=neuroshard" in str(error)
@@ -116,10 +119,10 @@ def test_random_depends_on_seed() -> None:
 
 
 def test_table_larger_than_any_rank() -> None:
-    task = ShardingTask((Table("big", 1000, 64, 1.0),), Topology(4, 1000), 8)
+    task = ShardingTask((Table("big", 1000, 64, 1.0),), Topology(4, 100_000), 8)
     for sharder in sharders():
         with pytest.raises(
-            InfeasibleTaskError, match=r"'big' needs 256,000 B, more than the 1,000"
+            InfeasibleTaskError, match=r"'big' needs 256,000 B, more than the 100,000"
         ):
             sharder.shard(task)
 
