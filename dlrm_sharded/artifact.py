@@ -31,7 +31,7 @@ FORMAT = 2
 HEADER = "dlrm_sharded"
 """Key of the file's header under which a JSON object says what the arrays are."""
 
-SUFFIX = ".safetensors"
+ARTIFACT_SUFFIX = ".safetensors"
 CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
 REQUIRED = ("hardware", "device", "cores", "optimizer")
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
@@ -121,7 +121,7 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
     contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     fields = {"format": FORMAT, **meta}
     header = json.dumps({**fields, "sha256": _checksum(contiguous, fields)})
-    path = folder / f"{name}{SUFFIX}"
+    path = folder / f"{name}{ARTIFACT_SUFFIX}"
     replace_file(path, save(contiguous, metadata={HEADER: header}))
     return path
 
@@ -176,7 +176,7 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
     """
     found: list[tuple[bool, bool, Path]] = []
     for folder in (CALIBRATED, SHIPPED):
-        for path in sorted(folder.glob(f"{kind.name}-*{SUFFIX}")):
+        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _readable_header(path)
             # A damaged file goes by its name, so that the run that needs it is told.
             is_of_hardware = hardware is not None and (

@@ -42,7 +42,7 @@ class ColumnShards:
         return "column_wise"
 
     @classmethod
-    def of_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:
         """Return the layout of shards that tile their table.
 
         Raises:
@@ -93,7 +93,7 @@ class RowBlocks:
         ]
 
     @classmethod
-    def of_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> RowBlocks:
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> RowBlocks:
         """Return the layout of shards that split rows and tile their table.
 
         Raises:
@@ -126,7 +126,7 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
         InvalidPlanError: they have no layout that TorchRec trains.
     """
     kind = RowBlocks if is_row_wise(shards, table) else ColumnShards
-    return kind.of_shards(shards, table, topology)
+    return kind.from_shards(shards, table, topology)
 
 
 def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:

@@ -199,4 +199,4 @@ def read_task(path: str | Path) -> ShardingTask:
     Raises:
         ConfigError: the file is missing, is not JSON, or does not describe a task.
     """
-    return ShardingTask.from_json(read_json_object(path, what="task"))
+    return ShardingTask.from_json(read_json_object(path, noun="task"))

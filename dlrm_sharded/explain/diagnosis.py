@@ -50,10 +50,10 @@ MAX_CANDIDATES = 16
 SEARCH_S, DIAGNOSIS_S = 1.0, 2.5
 """Time limits, in s, of pricing the splits or of one search, and of the whole diagnosis."""
 
-MIN_IMPROVEMENT = 5e-3
+MIN_REPORTED_GAIN = 5e-3
 """Smallest relative improvement in predicted cost worth reporting."""
 
-GOOD_GAP = 0.002
+ALTERNATIVE_GAP = 0.002
 """Gap to the lower bound at which a search for an alternative ends."""
 
 Indices = NDArray[np.int64]
@@ -112,7 +112,7 @@ class _PricedPlan:
         self.cost: PlanCost = model.predict_workload(workload, self._hosts)
         read_mb = workload.by_rank(self._vectors[:, READ_MB])[workload.rank]
         self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
-        prices = ExchangePrices.of(model.communication, self._hosts)
+        prices = ExchangePrices.from_model(model.communication, self._hosts)
         comm_ms = _shard_comm_ms(workload, prices)
         # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
         # shards then get their shares of that time.
@@ -195,7 +195,7 @@ class _PricedPlan:
 
     def _exchange_ms(self, workload: Workload, candidates: Indices, whole: Shard) -> Floats:
         """Return the exchanges' times [C, W] with one more shard, on each candidate in turn."""
-        exchange = workload.exchange(of_ids=False)
+        exchange = workload.exchange(for_ids=False)
         places = np.arange(len(candidates)), candidates
         volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
         volume[places] += whole.num_cols * _bytes_per_column(workload)
@@ -235,7 +235,7 @@ def _bytes_per_column(workload: Workload) -> float:
 
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
-    volume = workload.exchange(of_ids=False).volume
+    volume = workload.exchange(for_ids=False).volume
     host_volume = volume.reshape(prices.num_hosts, -1).sum(axis=1)
     per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
@@ -297,12 +297,12 @@ def _better_cost_ms(
     if clock.is_over:
         return None
     bound_ms = lower_bound_ms(task, model)
-    if bound_ms >= cost_ms * (1 - MIN_IMPROVEMENT):
+    if bound_ms >= cost_ms * (1 - MIN_REPORTED_GAIN):
         return None
     problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
-    state = find_state(problem, bound_ms, 0, StoppingRule(0, GOOD_GAP, clock))
+    state = find_state(problem, bound_ms, 0, StoppingRule(0, ALTERNATIVE_GAP, clock))
     if state is None:
         return None
     plan = ShardingPlan(task.topology.world_size, state_shards(state))
     found = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
-    return found.cost_ms if found.cost_ms < cost_ms * (1 - MIN_IMPROVEMENT) else None
+    return found.cost_ms if found.cost_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

@@ -22,7 +22,7 @@ MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
 
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
-FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
+POLICY_FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
 """What the networks read; an artifact whose networks read something else is refused."""
 
 
@@ -84,7 +84,7 @@ def load_policy(method: str, artifact: str | None, context: RunContext) -> Learn
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    found = load_artifact(artifact, policy_kind(method), FEATURES, context)
+    found = load_artifact(artifact, policy_kind(method), POLICY_FEATURES, context)
     with torch.random.fork_rng(devices=[]):
         net = METHODS[method]()
     net.load_state_dict({key: torch.from_numpy(array) for key, array in found.arrays.items()})

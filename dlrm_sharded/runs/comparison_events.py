@@ -18,7 +18,7 @@ from dlrm_sharded.runs.comparison_text import comparison_markdown
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 
-SUFFIX = ".comparison"
+EVENT_FILE_SUFFIX = ".comparison"
 """End of the names of event files that a later comparison replaces."""
 
 CHARTS = {
@@ -36,9 +36,9 @@ CHARTS = {
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
     """Replace the event file of an earlier comparison; others in the folder stay."""
-    for old in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+    for old in folder.glob(f"events.out.tfevents.*{EVENT_FILE_SUFFIX}"):
         old.unlink()
-    with contextlib.closing(EventFile(folder, suffix=SUFFIX)) as file:
+    with contextlib.closing(EventFile(folder, suffix=EVENT_FILE_SUFFIX)) as file:
         file.text("comparison/summary", comparison_markdown(comparison))
         for tag, figure in comparison_figures(comparison).items():
             file.figure(tag, figure)

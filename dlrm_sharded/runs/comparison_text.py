@@ -40,7 +40,7 @@ class Column:
 COST = Column(title="embedding cost, ms", figure="embedding_cost_ms")
 IMBALANCE = Column(title="imbalance", figure="imbalance")
 PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
-THROUGHPUT = Column(title="samples/s", figure="samples_per_s", digits=0)
+THROUGHPUT_COLUMN = Column(title="samples/s", figure="samples_per_s", digits=0)
 GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
 GAP = Column(title="gap, %", figure="gap", digits=1, scale=100)
 PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
@@ -72,7 +72,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
     There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
-    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS], ABOUT_MEANS
+    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT_COLUMN, GAINS], ABOUT_MEANS
     if any(GAP.figure in row.figures for row in comparison.rows):
         columns.insert(columns.index(PLANNING), GAP)
         about_means = f"{ABOUT_MEANS} {ABOUT_GAP}"
@@ -101,7 +101,7 @@ def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[s
 
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
-    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT, GAINS])
+    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN, GAINS])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     num_text_columns = 1 + len(comparison.rows[0].conditions)
     lines = [

@@ -95,7 +95,7 @@ def _jobs(sweep: Path) -> dict[Path, _Job]:
     if not path.is_file():
         return {}
     try:
-        jobs = read_json_object(path, what="sweep").get("jobs")
+        jobs = read_json_object(path, noun="sweep").get("jobs")
     except ConfigError as error:
         raise DataError(f"{error}; its jobs that left no folder are not counted") from error
     if not isinstance(jobs, list):

@@ -250,7 +250,7 @@ def read_result(folder: Path) -> RunResult | None:
     if not path.exists():
         return None
     try:
-        fields = read_json_object(path, what="result")
+        fields = read_json_object(path, noun="result")
     except ConfigError as error:
         raise DataError(str(error)) from error
     keys = dataclasses.fields(RunResult)

@@ -83,7 +83,7 @@ class NeuroShardPaperSharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         task = with_profiles(task)
-        shapes = _Shapes.of(task, self._model)
+        shapes = _Shapes.from_task(task, self._model)
         inner = _GreedyGrid(task, self._model, shapes, self._limits)
         beam = [shapes.whole]
         [best] = inner.place(beam)
@@ -140,7 +140,7 @@ class _Shapes:
     vectors: Floats
 
     @classmethod
-    def of(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
+    def from_task(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
         shapes = [
             (i, width)
             for i, table in enumerate(task.tables)

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from dlrm_sharded import artifact
 from dlrm_sharded.artifact import (
+    ARTIFACT_SUFFIX,
     HEADER,
-    SUFFIX,
     Kind,
     artifact_name,
     cost_model_kind,
@@ -236,7 +236,7 @@ def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) ->
     calibrated, shipped = folders
     put(shipped, "cpu: y", "cpu")
     write_artifact(calibrated, "learned-mine", ARRAYS, meta(hardware="cpu: x"))
-    assert found("cpu: x", "cpu") == calibrated / f"learned-mine{SUFFIX}"
+    assert found("cpu: x", "cpu") == calibrated / f"learned-mine{ARTIFACT_SUFFIX}"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"no arrays", bytes(100)])
@@ -245,7 +245,7 @@ def test_damaged_models_do_not_stand_in_for_others(
 ) -> None:
     calibrated, shipped = folders
     calibrated.mkdir()
-    (calibrated / f"learned-a{SUFFIX}").write_bytes(content)
+    (calibrated / f"learned-a{ARTIFACT_SUFFIX}").write_bytes(content)
     whole = put(shipped, "cpu: y", "cpu")
     assert found("cpu: x", "cpu") == whole
     assert found(None, "cpu") == whole
@@ -353,11 +353,11 @@ def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
         writer.start()
     values = set()
     while any(writer.is_alive() for writer in writers):
-        each = read_artifact(tmp_path / f"learned-x{SUFFIX}", kind=KIND, features=FEATURES)
+        each = read_artifact(tmp_path / f"learned-x{ARTIFACT_SUFFIX}", kind=KIND, features=FEATURES)
         assert set(each.arrays["a"].tolist()) == {each.meta["value"]}
         values.add(each.meta["value"])
     for writer in writers:
         writer.join()
     assert [process.exitcode for process in others] == [0, 0]
     assert len(values) > 1
-    assert [file.name for file in tmp_path.iterdir()] == [f"learned-x{SUFFIX}"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"learned-x{ARTIFACT_SUFFIX}"]
