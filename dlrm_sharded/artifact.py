@@ -1,7 +1,7 @@
-"""What was fitted or trained, on disk: one safetensors file, whose header says where it is from.
+"""Fitted models and trained policies on disk: safetensors files with provenance in their headers.
 
-Cost models and policies are looked for in the working directory's `calibration/`, where the
-commands that make them put them, then among those of the package.
+The commands that make artefacts write them to `calibration/` in the working directory. They are
+searched for there, and then among those of the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 HEADER = "dlrm_sharded"
-"""Key of the file's header under which a JSON object says what the arrays are."""
+"""Key of the file's header whose value is a JSON object that describes the arrays."""
 
 ARTIFACT_SUFFIX = ".safetensors"
 CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
@@ -42,15 +42,15 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of artefact, and what the messages about it say.
+    """A kind of artefact, and the texts of messages about it.
 
     Args:
         name: beginning of the names of its files.
         noun: what users call such an artefact.
         made_with: command that makes one.
-        other_device, other_hardware: what it means for a run that the artefact belongs to another
-            device or other hardware, and what to do.
-        other_optimizer: likewise; {optimizer} stands for the run's.
+        other_device, other_hardware: the effect on a run of an artefact for another device or other
+            hardware, and the remedy.
+        other_optimizer: the same for another optimizer; {optimizer} stands for the run's.
         required: keys of the header, beside `REQUIRED`.
     """
 
@@ -99,7 +99,7 @@ def policy_kind(name: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What `read_artifact` reads.
+    """The content of an artefact's file.
 
     Args:
         meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
@@ -130,7 +130,7 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
     """Read an artefact, checked against its checksum and against what this version computes.
 
     Args:
-        kind: the kind that is wanted.
+        kind: the kind that the file must have.
         features: names that the arrays' axes must have.
 
     Raises:
@@ -174,41 +174,41 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
     Raises:
         DataError: there is none at all of this kind.
     """
-    found: list[tuple[bool, bool, Path]] = []
+    candidates: list[tuple[bool, bool, Path]] = []
     for folder in (CALIBRATED, SHIPPED):
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _readable_header(path)
-            # A damaged file goes by its name, so that the run that needs it is told.
+            # A damaged file is recognized by its name, so that the run that needs it gets an error.
             is_of_hardware = hardware is not None and (
                 path.stem == artifact_name(kind.name, hardware)
                 if meta is None
                 else meta.get("hardware") == hardware
             )
             is_of_device = is_of_hardware if meta is None else meta.get("device") == device
-            found.append((is_of_hardware, is_of_device, path))
-    if not found:
+            candidates.append((is_of_hardware, is_of_device, path))
+    if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
             f"package; make one with {kind.made_with}"
         )
-    return max(found, key=lambda entry: entry[:2])[2]
+    return max(candidates, key=lambda entry: entry[:2])[2]
 
 
 def load_artifact(
     artifact: str | None, kind: Kind, features: Mapping[str, Any], context: RunContext
 ) -> Artifact:
-    """Read a named artefact, or that of the run's hardware; warn where it is of something else.
+    """Read a named artefact, or that of the run's hardware; warn if hardware or optimizer differ.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
     """
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
-    found = read_artifact(path, kind=kind, features=features)
-    artifact_hardware, run_hardware = found.meta["hardware"], context.hardware
+    loaded = read_artifact(path, kind=kind, features=features)
+    artifact_hardware, run_hardware = loaded.meta["hardware"], context.hardware
     if context.device == "cpu":
-        artifact_hardware = f"{artifact_hardware}, {found.meta['cores']} cores"
+        artifact_hardware = f"{artifact_hardware}, {loaded.meta['cores']} cores"
         run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
-    is_of_device = found.meta["device"] == context.device
+    is_of_device = loaded.meta["device"] == context.device
     if context.hardware is not None and not (is_of_device and artifact_hardware == run_hardware):
         log.warning(
             "the %s belongs to %s, the run is on %s: %s",
@@ -217,19 +217,19 @@ def load_artifact(
             run_hardware,
             kind.other_hardware if is_of_device else kind.other_device,
         )
-    if context.optimizer not in (None, found.meta["optimizer"]):
+    if context.optimizer not in (None, loaded.meta["optimizer"]):
         log.warning(
             "the %s belongs to the fused optimizer %s, the run has %s: %s",
             kind.noun,
-            found.meta["optimizer"],
+            loaded.meta["optimizer"],
             context.optimizer,
             kind.other_optimizer.format(optimizer=context.optimizer),
         )
-    return found
+    return loaded
 
 
 def _header(file: Any) -> dict[str, Any]:
-    """Return what the header says; nothing where it is not one of ours."""
+    """Return the fields of the header; none if this package did not write it."""
     try:
         meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
     except ValueError:
@@ -238,7 +238,7 @@ def _header(file: Any) -> dict[str, Any]:
 
 
 def _readable_header(path: Path) -> dict[str, Any] | None:
-    """Return the header of an artefact's file; None where the file is damaged or none of ours."""
+    """Return the header of an artefact's file; None if it is damaged or not an artefact."""
     try:
         with safe_open(path, framework="numpy") as file:
             return _header(file) or None
@@ -247,7 +247,7 @@ def _readable_header(path: Path) -> dict[str, Any] | None:
 
 
 def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
-    """Hash the arrays together with what the header says of them."""
+    """Return the checksum of the arrays and of the header's fields."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(arrays):
         array = arrays[key]

@@ -28,12 +28,12 @@ E = TypeVar("E", bound=Exception)
 
 PATIENCE = timedelta(days=7)
 SAME_MEMORY = 0.01
-"""Free memory of like ranks, read at slightly different moments, differs by less than this part."""
+"""Free memory of equal ranks, read at different moments, differs by less than this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which process this is, and where it computes."""
+    """The numbers of a process in its job, and the device that it computes on."""
 
     rank: int
     world_size: int
@@ -47,7 +47,7 @@ class Rank:
 
 
 def rank_from_environment() -> Rank:
-    """What torchrun says of this process; a single process where torchrun did not start it."""
+    """Return the rank that torchrun gave this process; without torchrun, the only rank of a job."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -61,14 +61,14 @@ def rank_from_environment() -> Rank:
 
 
 def is_restart() -> bool:
-    """Whether torchrun or Slurm started this job before, and it failed or gave up its nodes."""
+    """Return whether torchrun or Slurm restarted this job after a failure or a preemption."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(os.environ.get(count, "0")) > 0 for count in counts)
 
 
 @contextmanager
 def process_group(timeout_s: float = 600) -> Iterator[Rank]:
-    """This process as one rank of the job: NCCL on CUDA, gloo elsewhere.
+    """Join the job's process group as one of its ranks: NCCL on CUDA, gloo elsewhere.
 
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
 
@@ -87,16 +87,16 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         torch.cuda.set_device(rank.device)
     else:
         keep_freed_memory()
-    alone = "MASTER_ADDR" not in os.environ
-    if not alone:
+    is_single = "MASTER_ADDR" not in os.environ
+    if not is_single:
         die_with_parent()
     dist.init_process_group(
         backend="nccl" if on_cuda else "gloo",
         timeout=timedelta(seconds=timeout_s),
         device_id=rank.device if on_cuda else None,
-        store=dist.HashStore() if alone else None,
-        rank=rank.rank if alone else -1,
-        world_size=rank.world_size if alone else -1,
+        store=dist.HashStore() if is_single else None,
+        rank=rank.rank if is_single else -1,
+        world_size=rank.world_size if is_single else -1,
     )
     try:
         yield rank
@@ -160,7 +160,7 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def patient_group() -> dist.ProcessGroup:
-    """All ranks, for a wait that may be longer than a collective's timeout; on the CPU."""
+    """Yield a gloo group of all ranks for waits that may exceed a collective's timeout."""
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert group is not None
     return group
@@ -175,14 +175,14 @@ def detect_topology(
     inter_host_gb_per_s: float | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Topology:
-    """The ranks of this job, on the memory that this rank's device has free now.
+    """Return the ranks of this job, with the memory that this rank's device has free now.
 
     Args:
-        memory_gib: what a rank may spend on tables; None for `memory_fraction` of what is free.
+        memory_gib: memory of a rank for tables; None for `memory_fraction` of its free memory.
         memory_fraction: the rest is left to activations, communication buffers and the dense part.
-        reserved_gib: taken off either, for what a rank holds besides tables.
+        reserved_gib: memory subtracted from either, for other content than tables.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of one rank in one direction, in 1e9 B.
-        group: the ranks, where they are not all of the job.
+        group: the group of the ranks; None for all ranks of the job.
 
     Raises:
         ConfigError: a figure is out of range, or `reserved_gib` leaves nothing for tables.
@@ -223,17 +223,17 @@ def detect_topology(
 def with_memory_of_all_ranks(
     topology: Topology, *, group: dist.ProcessGroup | None = None
 ) -> Topology:
-    """The topology with the memory that each rank found for itself; all ranks call it together.
+    """Return the topology with the memory that each rank measured; all ranks call it together.
 
-    Ranks whose memory is nearly equal (`SAME_MEMORY`) all get the least of it, so that like ranks
-    stay alike, and runs on one machine plan alike.
+    Ranks whose memory is nearly equal (`SAME_MEMORY`) all get the least of it, so that equal
+    ranks stay equal, and runs on one machine get equal plans.
     """
-    found = [0] * dist.get_world_size(group)
-    dist.all_gather_object(found, topology.memory_bytes, group=group)
-    least = min(found)
-    alike = least >= (1 - SAME_MEMORY) * max(found)
+    bytes_by_rank = [0] * dist.get_world_size(group)
+    dist.all_gather_object(bytes_by_rank, topology.memory_bytes, group=group)
+    least = min(bytes_by_rank)
+    is_even = least >= (1 - SAME_MEMORY) * max(bytes_by_rank)
     return dataclasses.replace(
-        topology, memory_bytes=least, memory_bytes_by_rank=None if alike else tuple(found)
+        topology, memory_bytes=least, memory_bytes_by_rank=None if is_even else tuple(bytes_by_rank)
     )
 
 
@@ -244,7 +244,7 @@ def _free_bytes(rank: Rank) -> int:
 
 
 def available_host_bytes() -> int:
-    """Memory that this host can give without swapping, within the container's limit."""
+    """Return the bytes this host can give without swapping, within the container's limit."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -278,7 +278,7 @@ class Stopwatch:
             self._marks.append(time.perf_counter())
 
     def intervals_ms(self) -> list[float]:
-        """Time between successive marks, in ms; waits for the device."""
+        """Wait for the device, and return the times between successive marks in ms."""
         if self._on_cuda:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
@@ -292,7 +292,7 @@ def reported_by_rank_zero(error: E) -> E:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or where it cannot be pickled, one that can.
+    """Return the error, or one like it that can be pickled.
 
     What a config's constructor raised stands for the wrapper that Hydra puts around it, as a cause
     is not pickled.

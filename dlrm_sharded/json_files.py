@@ -17,7 +17,7 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        ConfigError: the file is missing or holds something else; `noun` names the file.
+        ConfigError: the file is missing or holds something else; `noun` names its kind.
     """
     try:
         fields = json.loads(Path(path).read_text())

@@ -1,7 +1,7 @@
-"""The ways in which the shards of one table can lie, so that TorchRec trains them.
+"""The arrangements of the shards of one table that TorchRec can train.
 
-A layout is one class, which says which shards have it and what TorchRec calls it. Cost models price
-it by the size of its group: the ranks that reduce their partial results among each other.
+Each layout is a class, which recognizes its shards and knows TorchRec's name for it. Cost models
+price it by the size of its group: the ranks that reduce their partial results among each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dlrm_sharded.task import Topology
 
 
 class Layout(Protocol):
-    """How the shards of one table lie."""
+    """An arrangement of the shards of one table."""
 
     @property
     def group_size(self) -> int:
-        """Number of ranks that reduce partial results among each other; 1 where none do."""
+        """Number of ranks that reduce partial results among each other; 1 without a reduction."""
 
     def torchrec_type(self, topology: Topology) -> str:
         """Return the value of TorchRec's `ShardingType` for this layout."""
@@ -52,12 +52,12 @@ class ColumnShards:
         widths: dict[int, set[int]] = defaultdict(set)
         for shard in shards:
             widths[shard.rank].add(shard.num_cols)
-        for rank, found in widths.items():
-            if len(found) > 1:
+        for rank, rank_widths in widths.items():
+            if len(rank_widths) > 1:
                 raise InvalidPlanError(
-                    f"table {table.name!r} has column shards of the widths {sorted(found)} on rank "
-                    f"{rank}; TorchRec trains several shards of a table on one rank only at equal "
-                    "width; merge them into one shard"
+                    f"table {table.name!r} has column shards of the widths {sorted(rank_widths)} "
+                    f"on rank {rank}; TorchRec trains several shards of a table on one rank only "
+                    "at equal width; merge them into one shard"
                 )
         return cls()
 
@@ -80,7 +80,7 @@ class RowBlocks:
         return "row_wise" if self.group_size == topology.world_size else "table_row_wise"
 
     def is_possible(self, table: Table) -> bool:
-        """Whether every rank of the group gets a row: FBGEMM does not train an empty block."""
+        """Return whether every rank of the group gets a row: FBGEMM cannot train an empty block."""
         return len(row_blocks(table.num_embeddings, self.group_size)) == self.group_size
 
     def shards(self, table: Table) -> list[Shard]:
@@ -110,10 +110,10 @@ class RowBlocks:
             layout = cls(range(first, first + size))
             if layout.is_possible(table) and layout.shards(table) == placed:
                 return layout
-        found = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in placed)
+        rows = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in placed)
         height = row_blocks(table.num_embeddings, topology.world_size)[0][1]
         raise InvalidPlanError(
-            f"table {table.name!r} is split by rows as {found}; TorchRec trains only even blocks "
+            f"table {table.name!r} is split by rows as {rows}; TorchRec trains only even blocks "
             f"of {height:,} rows over all {topology.world_size} ranks in rank order, or even "
             f"blocks over the {topology.ranks_per_host} ranks of one host, none of them empty"
         )
@@ -130,14 +130,14 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
 
 
 def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:
-    """Whether a table's shards split its rows."""
+    """Return whether a table's shards split its rows."""
     return any(shard.num_rows < table.num_embeddings for shard in shards)
 
 
 def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
     """Return the even blocks of rows that TorchRec trains: ceil(rows / blocks), the last one less.
 
-    There are fewer than `num_blocks` where the rows do not reach the last ones.
+    There are fewer than `num_blocks` if no rows are left for the last blocks.
     """
     height = block_height(num_embeddings, num_blocks)
     return [

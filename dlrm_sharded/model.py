@@ -75,11 +75,11 @@ class SparseArch(nn.Module):
         )
 
     def lookup(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """Pooled vectors [B, dim of the table] by table name."""
+        """Return pooled vectors [B, dim of the table] by table name."""
         return cast(dict[str, Tensor], self.embedding_bag_collection(features).to_dict())
 
     def project(self, pooled: dict[str, Tensor]) -> Tensor:
-        """[B, F, D]; tables in order of dim, then of the model."""
+        """Return the vectors [B, F, D]; tables are in order of dim, then of the model."""
         groups = []
         for dim, names in self.features_of_dim.items():
             group = torch.cat([pooled[name] for name in names], dim=1)
@@ -94,7 +94,7 @@ class Dlrm(nn.Module):
     """DLRM (arXiv:1906.00091) with any of TorchRec's interactions, and its loss.
 
     Args:
-        interaction: takes dense [B, D] and sparse [B, F, D] features, gives [B, over_in_features].
+        interaction: maps dense [B, D] and sparse [B, F, D] features to [B, over_in_features].
         bf16: autocast all but the embedding lookups to bfloat16.
     """
 
@@ -120,7 +120,7 @@ class Dlrm(nn.Module):
         self.bf16 = bf16
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Mean loss [], and (loss [], logits [B], labels [B]) cut off from the graph."""
+        """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch.lookup(batch.sparse_features)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self.bf16):
             embedded = self.dense_arch(batch.dense_features)
@@ -140,7 +140,7 @@ def dlrm(
     device: torch.device,
     bf16: bool = False,
 ) -> Dlrm:
-    """DLRM with dot interaction; the last of `dense_layers` is D."""
+    """Build DLRM with dot interaction; the last of `dense_layers` is D."""
     _check_layers(dense_layers, over_layers)
     num_tables, dim = len(tables), dense_layers[-1]
     return Dlrm(
@@ -166,7 +166,7 @@ def dlrm_dcnv2(
     device: torch.device,
     bf16: bool = False,
 ) -> Dlrm:
-    """DLRM with the low-rank cross network of DCNv2 (arXiv:2008.13535), as MLPerf trains it."""
+    """Build MLPerf's DLRM with the low-rank cross network of DCNv2 (arXiv:2008.13535)."""
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)
     check_count("model.cross_rank", cross_rank, least=1)
@@ -202,7 +202,7 @@ def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
 def shard_model(
     model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology, *, seed: int
 ) -> DistributedModelParallel:
-    """Wrap the model in DistributedModelParallel under a plan, with weights that the seed decides.
+    """Wrap the model in DistributedModelParallel under a plan, with weights drawn from the seed.
 
     The plan does not change the weights, so runs under different plans start from one model.
     """
@@ -220,7 +220,7 @@ def shard_model(
 
 
 def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
-    """The sharded collection within a wrapped model."""
+    """Return the sharded collection within a wrapped model."""
     return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
@@ -247,14 +247,14 @@ def fill_table(
     end_row = first_row + shard.shape[0]
     for start in range(first_row - first_row % INIT_BLOCK_ROWS, end_row, INIT_BLOCK_ROWS):
         rows = min(INIT_BLOCK_ROWS, num_embeddings - start)
-        kept = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
-        into = slice(start + kept.start - first_row, start + kept.stop - first_row)
+        in_block = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
+        into = slice(start + in_block.start - first_row, start + in_block.stop - first_row)
         for col in range(0, shard.shape[1], COLUMN_MULTIPLE):
             place = f"{seed}/{table}/{start}/{first_col + col}"
             generator.manual_seed(zlib.crc32(place.encode()))
             block = torch.empty(rows, COLUMN_MULTIPLE, device=shard.device)
             block.uniform_(-bound, bound, generator=generator)
-            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[kept])
+            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[in_block])
 
 
 def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:
@@ -268,5 +268,5 @@ def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> No
 
 
 def embedding_parameters(model: Dlrm) -> list[nn.Parameter]:
-    """The tables, to which the fused optimizer belongs."""
+    """Return the weights of the tables, which the fused optimizer updates."""
     return list(model.sparse_arch.embedding_bag_collection.parameters())

@@ -80,7 +80,7 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
-        """Read the plan in the form of plan.json; what a report says of it there is ignored.
+        """Read the plan in the form of plan.json; the report in the file is ignored.
 
         Raises:
             InvalidPlanError: a key is missing or has a value of the wrong kind.
@@ -109,7 +109,7 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
     Raises:
         ConfigError: the file is missing or is not JSON.
-        InvalidPlanError: it does not describe a plan.
+        InvalidPlanError: the file does not describe a plan.
     """
     return ShardingPlan.from_json(read_json_object(path, noun="plan"))
 

@@ -1,4 +1,4 @@
-"""What a plan costs, measured or predicted: one type, so that a model's error is a subtraction."""
+"""Measured and predicted costs of plans, in one type, so that a model's error is a subtraction."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class PlanCost:
 
     @property
     def cost_ms(self) -> float:
-        """Max over ranks of the sum over stages: what the papers report."""
+        """Max over ranks of the sum over stages, which the papers report."""
         return max(rank.total_ms for rank in self.per_rank)
 
     @property
     def critical_path_ms(self) -> float:
-        """Sum over stages of the max over ranks: what a synchronous step pays."""
+        """Sum over stages of the max over ranks, which a synchronous step takes."""
         return sum(self.stage_max_ms(stage) for stage in STAGES)
 
     @property

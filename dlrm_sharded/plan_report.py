@@ -1,6 +1,6 @@
-"""What is thought of a plan: how it was found, what it should cost, how near that is to the best.
+"""Report on a plan: its sharder, its predicted cost, and the distance from the lower bound.
 
-A plan says where things lie and nothing else; all that a planner says of it is in a `PlanReport`.
+A plan contains only the places of shards; everything else a planner knows is in a `PlanReport`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RankCost:
 
 @dataclass(frozen=True, slots=True)
 class SplitGain:
-    """What it gains to split a table.
+    """The gain of splitting a table.
 
     Args:
         gain_ms: added cost of the plan with the table whole, on the rank where that costs least;
@@ -61,7 +61,7 @@ class Alternative:
     """The best that a short search without constraints finds under a change of the task.
 
     Args:
-        cost_ms: None where it found nothing better than the plan.
+        cost_ms: predicted cost; None if the search found nothing better than the plan.
     """
 
     change: str
@@ -70,12 +70,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a plan costs what it does under a cost model.
+    """Explanation of the cost of a plan under a cost model.
 
     Args:
         bounding: the costliest ranks, at most 8 of the `num_bounding` within 1 % of the costliest.
         splits: gains of split tables, the largest first; fewer than `num_split` on large plans.
-        alternatives: None where nobody asked for them.
+        alternatives: None if they were not requested.
     """
 
     world_size: int
@@ -89,12 +89,12 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What the planner says of a plan.
+    """Origin and predicted cost of a plan.
 
     Args:
         sharder: name of the sharder that made the plan.
         solve_s: time that the sharder took, in s.
-        cost: predicted cost; None where nothing predicts it.
+        cost: predicted cost; None without a cost model.
         lower_bound_ms: no valid plan has a predicted `cost_ms` below it; None where not known.
         diagnosis: None where the cost model cannot explain its predictions.
     """

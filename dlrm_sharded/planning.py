@@ -27,8 +27,8 @@ class Planner:
     """A sharder, and the cost model that judges its plans.
 
     Args:
-        cost_model: predicts the cost of plans; None where nothing is to be predicted.
-        diagnose: explains the prediction; None where nobody asks for an explanation.
+        cost_model: predicts the cost of plans; None for no predictions.
+        diagnose: explains the prediction; None for no explanations.
     """
 
     sharder: Sharder
@@ -36,7 +36,7 @@ class Planner:
     diagnose: Diagnose | None = None
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
-        """Return the sharder's plan, validated, and what there is to say of it.
+        """Return the sharder's plan, validated, and the report on it.
 
         Raises:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.

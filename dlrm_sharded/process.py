@@ -1,4 +1,4 @@
-"""What a process asks of Linux."""
+"""Linux settings of a process."""
 
 from __future__ import annotations
 

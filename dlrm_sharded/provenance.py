@@ -1,4 +1,4 @@
-"""What a figure depends on: the hardware, the versions and the commit that it was measured with."""
+"""Provenance of measured figures: hardware, versions and commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """The hardware's own name, for figures that are compared later."""
+    """Return the name of the device's hardware, under which figures are compared."""
     if device.type == "cuda":
         import torch  # takes seconds to load, and only names of GPUs need it
 
@@ -27,14 +27,14 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what a figure depends on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that figures depend on."""
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def commit() -> str | None:

@@ -1,4 +1,4 @@
-"""Any sharder as the planner of someone else's TorchRec model."""
+"""A planner for any TorchRec model that uses one of our sharders."""
 
 from __future__ import annotations
 
@@ -106,15 +106,17 @@ class ShardedPlanner(TorchRecPlanner):
     def _find_tables(
         self, module: nn.Module, sharders: list[ModuleSharder[Any]]
     ) -> dict[str, dict[str, Table]]:
-        """Tables by parameter name, by path of their module; outer modules before inner ones."""
+        """Return tables by path of their module and parameter name; outer modules come first."""
         sharder_of_type = {sharder.module_type: sharder for sharder in sharders}
-        found: dict[str, dict[str, Table]] = {}
+        tables_by_module: dict[str, dict[str, Table]] = {}
         for path, child in module.named_modules():
-            inside_another = any(path.startswith(f"{outer}.") or not outer for outer in found)
+            inside_another = any(
+                path.startswith(f"{outer}.") or not outer for outer in tables_by_module
+            )
             if type(child) not in sharder_of_type or inside_another:
                 continue
             parameters = sharder_of_type[type(child)].shardable_parameters(child)
-            found[path] = {
+            tables_by_module[path] = {
                 name: Table(
                     name=name,
                     num_embeddings=weight.shape[0],
@@ -123,14 +125,14 @@ class ShardedPlanner(TorchRecPlanner):
                 )
                 for name, weight in parameters.items()
             }
-        if not found:
+        if not tables_by_module:
             raise ConfigError("the model has no embedding module that the given sharders can shard")
         unknown = set(self._pooling_factors) - {
-            name for tables in found.values() for name in tables
+            name for tables in tables_by_module.values() for name in tables
         }
         if unknown:
             raise ConfigError(f"pooling_factors names {sorted(unknown)}, which the model lacks")
-        return _with_unique_names(found)
+        return _with_unique_names(tables_by_module)
 
 
 def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
@@ -139,9 +141,11 @@ def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
     return with_memory_of_all_ranks(topology, group=group)
 
 
-def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str, Table]]:
-    """Names that several modules use are preceded by the module's path."""
-    names = [name for tables in found.values() for name in tables]
+def _with_unique_names(
+    tables_by_module: dict[str, dict[str, Table]],
+) -> dict[str, dict[str, Table]]:
+    """Return the tables with the module's path before names that several modules use."""
+    names = [name for tables in tables_by_module.values() for name in tables]
     return {
         path: {
             name: dataclasses.replace(table, name=f"{path}.{name}")
@@ -149,5 +153,5 @@ def _with_unique_names(found: dict[str, dict[str, Table]]) -> dict[str, dict[str
             else table
             for name, table in tables.items()
         }
-        for path, tables in found.items()
+        for path, tables in tables_by_module.items()
     }

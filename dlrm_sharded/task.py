@@ -21,16 +21,16 @@ class Topology:
     """The ranks of a job. Ranks r * local_world_size ... are on host r.
 
     Args:
-        memory_bytes: what one rank may spend on tables: weights and optimizer state.
-        memory_bytes_by_rank: the same of each rank, where they differ; then it alone counts, and
-            `rank_memory_bytes` is what to read in either case.
+        memory_bytes: memory of one rank for tables: their weights and optimizer state.
+        memory_bytes_by_rank: the same for each rank, if ranks differ; it overrides `memory_bytes`.
+            Read `rank_memory_bytes`, which is right in either case.
         local_world_size: ranks per host; all ranks on one host where it is not given.
         bytes_per_element: memory of one weight with its element-wise optimizer state:
             4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
         optimizer_bytes_per_row: optimizer state per row of a shard: 4 for row-wise Adagrad.
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
-        intra_host_bytes_per_s, inter_host_bytes_per_s: what one rank can send in all to the ranks
-            of its host, and to those of other hosts; None where not known.
+        intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth of one rank to all other ranks of
+            its host, and to all ranks of other hosts; None if not known.
     """
 
     world_size: int
@@ -82,7 +82,7 @@ class Topology:
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:
-        """What each rank may spend on tables."""
+        """Memory of each rank for tables."""
         return self.memory_bytes_by_rank or (self.memory_bytes,) * self.world_size
 
     @property
@@ -135,7 +135,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class ShardingTask:
-    """Where should `tables` go on `topology`, to train with a global batch of `batch_size`?"""
+    """The tables to place on a topology, to train with a global batch of `batch_size` samples."""
 
     tables: tuple[Table, ...]
     topology: Topology
@@ -171,9 +171,11 @@ class ShardingTask:
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
-        wanted = {"tables", "topology", "batch_size"}
-        if set(fields) != wanted:
-            raise ConfigError(f"the task has the keys {sorted(fields)}, must have {sorted(wanted)}")
+        required = {"tables", "topology", "batch_size"}
+        if set(fields) != required:
+            raise ConfigError(
+                f"the task has the keys {sorted(fields)}, must have {sorted(required)}"
+            )
         topology, tables = fields["topology"], fields["tables"]
         if not isinstance(topology, dict) or not isinstance(tables, list):
             raise ConfigError("the task's topology must be an object and its tables a list")

@@ -21,7 +21,7 @@ from dlrm_sharded.task import Topology
 
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
-    """The tables as TorchRec knows them, each with one feature of its own name."""
+    """Return TorchRec's configs of the tables; each table has one feature of its own name."""
     return [
         EmbeddingBagConfig(
             name=table.name,
@@ -36,7 +36,7 @@ def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
 def to_torchrec(
     plan: ShardingPlan, tables: Sequence[Table], topology: Topology
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of one embedding module, by table name. The plan must be valid for the tables."""
+    """Return TorchRec's plan of one embedding module; `plan` must be valid for the tables."""
     shards = plan.shards_by_table()
     return EmbeddingModuleShardingPlan(
         {
@@ -49,10 +49,10 @@ def to_torchrec(
 
 
 def from_torchrec(module_plan: Mapping[str, ParameterSharding]) -> tuple[Shard, ...]:
-    """The shards of one embedding module's TorchRec plan.
+    """Return the shards of one embedding module's TorchRec plan.
 
     Raises:
-        InvalidPlanError: a table is data-parallel, which no set of rectangles can say.
+        InvalidPlanError: a table is data-parallel, which no set of rectangles can express.
     """
     shards = []
     for name, parameter in module_plan.items():

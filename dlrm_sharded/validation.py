@@ -1,4 +1,4 @@
-"""Which plans can be trained: the checks between a sharder and whatever uses its plan."""
+"""Checks that a sharder's plan can be trained, before anything uses the plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:
 
 
 def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
-    """Shards do not overlap and their areas sum to the table's: together, an exact tiling."""
+    """Raise InvalidPlanError unless the shards tile the table exactly."""
     # Sweep over the row bands between all row boundaries; in each, columns must chain up.
     bounds = sorted({0, table.num_embeddings} | {row for s in shards for row in s.rows})
     for start, stop in itertools.pairwise(bounds):

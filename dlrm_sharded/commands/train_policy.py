@@ -1,4 +1,4 @@
-"""Train a policy that places tables, by plan costs on this machine: `dlrm-train-policy`.
+"""Train a policy that places tables, on plan costs of this machine: `dlrm-train-policy`.
 
 dlrm-train-policy policy=dreamshard
 dlrm-train-policy policy=autoshard seed=1 costs=predicted

@@ -17,7 +17,7 @@ MAX_TABLES_SHOWN = 8
 """Largest number of tables with bars of their own."""
 
 MAX_RANK_TICKS = 16
-"""Largest number of ranks that get a tick each, and predictions a bar of their own."""
+"""Largest number of ranks for which each rank has a tick and each prediction a bar."""
 
 
 def plot_cost_by_rank(

@@ -19,7 +19,7 @@ from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 
 EVENT_FILE_SUFFIX = ".comparison"
-"""End of the names of event files that a later comparison replaces."""
+"""Suffix of the event files that a later comparison replaces."""
 
 CHARTS = {
     "embedding": (
@@ -35,7 +35,7 @@ CHARTS = {
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Replace the event file of an earlier comparison; others in the folder stay."""
+    """Write the event file of a comparison in place of an earlier one; other files stay."""
     for old in folder.glob(f"events.out.tfevents.*{EVENT_FILE_SUFFIX}"):
         old.unlink()
     with contextlib.closing(EventFile(folder, suffix=EVENT_FILE_SUFFIX)) as file:

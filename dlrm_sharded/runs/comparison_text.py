@@ -1,4 +1,4 @@
-"""The comparison in words: Markdown for files and TensorBoard, a short table for terminals."""
+"""Writes a comparison as Markdown for files and TensorBoard, and as a short table for terminals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Column:
 
     Args:
         digits: number of decimals; None for two significant digits, at most five decimals.
-        scale: factor from the figure to what is shown.
-        sign: whether positive means are shown with a plus.
+        scale: factor between the figure and the number that is shown.
+        sign: whether positive means have a plus sign.
     """
 
     title: str
@@ -51,24 +51,24 @@ STAGE_COLUMNS = (
 )
 
 ABOUT_MEANS = """\
-Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several;
-after random, from the highest mean embedding cost to the lowest.
-Against random: the gain in throughput, the mean over pairs of runs with the same seed, setting and
-hardware."""
+Figures are means over the runs that succeeded, ± their standard deviation (n - 1) if there are
+several. The random rows come first, then the others from the highest mean embedding cost to the
+lowest. Against random is the gain in throughput: the mean over pairs of runs with the same seed,
+setting and hardware."""
 ABOUT_GAP = """\
-Gap: how far the plan's predicted embedding cost is, at most, above the least that any plan could
-have, in percent of that."""
+Gap is an upper limit, in percent, on how far the plan's predicted embedding cost is above the
+lowest possible one."""
 ABOUT_STAGES = """\
-In ms, of each stage the max over the ranks. The critical path is the sum of the four stages; input
-dist, the redistribution of the ids, comes before them. The embedding cost is the sum of the four on
-the slowest rank."""
+Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the four
+stages; input dist, the redistribution of the ids, comes before them. The embedding cost is the sum
+of the four on the slowest rank."""
 ABOUT_PREDICTION = (
     "Prediction: predicted - measured embedding cost, in percent of the measured one."
 )
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Say what was compared, the figures, and what did not succeed.
+    """Write the conditions, the figures and the failures of a comparison.
 
     There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
@@ -150,7 +150,7 @@ def _digits(value: float) -> int:
 
 
 def _about(comparison: Comparison) -> Iterator[str]:
-    """Say what was compared, and how many runs of each kind there are if they differ."""
+    """Describe the compared runs, and count them by kind if they differ."""
     runs = comparison.runs
     results = [result for row in comparison.rows for result in row.results]
     seeds = sorted({run.seed for run in runs if run.seed is not None})

@@ -1,4 +1,4 @@
-"""Find the runs in some folders, with those that a sweep started and that left no folder."""
+"""Finds the runs in some folders, including jobs of sweeps that left no folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlrm_sharded.runs.run_folder import SKIPPED, Run, read_run
 
 @dataclass(frozen=True, slots=True)
 class FoundRuns:
-    """Runs in order of their paths, and what could not be read on the way to them."""
+    """Runs in order of their paths, and messages about files that could not be read."""
 
     runs: tuple[Run, ...]
     problems: tuple[str, ...]

@@ -1,19 +1,21 @@
 """NeuroShard's published search (arXiv:2305.01868, sec. 3.3), for comparison.
 
-Outer: a beam search over column splits. A step halves the columns of one shard, one of the largest
-or of the most costly ones; the nodes of least cost go on, and the best node of all steps is the
-plan. Inner: for each of some limits on a rank's columns, shards in descending order of predicted
-cost, each to the rank that computes least before it is there, within the memory and the limit; the
-placement of least predicted cost, exchanges included, is the node's.
+The outer search is a beam search over column splits. A step halves the columns of one of the
+largest or costliest shards. The nodes of least cost go on, and the best node of all steps is the
+plan. The inner search places the shards of a node greedily, for each of several limits on a rank's
+columns: in descending order of predicted cost, each on the rank with the least computation so far
+among those within the memory and the limit. The node gets the placement of least predicted cost,
+which includes exchanges.
 
-Faults that stay: a node without a placement costs infinity, and where all do, the beam goes on with
-the first ones, whatever they lack; nothing is repaired; at most 10 splits, each in halves; no row
-blocks; nodes that differ only in the order of their splits take each other's places in the beam.
+These faults of the published search are kept. A node without a placement costs infinity, and if all
+nodes do, the beam goes on with the first ones. Nothing is repaired. There are at most 10 splits,
+each in halves, and no row blocks. Nodes that differ only in the order of their splits compete for
+places in the beam.
 
-Differs: the learned cost model in place of the published nets; optimizer state counts as memory;
-shards of equal cost are placed in the order of their tables. Shards of a table that meet on a rank
-are one shard of the plan, as TorchRec trains no different widths there; the search prices them
-apart.
+Differs: the learned cost model replaces the published nets; optimizer state counts as memory;
+shards of equal cost are placed in the order of their tables. Shards of a table on the same rank
+become one shard of the plan, because TorchRec cannot train different widths there; the search
+prices them separately.
 
 Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
@@ -40,7 +42,7 @@ from dlrm_sharded.task import GIB, ShardingTask
 
 NAME = "neuroshard_paper"
 LEAST_LIMIT, MOST_LIMIT = 1.0, 1.5
-"""Columns of a rank, as a multiple of the mean."""
+"""Lowest and highest limit on the columns of a rank, as multiples of the mean."""
 
 Indices = NDArray[np.int64]
 Node = tuple[int, ...]
@@ -52,8 +54,9 @@ class NeuroShardPaperSharder:
     """The search as published; the defaults are the paper's.
 
     Args:
-        num_candidates: so many shards by size, and so many by cost, are tried for a split.
-        num_limits: on a rank's columns, evenly from 1.0 to 1.5 x the mean.
+        num_candidates: number of the largest shards, and of the costliest, that are tried for a
+            split.
+        num_limits: number of limits on a rank's columns, evenly from 1.0 to 1.5 x the mean.
     """
 
     name = NAME
@@ -102,7 +105,7 @@ class NeuroShardPaperSharder:
         return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
 
     def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
-        """One for each shard that may be split, in the order of the shards."""
+        """Yield a node for each shard that may be split, in the order of the shards."""
         for i in candidates(node, shapes.size_bytes, self._num_candidates):
             half = shapes.half.get(node[i])
             if half is not None:
@@ -110,9 +113,9 @@ class NeuroShardPaperSharder:
 
 
 def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int]:
-    """Places in the node of its largest shards and of its most costly ones, in ascending order.
+    """Return the positions of a node's largest and costliest shards, in ascending order.
 
-    Among them may be some that have no half.
+    Some of these shards may have no half.
     """
     by_size = np.argsort(-size_bytes[list(node)], kind="stable")
     by_cost = np.argsort(node, kind="stable")
@@ -122,14 +125,14 @@ def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """What the tables and their halves, quarters, ... are as shards; the most costly comes first.
+    """The shapes of tables and of their halves, quarters, ...; the costliest shape comes first.
 
     Args:
         whole: shape of each table.
-        half: of each shape that has one.
-        table: [K], index of the table.
+        half: shape of one half, for each shape that has one.
+        table: [K], index of the table of each shape.
         num_cols, size_bytes: [K].
-        vectors: [K, V], of `ComputeModel.vectors`.
+        vectors: [K, V], see `ComputeModel.vectors`.
     """
 
     whole: Node
@@ -149,8 +152,8 @@ class _Shapes:
         table, num_cols = np.array(shapes).T
         pieces = PiecePricer(task, model.compute).columns(table, num_cols)
         vectors = pieces.vectors
-        alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
-        order = np.argsort(-alone_ms, kind="stable")
+        stand_alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
+        order = np.argsort(-stand_alone_ms, kind="stable")
         place = {shapes[k]: i for i, k in enumerate(order.tolist())}
         return cls(
             whole=tuple(place[i, table.embedding_dim] for i, table in enumerate(task.tables)),
@@ -168,7 +171,7 @@ class _Shapes:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """The rank of every shard of a node; infinite cost where none was found."""
+    """The rank of every shard of a node; the cost is infinite if no placement was found."""
 
     cost_ms: float
     shapes: Indices
@@ -176,7 +179,7 @@ class _Placement:
 
 
 class _GreedyGrid:
-    """The inner search, for many nodes and all limits at once: they do not see each other."""
+    """The inner search, for many independent nodes and all limits at once."""
 
     def __init__(
         self, task: ShardingTask, model: AdditiveCostModel, shapes: _Shapes, limits: Floats
@@ -190,9 +193,9 @@ class _GreedyGrid:
         self._col_bytes = FLOAT_BYTES * task.batch_size / task.topology.world_size
 
     def place(self, nodes: Sequence[Node]) -> list[_Placement]:
-        """The best placement of each of some nodes with the same number of shards.
+        """Return the best placement of each node; all nodes have the same number of shards.
 
-        Nodes that differ in the order of their shards are placed once: it is the same placement.
+        Nodes that differ only in the order of their shards have the same placement.
         """
         # shapes are numbered in descending order of cost
         in_order = [tuple(sorted(node)) for node in nodes]
@@ -201,7 +204,7 @@ class _GreedyGrid:
         return [placed[node] for node in in_order]
 
     def _place(self, nodes: Indices) -> Iterator[_Placement]:
-        """Of nodes [N, S], each in the order in which its shards are placed."""
+        """Yield the placements of nodes [N, S], whose shards are in the order of placement."""
         shapes = self._shapes
         num_nodes, num_shards = nodes.shape
         runs = (num_nodes, len(self._most_cols))
@@ -210,15 +213,15 @@ class _GreedyGrid:
         used = np.zeros(on_ranks, dtype=np.int64)
         cols, count, rank_ms = np.zeros(on_ranks), np.zeros(on_ranks), np.zeros(on_ranks)
         ranks = np.zeros((*runs, num_shards), dtype=np.int64)
-        found = np.ones(runs, dtype=bool)
+        is_placed = np.ones(runs, dtype=bool)
         run = tuple(np.indices(runs))
         for i, shape in enumerate(nodes.T):
             vector = shapes.vectors[shape][:, None]
-            size, width = (of[shape][:, None] for of in (shapes.size_bytes, shapes.num_cols))
+            size, width = shapes.size_bytes[shape][:, None], shapes.num_cols[shape][:, None]
             fits = (used + size[..., None] <= self._most_bytes) & (
                 cols + width[..., None] <= self._most_cols[:, None]
             )
-            found &= fits.any(axis=-1)
+            is_placed &= fits.any(axis=-1)
             times = np.where(fits, rank_ms, np.inf)
             least = times == times.min(axis=-1, keepdims=True)
             rank = np.where(least, used, np.inf).argmin(axis=-1)
@@ -228,19 +231,19 @@ class _GreedyGrid:
             cols[(*run, rank)] += width
             count[(*run, rank)] += 1
             rank_ms[(*run, rank)] = self._compute_ms(sums[(*run, rank)])
-        costs = np.where(found, self._costs_ms(rank_ms, cols, count), np.inf)
-        for of_limits, node_ranks, node in zip(costs, ranks, nodes, strict=True):
-            best = int(of_limits.argmin())
-            yield _Placement(float(of_limits[best]), node, node_ranks[best])
+        costs = np.where(is_placed, self._costs_ms(rank_ms, cols, count), np.inf)
+        for node_costs, node_ranks, node in zip(costs, ranks, nodes, strict=True):
+            best = int(node_costs.argmin())
+            yield _Placement(float(node_costs[best]), node, node_ranks[best])
 
     def _compute_ms(self, sums: Floats) -> Floats:
-        """[...], both directions, of sums [..., V] of ranks that have a shard."""
+        """Return the computation [...] in both directions from sums [..., V] of ranks with shards."""
         flat = sums.reshape(-1, sums.shape[-1])
         times: Floats = self._model.compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
         return times.reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
-        """[N, L], `PlanCost.cost_ms` of ranks' computation, columns and shards, each [N, L, W]."""
+        """Return `PlanCost.cost_ms` [N, L] from the ranks' computation, columns, shards [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
@@ -254,7 +257,7 @@ class _GreedyGrid:
 
 
 def _widths(num_cols: int) -> Iterator[int]:
-    """A shard's columns, their half, its half, ... as long as they are multiples of 4."""
+    """Return the widths of a table's shards: all columns, half of them, ... in multiples of 4."""
     yield num_cols
     while num_cols % (2 * COLUMN_MULTIPLE) == 0:
         num_cols //= 2
@@ -262,15 +265,15 @@ def _widths(num_cols: int) -> Iterator[int]:
 
 
 def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
-    """One shard for all that a rank has of a table, in neighbouring columns."""
+    """Return the plan's shards: one per rank and table, in neighboring columns."""
     cols: list[dict[int, int]] = [{} for _ in task.tables]
     for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
-        of_table = cols[shapes.table[shape]]
-        of_table[rank] = of_table.get(rank, 0) + int(shapes.num_cols[shape])
+        cols_by_rank = cols[shapes.table[shape]]
+        cols_by_rank[rank] = cols_by_rank.get(rank, 0) + int(shapes.num_cols[shape])
     shards = []
-    for table, of_table in zip(task.tables, cols, strict=True):
+    for table, cols_by_rank in zip(task.tables, cols, strict=True):
         start = 0
-        for rank, num_cols in sorted(of_table.items()):
+        for rank, num_cols in sorted(cols_by_rank.items()):
             columns = (start, start + num_cols)
             shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
             start += num_cols

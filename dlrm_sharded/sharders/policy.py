@@ -1,4 +1,4 @@
-"""Plans of a trained policy, which places whole tables, or pieces of tables that do not fit."""
+"""A sharder that places tables, or pieces of tables that do not fit, by a trained policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlrm_sharded.task import GIB, ShardingTask
 
 
 class PolicySharder:
-    """Places tables as a trained policy says, split ever finer until all of them fit.
+    """Places tables by a trained policy, and splits them ever finer until all of them fit.
 
     Args:
         num_samples: number of placements to sample besides the most probable one. The one that the
@@ -96,7 +96,7 @@ def policy_sharder(
 
 
 def _check_memory(task: ShardingTask, *, split: bool) -> None:
-    """Raise InfeasibleTaskError where it is certain that no plan fits."""
+    """Raise InfeasibleTaskError if it is certain that no plan fits."""
     topology = task.topology
     used, capacity = task.table_bytes, sum(topology.rank_memory_bytes)
     if used > capacity:

@@ -44,7 +44,7 @@ class Evaluator:
         )
 
     def compute(self) -> Evaluation:
-        """All ranks call it together."""
+        """Return the metrics over all ranks, which call this together."""
         sums = self._sums.clone()
         dist.all_reduce(sums)
         log_loss, positives, count = sums.tolist()

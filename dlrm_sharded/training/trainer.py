@@ -1,4 +1,4 @@
-"""The training loop: progress, throughput, validation, and nothing that the loop does not need."""
+"""The training loop, with progress, throughput and validation."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ LogScalar = Callable[[str, float, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """How long to train, and how often to look.
+    """Length of a training, and intervals of reports and evaluations.
 
     Args:
         num_steps: None to train `num_epochs` epochs.
         eval_every_steps: None to evaluate after the last step only.
         num_eval_batches: None for the whole validation split.
-        log_every_steps: losses stay on the device in between; a loss that is not finite is found
-            at the next of these steps.
-        num_warmup_steps: left out of the throughput.
+        log_every_steps: steps between reports; losses stay on the device in between, so that a
+            loss that is not finite is found at the next report.
+        num_warmup_steps: first steps, which do not count for the throughput.
         pipeline: "base", "sparse_dist" (overlaps the ids' redistribution with the step before), or
             "auto": sparse_dist on CUDA, base on a CPU where there is nothing to overlap with.
     """
@@ -73,7 +73,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a run came to. Throughput is that of the job, over steps after the warm-up."""
+    """Results of a training; the throughput is that of all ranks after the warm-up."""
 
     num_steps: int
     step_ms: float
@@ -270,7 +270,7 @@ class _Timed(Iterator[Batch]):
         return batch
 
     def take_wait_ms(self) -> float:
-        """Median wait since the last call."""
+        """Return the median wait in ms since the last call."""
         waits_s, self._waits_s = self._waits_s, []
         return 1e3 * float(np.median(waits_s)) if waits_s else 0.0
 
@@ -281,7 +281,7 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _peak_gib(rank: Rank) -> float:
-    """Most memory that any rank used: of the device on CUDA, of the process on a CPU."""
+    """Return the largest peak memory of a rank: of its device on CUDA, of its process on a CPU."""
     if rank.device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(rank.device)
     else:
