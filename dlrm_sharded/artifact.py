@@ -175,7 +175,7 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
     Raises:
         DataError: there is no artefact of this kind.
     """
-    found: list[tuple[bool, bool, Path]] = []
+    candidates: list[tuple[bool, bool, Path]] = []
     for folder in (CALIBRATED, SHIPPED):
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _readable_header(path)
@@ -186,13 +186,13 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
                 else meta.get("hardware") == hardware
             )
             is_of_device = is_of_hardware if meta is None else meta.get("device") == device
-            found.append((is_of_hardware, is_of_device, path))
-    if not found:
+            candidates.append((is_of_hardware, is_of_device, path))
+    if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
             f"package; make one with {kind.made_with}"
         )
-    return max(found, key=lambda entry: entry[:2])[2]
+    return max(candidates, key=lambda entry: entry[:2])[2]
 
 
 def load_artifact(
@@ -204,12 +204,12 @@ def load_artifact(
         DataError: it is missing, damaged, or of another kind or other features.
     """
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
-    found = read_artifact(path, kind=kind, features=features)
-    artifact_hardware, run_hardware = found.meta["hardware"], context.hardware
+    loaded = read_artifact(path, kind=kind, features=features)
+    artifact_hardware, run_hardware = loaded.meta["hardware"], context.hardware
     if context.device == "cpu":
-        artifact_hardware = f"{artifact_hardware}, {found.meta['cores']} cores"
+        artifact_hardware = f"{artifact_hardware}, {loaded.meta['cores']} cores"
         run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
-    is_of_device = found.meta["device"] == context.device
+    is_of_device = loaded.meta["device"] == context.device
     if context.hardware is not None and not (is_of_device and artifact_hardware == run_hardware):
         log.warning(
             "the %s belongs to %s, the run is on %s: %s",
@@ -218,15 +218,15 @@ def load_artifact(
             run_hardware,
             kind.other_hardware if is_of_device else kind.other_device,
         )
-    if context.optimizer not in (None, found.meta["optimizer"]):
+    if context.optimizer not in (None, loaded.meta["optimizer"]):
         log.warning(
             "the %s belongs to the fused optimizer %s, the run has %s: %s",
             kind.noun,
-            found.meta["optimizer"],
+            loaded.meta["optimizer"],
             context.optimizer,
             kind.other_optimizer.format(optimizer=context.optimizer),
         )
-    return found
+    return loaded
 
 
 def _header(file: Any) -> dict[str, Any]:

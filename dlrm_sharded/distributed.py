@@ -38,7 +38,7 @@ MEMORY_TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which process this is, and where it computes."""
+    """The numbers of a process in its job, and the device that it computes on."""
 
     rank: int
     world_size: int

@@ -13,7 +13,7 @@ from typing import Any
 from dlrm_sharded.errors import ConfigError
 
 
-def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
+def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
@@ -22,11 +22,11 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
     try:
         fields = json.loads(Path(path).read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read the {what} file {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the {noun} file {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the {what} file {path} is not JSON: {error}") from error
+        raise ConfigError(f"the {noun} file {path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ConfigError(f"the {what} file {path} holds a {type(fields).__name__}, not an object")
+        raise ConfigError(f"the {noun} file {path} holds a {type(fields).__name__}, not an object")
     return fields
 
 

@@ -52,12 +52,12 @@ class ColumnShards:
         widths: dict[int, set[int]] = defaultdict(set)
         for shard in shards:
             widths[shard.rank].add(shard.num_cols)
-        for rank, found in widths.items():
-            if len(found) > 1:
+        for rank, rank_widths in widths.items():
+            if len(rank_widths) > 1:
                 raise InvalidPlanError(
-                    f"table {table.name!r} has column shards of the widths {sorted(found)} on rank "
-                    f"{rank}; TorchRec trains several shards of a table on one rank only at equal "
-                    "width; merge them into one shard"
+                    f"table {table.name!r} has column shards of the widths {sorted(rank_widths)} "
+                    f"on rank {rank}; TorchRec trains several shards of a table on one rank only "
+                    "at equal width; merge them into one shard"
                 )
         return cls()
 
@@ -110,10 +110,10 @@ class RowBlocks:
             layout = cls(range(first, first + size))
             if layout.is_possible(table) and layout.shards(table) == placed:
                 return layout
-        found = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in placed)
+        rows = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in placed)
         height = row_blocks(table.num_embeddings, topology.world_size)[0][1]
         raise InvalidPlanError(
-            f"table {table.name!r} is split by rows as {found}; TorchRec trains only even blocks "
+            f"table {table.name!r} is split by rows as {rows}; TorchRec trains only even blocks "
             f"of {height:,} rows over all {topology.world_size} ranks in rank order, or even "
             f"blocks over the {topology.ranks_per_host} ranks of one host, none of them empty"
         )

@@ -247,14 +247,14 @@ def fill_table(
     end_row = first_row + shard.shape[0]
     for start in range(first_row - first_row % INIT_BLOCK_ROWS, end_row, INIT_BLOCK_ROWS):
         rows = min(INIT_BLOCK_ROWS, num_embeddings - start)
-        kept = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
-        into = slice(start + kept.start - first_row, start + kept.stop - first_row)
+        in_block = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
+        into = slice(start + in_block.start - first_row, start + in_block.stop - first_row)
         for col in range(0, shard.shape[1], COLUMN_MULTIPLE):
             place = f"{seed}/{table}/{start}/{first_col + col}"
             generator.manual_seed(zlib.crc32(place.encode()))
             block = torch.empty(rows, COLUMN_MULTIPLE, device=shard.device)
             block.uniform_(-bound, bound, generator=generator)
-            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[kept])
+            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[in_block])
 
 
 def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:

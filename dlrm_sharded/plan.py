@@ -113,9 +113,9 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
     Raises:
         ConfigError: the file is missing or is not JSON.
-        InvalidPlanError: it does not describe a plan.
+        InvalidPlanError: the file does not describe a plan.
     """
-    return ShardingPlan.from_json(read_json_object(path, what="plan"))
+    return ShardingPlan.from_json(read_json_object(path, noun="plan"))
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:

@@ -178,9 +178,11 @@ class ShardingTask:
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
-        wanted = {"tables", "topology", "batch_size"}
-        if set(fields) != wanted:
-            raise ConfigError(f"the task has the keys {sorted(fields)}, must have {sorted(wanted)}")
+        required = {"tables", "topology", "batch_size"}
+        if set(fields) != required:
+            raise ConfigError(
+                f"the task has the keys {sorted(fields)}, must have {sorted(required)}"
+            )
         topology, tables = fields["topology"], fields["tables"]
         if not isinstance(topology, dict) or not isinstance(tables, list):
             raise ConfigError("the task's topology must be an object and its tables a list")
@@ -206,4 +208,4 @@ def read_task(path: str | Path) -> ShardingTask:
     Raises:
         ConfigError: the file is missing, is not JSON, or does not describe a task.
     """
-    return ShardingTask.from_json(read_json_object(path, what="task"))
+    return ShardingTask.from_json(read_json_object(path, noun="task"))

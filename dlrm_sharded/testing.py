@@ -45,7 +45,7 @@ TOLERANCE = 1e-9
 
 
 def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPlan | None:
-    """Assert what the trainer relies on.
+    """Assert the properties of a sharder that the trainer relies on.
 
     The sharder returns a valid plan or raises a `ShardingError` with a message, a second sharder
     does the same, and the task and the global random states stay as they are.
@@ -73,10 +73,11 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
 
 
 def check_cost_model(model: CostModel, task: ShardingTask) -> None:
-    """Assert what runs rely on and, of an additive model, what search and lower bound rely on.
+    """Assert the properties of a cost model that runs, the search and the lower bound rely on.
 
-    The latter are the assumptions A1 to A4 of docs/lower_bound.md. They are checked on random plans
-    of the task, whose memory is ignored, with a relative tolerance of 1e-9.
+    The last two need an additive model and rely on the assumptions A1 to A4 of docs/lower_bound.md.
+    These are checked on random plans of the task, whose memory is ignored, with a relative
+    tolerance of 1e-9.
     """
     topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
     task = with_profiles(dataclasses.replace(task, topology=topology))
@@ -98,7 +99,7 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
 
 
 def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (1, 2, 3)) -> None:
-    """Assert what the trainer relies on.
+    """Assert the properties of a dataset that the trainer relies on.
 
     - All tables have names of their own and the profile of the data.
     - There is a batch for training.
@@ -235,7 +236,7 @@ def packable(task: ShardingTask) -> bool:
 def _check_computation(
     model: AdditiveCostModel, plan: ShardingPlan, cost: PlanCost, task: ShardingTask
 ) -> None:
-    """Assert A1 and A2 of a plan's lookups."""
+    """Assert the assumptions A1 and A2 for the lookups of a plan."""
     workload = workload_of_plan(plan, task)
     vectors = model.compute.vectors(workload)
     sums_ms = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
@@ -252,7 +253,7 @@ def _check_computation(
 
 
 def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
-    """Assert A3 and A4 of all-to-alls of random volumes."""
+    """Assert the assumptions A3 and A4 for all-to-alls of random volumes."""
     communication, hosts = model.communication, model.hosts(task.topology)
     weights = (communication.exchange, communication.reduce)
     assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"

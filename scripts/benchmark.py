@@ -1,14 +1,14 @@
-"""The figures of docs/benchmarks.md, measured on this machine.
+"""Measure the figures of docs/benchmarks.md on this machine.
 
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py costs       predicted against measured costs
 python scripts/benchmark.py plans       sharders side by side under one cost model
-python scripts/benchmark.py measured    what their plans cost when they are measured
-python scripts/benchmark.py splits      measured price of splits
-python scripts/benchmark.py policies    trained policies on other tasks than those of the training
-python scripts/benchmark.py hosts       what knowing the hosts is worth to a plan
+python scripts/benchmark.py measured    measured costs of the sharders' plans
+python scripts/benchmark.py splits      measured cost of splitting tables
+python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
+python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """

@@ -76,12 +76,12 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
     if config.model == "learned":
         model = fit_learned(fitted, costs.manifest, config)
         arrays = learned.to_arrays(model.compute, model.communication)
-        kind, features = learned.KIND, learned.FEATURES
+        kind, features = learned.KIND, learned.LEARNED_FEATURES
         predict = predictor(model)
     else:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
         arrays = neuroshard_paper.to_arrays(nets)
-        kind, features = neuroshard_paper.KIND, neuroshard_paper.FEATURES
+        kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
         predict = PaperCostModel(nets).predict_workload
     comparisons = compare(predict, held_out)
     kept = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")

@@ -242,7 +242,7 @@ def fit_communication(
 
 def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     """Return [W, F + F'], terms of each rank's all-to-all and reduction in one of `EXCHANGES`."""
-    exchange = workload.exchange(of_ids=kind == "input_dist")
+    exchange = workload.exchange(for_ids=kind == "input_dist")
     volume, num_shards = exchange.volume[None], exchange.num_shards[None]
     terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
     is_run = num_shards.sum() > 0  # without shards there is no all-to-all, and no latency

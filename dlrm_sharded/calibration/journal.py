@@ -52,7 +52,7 @@ class Journal:
             write_json(found, settings)
             return
         try:
-            self._check(read_json_object(found, what="settings"), settings)
+            self._check(read_json_object(found, noun="settings"), settings)
         except UserError:
             self.close()
             raise

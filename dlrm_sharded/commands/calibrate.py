@@ -16,7 +16,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError
 
 COLLECTED = (Path("calibration/costs.parquet"), Path("calibration/costs.json"))
-"""What a finished collection wrote; one that was interrupted keeps its samples elsewhere."""
+"""Files of a finished collection; an interrupted one keeps its samples elsewhere."""
 
 
 def main() -> int:
@@ -34,9 +34,9 @@ def main() -> int:
                 )
         for path in COLLECTED:
             path.unlink(missing_ok=True)
-        of_fit = [override for override in overrides if override.startswith("fit.")]
-        of_collection = [override for override in overrides if override not in of_fit]
-        return _run("collect_costs", of_collection) or _run("fit_cost_model", of_fit)
+        fit_overrides = [override for override in overrides if override.startswith("fit.")]
+        collection_overrides = [override for override in overrides if override not in fit_overrides]
+        return _run("collect_costs", collection_overrides) or _run("fit_cost_model", fit_overrides)
     raise AssertionError("exit_codes ends the process after an error")
 
 

@@ -1,4 +1,4 @@
-"""How every command ends: its exit code, and the one message that says why."""
+"""Ends every command with its exit code and one message that gives the reason."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EXIT_INCOMPLETE = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 MEETING_TIMEOUT_S = 30
-"""How long a rank with an error that all ranks have waits for the others before it ends."""
+"""Time that a rank waits for the others before it ends with an error that all ranks have."""
 
 
 class ReportedExit(SystemExit):
-    """The end of a process whose user has been shown why.
+    """Ends a process whose user has been shown the reason.
 
     `reason` is the message, for a caller that runs the command inside its own process.
     """

@@ -1,4 +1,4 @@
-"""What commands that Hydra configures share: the folder of their yaml files, and how they start."""
+"""Starts the commands that Hydra configures, and knows the folder of their yaml files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-"""The folder of the yaml files, which is inside an installed package and beside a checkout's."""
+"""Folder of the yaml files: inside an installed package, but beside the package in a checkout."""
 
 
 def run_hydra(hydra_main: Callable[[], object]) -> None:

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """The objects that a run's config describes, beside the model and the planner."""
+    """The objects that a run's config describes, except the model and the planner."""
 
     dataset: Dataset
     topology: Topology

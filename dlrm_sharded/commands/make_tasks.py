@@ -40,13 +40,13 @@ def make_tasks(options: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if any(out.glob("task*.json")):
         raise ConfigError(f"{out} has tasks already; name another folder with --out")
-    given = {} if options.num is None else {"num": options.num}
-    tasks = TASK_SETS[options.set](options.seed, **given)
+    arguments = {} if options.num is None else {"num": options.num}
+    tasks = TASK_SETS[options.set](options.seed, **arguments)
     kinds = {}
-    for number, of_set in enumerate(tasks):
+    for number, benchmark_task in enumerate(tasks):
         name = f"task_{number:03d}.json"
-        write_json(out / name, of_set.task.to_json())
-        kinds[name] = of_set.kind
+        write_json(out / name, benchmark_task.task.to_json())
+        kinds[name] = benchmark_task.kind
     write_json(out / "tasks.json", {"set": options.set, "seed": options.seed, "kinds": kinds})
     return len(tasks)
 

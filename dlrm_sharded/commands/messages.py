@@ -1,4 +1,4 @@
-"""Errors that users can fix, as the one message that a command shows for them."""
+"""Turns errors that users can fix into the one message that a command shows."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _options() -> argparse.Namespace:
         "--out",
         type=Path,
         metavar="DIR",
-        help="the given folder if it is one, else comparison/ in the current one",
+        help="folder to write; by default DIR if there is only one, else comparison/ here",
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Train a policy that places tables, by plan costs on this machine: `dlrm-train-policy`.
+"""Train a policy that places tables, on plan costs of this machine: `dlrm-train-policy`.
 
 dlrm-train-policy policy=dreamshard
 dlrm-train-policy policy=autoshard seed=1 costs=predicted
@@ -32,7 +32,7 @@ from dlrm_sharded.distributed import Rank, process_group
 from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.provenance import commit, device_name, versions
-from dlrm_sharded.rl.policy import FEATURES, LearnedPolicy, to_arrays
+from dlrm_sharded.rl.policy import POLICY_FEATURES, LearnedPolicy, to_arrays
 from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import (
     MeasurePlan,
@@ -82,7 +82,7 @@ def hydra_main(cfg: DictConfig) -> None:
             "device": device,
             "cores": len(os.sched_getaffinity(0)),
             "optimizer": cfg.optimizer,
-            "features": FEATURES,
+            "features": POLICY_FEATURES,
             "training": settings,
             "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
             "training_s": round(sum(result.seconds for result in rounds), 1),

@@ -28,7 +28,7 @@ from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
-NUM_HALVINGS = 20
+NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
 
 LEAST_MS = 1e-6
@@ -99,9 +99,9 @@ class Relaxation:
         self._compute = model.compute
         self._launch_ms = float(model.compute.launch_ms(np.ones(1)).sum())
         hosts = model.hosts(task.topology)
-        self._prices = ExchangePrices.of(model.communication, hosts)
-        self._least_prices = LeastExchangePrices.of(model.communication, hosts)
-        shapes = Shapes.of(task, model.compute)
+        self._prices = ExchangePrices.from_model(model.communication, hosts)
+        self._least_prices = LeastExchangePrices.from_model(model.communication, hosts)
+        shapes = Shapes.from_task(task, model.compute)
         self._columns = self._cut_columns(shapes)
         self._row_blocks = shapes.row_blocks
         self._blocks = tuple(self._cut_rows(blocks) for blocks in shapes.row_blocks)
@@ -140,7 +140,7 @@ class Relaxation:
         high = max(low, LEAST_MS)
         while self.mean_ms(high, kind) > high:
             low, high = high, 2.0 * high
-        for _ in range(NUM_HALVINGS):
+        for _ in range(NUM_BISECTIONS):
             middle = (low + high) / 2
             if self.mean_ms(middle, kind) > middle:
                 low = middle

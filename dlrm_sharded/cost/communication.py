@@ -77,7 +77,7 @@ class Hosts:
     inter_ms_per_mb: float = 1.0
 
     @classmethod
-    def of(cls, topology: Topology, *, measured: Collection[str]) -> Hosts:
+    def from_topology(cls, topology: Topology, *, measured: Collection[str]) -> Hosts:
         """Return a topology's hosts, with its bandwidths for those `LINKS` not `measured`."""
         stated = (topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s)
         intra, inter = (

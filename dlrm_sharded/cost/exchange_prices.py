@@ -92,7 +92,7 @@ class ExchangePrices:
         return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
 
     @classmethod
-    def of(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
+    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
         """Take the prices from the model's times at even volumes and from its slopes there."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
         exchanges = _StepExchanges(model, hosts)
@@ -181,7 +181,7 @@ class LeastExchangePrices:
     any_byte_ms: float
 
     @classmethod
-    def of(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
+    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
         """Add up what each of the `EXCHANGE_TERMS` is at least."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
         if size == 1:

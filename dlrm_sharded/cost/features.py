@@ -205,9 +205,9 @@ class Workload:
         present[self.rank, module] = 1.0
         return present.sum(axis=1)
 
-    def exchange(self, *, of_ids: bool) -> Exchange:
+    def exchange(self, *, for_ids: bool) -> Exchange:
         """Return what the ranks send each other: ids and lengths of bags, or pooled vectors."""
-        if of_ids:
+        if for_ids:
             num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
         else:
             num_bytes = self.num_cols * column_volume(self.batch_size, self.world_size)
@@ -218,14 +218,14 @@ class Workload:
         in_all_to_all = self.group_size < self.world_size
         if self.world_size == 1:
             in_all_to_all = self.group_size == 1
-        parts = 1 if of_ids else self.group_size
+        parts = 1 if for_ids else self.group_size
         return Exchange(
             volume=self.by_rank(num_bytes * in_all_to_all / parts),
             num_shards=self.by_rank(in_all_to_all.astype(np.float64)),
             reduces=tuple(
                 self._reduce(int(size), num_bytes)
                 for size in np.unique(self.group_size)[::-1]
-                if size == self.world_size > 1 or (size > 1 and not of_ids)
+                if size == self.world_size > 1 or (size > 1 and not for_ids)
             ),
         )
 

@@ -35,7 +35,7 @@ from dlrm_sharded.task import ShardingTask, Topology
 log = logging.getLogger(__name__)
 
 KIND = "learned"
-FEATURES = {
+LEARNED_FEATURES = {
     "work": list(WORK_TERMS),
     "profile": list(PROFILE),
     "exchange": list(EXCHANGE_TERMS),
@@ -90,7 +90,7 @@ class LearnedCostModel:
 
     def hosts(self, topology: Topology) -> Hosts:
         """Return the topology as the communication model sees it."""
-        return Hosts.of(topology, measured=self.measured_links)
+        return Hosts.from_topology(topology, measured=self.measured_links)
 
     def unknown_links(self, topology: Topology) -> list[str]:
         """Return the links of the topology that are neither measured nor stated."""
@@ -136,7 +136,7 @@ class LearnedCostModel:
 
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """Return [W], time of one of `communication.EXCHANGES`."""
-        exchange = workload.exchange(of_ids=kind == "input_dist")
+        exchange = workload.exchange(for_ids=kind == "input_dist")
         return self.communication.exchange_ms(kind, exchange, hosts)
 
 
@@ -149,7 +149,7 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    found = load_artifact(artifact, cost_model_kind(KIND), FEATURES, context)
+    found = load_artifact(artifact, cost_model_kind(KIND), LEARNED_FEATURES, context)
     compute, communication = from_arrays(found.arrays)
     measured_links = tuple(found.meta["measured_links"])
     if found.meta["device"] != context.device:

@@ -39,7 +39,7 @@ TABLE_FEATURES = (
     "pooling_factor",
     *(f"reuse_bin_{i}" for i in range(NUM_REUSE_BINS)),
 )
-FEATURES = {"table": list(TABLE_FEATURES), "communication": ["columns_by_rank"]}
+PAPER_FEATURES = {"table": list(TABLE_FEATURES), "communication": ["columns_by_rank"]}
 TABLE_LAYERS, RANK_LAYERS, COMMUNICATION_LAYERS = (128, 32), (64,), (128, 64)
 
 
@@ -128,7 +128,7 @@ class PaperCostModel:
 
 def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
     """Load the nets of some hardware, as `learned_cost_model` finds them."""
-    found = load_artifact(artifact, cost_model_kind(KIND), FEATURES, context)
+    found = load_artifact(artifact, cost_model_kind(KIND), PAPER_FEATURES, context)
     return PaperCostModel(from_arrays(found.arrays))
 
 

@@ -78,7 +78,7 @@ class Shapes:
     row_blocks: tuple[BlockShapes, ...]
 
     @classmethod
-    def of(
+    def from_task(
         cls, task: ShardingTask, compute: ComputeModel, *, max_widths: int = MAX_COLUMNS
     ) -> Shapes:
         """Price all shapes of a task whose tables all have a reuse histogram (`with_profiles`).

@@ -1,7 +1,7 @@
 """Explain why a plan costs what it does under an additive cost model.
 
-The plan may be of any sharder. Its diagnosis says which ranks and shards bound the cost, what the
-split of each table gained, and what a short search finds with another rank or more memory.
+Any sharder may have made the plan. Its diagnosis names the ranks and shards that bound the cost,
+the gain of each split, and the cost that a short search finds with another rank or more memory.
 
 Letters: S shards, W ranks, C candidate ranks.
 """
@@ -48,12 +48,12 @@ MAX_CANDIDATES = 16
 """Largest number of ranks on which a split table is tried whole."""
 
 SEARCH_S, DIAGNOSIS_S = 1.0, 2.5
-"""Time limits, in s, of pricing the splits or of one search, and of the whole diagnosis."""
+"""Time limits in s: of one search or of pricing the splits, and of the whole diagnosis."""
 
-MIN_IMPROVEMENT = 5e-3
+MIN_REPORTED_GAIN = 5e-3
 """Smallest relative improvement in predicted cost worth reporting."""
 
-GOOD_GAP = 0.002
+ALTERNATIVE_GAP = 0.002
 """Gap to the lower bound at which a search for an alternative ends."""
 
 Indices = NDArray[np.int64]
@@ -112,7 +112,7 @@ class _PricedPlan:
         self.cost: PlanCost = model.predict_workload(workload, self._hosts)
         read_mb = workload.by_rank(self._vectors[:, READ_MB])[workload.rank]
         self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
-        prices = ExchangePrices.of(model.communication, self._hosts)
+        prices = ExchangePrices.from_model(model.communication, self._hosts)
         comm_ms = _shard_comm_ms(workload, prices)
         # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
         # shards then get their shares of that time.
@@ -152,13 +152,13 @@ class _PricedPlan:
         whole = [Shard.whole(self._tables[name], 0) for name in names]
         all_whole = ShardingPlan(self._plan.world_size, tuple(whole))
         vectors = self._model.compute.vectors(workload_of_plan(all_whole, self._task))
-        found = []
+        gains = []
         for i, name in enumerate(names):
             if clock.is_over:
                 break
             shards = [self._plan.shards[place] for place in places[name]]
             cost_ms = self._whole_ms(places[name], whole[i], vectors[i])
-            found.append(
+            gains.append(
                 SplitGain(
                     table=name,
                     num_shards=len(shards),
@@ -167,7 +167,7 @@ class _PricedPlan:
                 )
             )
         # Tables that fit no rank whole come last: the gain of their split has no figure.
-        return sorted(found, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
+        return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
     def _whole_ms(self, places: Sequence[int], whole: Shard, vector: Floats) -> float | None:
         """Return the cost of the plan with a table whole, on the rank where that costs least."""
@@ -195,7 +195,7 @@ class _PricedPlan:
 
     def _exchange_ms(self, workload: Workload, candidates: Indices, whole: Shard) -> Floats:
         """Return the exchanges' times [C, W] with one more shard, on each candidate in turn."""
-        exchange = workload.exchange(of_ids=False)
+        exchange = workload.exchange(for_ids=False)
         places = np.arange(len(candidates)), candidates
         volume = np.repeat(exchange.volume[None], len(candidates), axis=0)
         volume[places] += whole.num_cols * column_volume(workload.batch_size, workload.world_size)
@@ -215,22 +215,22 @@ class _PricedPlan:
         return used
 
 
-def _selected(workload: Workload, kept: NDArray[np.bool_]) -> Workload:
-    """Return the workload of the shards that are kept [S]."""
+def _selected(workload: Workload, is_kept: NDArray[np.bool_]) -> Workload:
+    """Return the workload of the shards with `is_kept` [S]."""
     return dataclasses.replace(
         workload,
-        rank=workload.rank[kept],
-        group_size=workload.group_size[kept],
-        num_rows=workload.num_rows[kept],
-        num_cols=workload.num_cols[kept],
-        num_ids=workload.num_ids[kept],
-        reuse_histogram=workload.reuse_histogram[kept],
+        rank=workload.rank[is_kept],
+        group_size=workload.group_size[is_kept],
+        num_rows=workload.num_rows[is_kept],
+        num_cols=workload.num_cols[is_kept],
+        num_ids=workload.num_ids[is_kept],
+        reuse_histogram=workload.reuse_histogram[is_kept],
     )
 
 
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     """Return the time [S] that each shard adds to its rank's exchanges."""
-    volume = workload.exchange(of_ids=False).volume
+    volume = workload.exchange(for_ids=False).volume
     host_volume = volume.reshape(prices.num_hosts, -1).sum(axis=1)
     per_byte = np.full(len(volume), prices.own_byte_ms + prices.any_byte_ms)
     per_byte[volume >= volume.max()] += prices.busiest_rank_byte_ms
@@ -249,7 +249,7 @@ def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
 
 
 def _changed_tasks(task: ShardingTask) -> list[tuple[str, ShardingTask]]:
-    """Return what could be different, in words, with the task that it makes."""
+    """Return descriptions of changes of the task, each with the changed task."""
     topology = task.topology
     one_host = topology.ranks_per_host == topology.world_size
     return [
@@ -287,17 +287,17 @@ def _with_more_memory(topology: Topology) -> Topology:
 def _better_cost_ms(
     task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
 ) -> float | None:
-    """Return the predicted cost of what a search finds; None if it is no improvement."""
+    """Return the predicted cost of the plan that a search finds; None if it is no improvement."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
     if clock.is_over:
         return None
     bound_ms = lower_bound_ms(task, model)
-    if bound_ms >= cost_ms * (1 - MIN_IMPROVEMENT):
+    if bound_ms >= cost_ms * (1 - MIN_REPORTED_GAIN):
         return None
     problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
-    state = find_state(problem, bound_ms, 0, StoppingRule(0, GOOD_GAP, clock))
+    state = find_state(problem, bound_ms, 0, StoppingRule(0, ALTERNATIVE_GAP, clock))
     if state is None:
         return None
     plan = ShardingPlan(task.topology.world_size, state_shards(state))
-    found = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
-    return found.cost_ms if found.cost_ms < cost_ms * (1 - MIN_IMPROVEMENT) else None
+    cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    return cost.cost_ms if cost.cost_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

@@ -16,8 +16,8 @@ from dlrm_sharded.task import ShardingTask
 MAX_TABLES_SHOWN = 8
 """Largest number of tables with bars of their own."""
 
-MANY_RANKS = 16
-"""Largest number of ranks that get a tick each, and predictions a bar of their own."""
+MAX_RANK_TICKS = 16
+"""Largest number of ranks for which each rank has a tick and each prediction a bar."""
 
 
 def plot_cost_by_rank(
@@ -39,7 +39,7 @@ def plot_cost_by_rank(
     figure, axes = thumbnail()
     ranks = range(len(cost.per_rank))
     longest_ms = cost.cost_ms if predicted is None else max(cost.cost_ms, predicted.cost_ms)
-    if predicted is None or len(ranks) > MANY_RANKS:
+    if predicted is None or len(ranks) > MAX_RANK_TICKS:
         stack_bars(axes, ranks, STAGE_LABELS, _stage_widths(cost))
     else:
         places = [rank - 0.12 for rank in ranks]
@@ -47,7 +47,7 @@ def plot_cost_by_rank(
         below = [rank + 0.29 for rank in ranks]
         stack_bars(axes, below, [""] * len(STAGES), _stage_widths(predicted), height=0.22)
         label = f"{label} (thin: predicted)"
-    if predicted is not None and len(ranks) > MANY_RANKS:
+    if predicted is not None and len(ranks) > MAX_RANK_TICKS:
         axes.plot([rank.total_ms for rank in predicted.per_rank], ranks, "k|", markersize=4)
         label = f"{label} (black: predicted)"
     axes.set_xlim(0, _rounded_up(longest_ms) if max_ms is None else max_ms)
@@ -115,7 +115,7 @@ def _finish_ranks(figure: Figure, axes: Axes, num_ranks: int, label: str, *, col
     axes.set_xlabel(label)
     axes.set_ylabel("rank")
     axes.set_yticks(
-        range(num_ranks) if num_ranks <= MANY_RANKS else range(0, num_ranks, num_ranks // 8)
+        range(num_ranks) if num_ranks <= MAX_RANK_TICKS else range(0, num_ranks, num_ranks // 8)
     )
     axes.set_ylim(num_ranks - 0.4, -0.6)
     legend_above(figure, columns=columns)

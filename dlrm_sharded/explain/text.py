@@ -33,7 +33,7 @@ class Section:
 
 
 def forecast(report: PlanReport) -> str | None:
-    """Say what a plan should cost and how near that is to the optimum; None if not known."""
+    """Write the predicted cost of a plan and its distance from the optimum; None if not known."""
     if report.cost is None:
         return None
     text = f"predicted {report.cost.cost_ms:.2f} ms"
@@ -44,22 +44,25 @@ def forecast(report: PlanReport) -> str | None:
 
 def sections(diagnosis: Diagnosis) -> list[Section]:
     """Put a diagnosis into words."""
-    found = [
+    result = [
         Section("What bounds it", (_bounding(diagnosis), *map(_rank, diagnosis.bounding))),
         Section("What splits bought", tuple(_splits(diagnosis))),
     ]
     if diagnosis.alternatives is not None:
-        against = f"A short search, which knows no constraints, against {diagnosis.cost_ms:.2f} ms:"
+        now = f"{diagnosis.cost_ms:.2f} ms"
+        against = f"A short search without constraints finds these costs, against {now} now:"
         lines = (_alternative(other, diagnosis.cost_ms) for other in diagnosis.alternatives)
-        found.append(Section("What more would buy", (against, *lines)))
-    return found
+        result.append(Section("What more would buy", (against, *lines)))
+    return result
 
 
 def _bounding(diagnosis: Diagnosis) -> str:
-    shown, found = len(diagnosis.bounding), diagnosis.num_bounding
+    num_shown, num_bounding = len(diagnosis.bounding), diagnosis.num_bounding
+    shown = f"; the {num_shown} slowest" if num_shown < num_bounding else ""
     return (
-        f"Predicted within 1 % of the slowest rank's {diagnosis.cost_ms:.2f} ms: {found} of "
-        f"{diagnosis.world_size} ranks{f'; the {shown} slowest' if shown < found else ''}"
+        f"Predicted within 1 % of the slowest rank's {diagnosis.cost_ms:.2f} ms: "
+        f"{num_bounding} of "
+        f"{diagnosis.world_size} ranks{shown}"
     )
 
 
@@ -86,7 +89,9 @@ def _splits(diagnosis: Diagnosis) -> list[str]:
         return ["No table is split."]
     lines = []
     if known := [split for split in diagnosis.splits if split.gain_ms is not None]:
-        lines.append("What the plan would cost more with a table whole, where it then costs least:")
+        lines.append(
+            "Extra cost of the plan if a table were whole, on the rank where that costs least:"
+        )
         lines += [f"{_pieces(split)}: {_gain(split)}" for split in known[:MAX_SHOWN]]
     if others := known[MAX_SHOWN:]:
         lines.append(f"{len(others)} more: {_gain(others[0])} to {_gain(others[-1])}")
@@ -172,7 +177,7 @@ def explain(
     """Write a plan as Markdown: ranks, then the shards of every rank, the slowest rank first.
 
     Args:
-        cost: measured; None where nothing was measured.
+        cost: measured cost; None if nothing was measured.
     """
     ranks = range(plan.world_size)
     slowest_first = sorted(ranks, key=lambda r: -_rank_cost_ms(cost, r))
@@ -245,7 +250,7 @@ def _diagnosis_lines(report: PlanReport, diagnosis: Diagnosis) -> list[str]:
 
 
 def difference(predicted_ms: float, measured_ms: float) -> str:
-    """Say by how much of the measured time the prediction is off."""
+    """Write the error of the prediction as a share of the measured time."""
     if measured_ms <= 0:
         return "-"
     return f"{100 * (predicted_ms / measured_ms - 1):+z.0f} %"

@@ -4,7 +4,7 @@ Glossary:
     policy     the networks that choose a rank for each table, in descending order of cost
     episode    the placement of all tables of one task
     actor      a policy in the course of a batch of episodes
-    pool       what training tasks are drawn from
+    pool       the tables that training tasks are drawn from
     round      one iteration of a training: measure plans, fit the cost network, improve the policy
     overflow   a table was placed where it does not fit, because it fits nowhere
 """

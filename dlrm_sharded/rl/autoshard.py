@@ -49,7 +49,7 @@ STATE_SIZE = 64
 SCORE_LAYERS = (128, 128, 64)
 
 RANK_FEATURES = ("cost_with_table", "below_slowest_rank", "memory_left")
-"""What the policy reads about a rank besides its sums: the predicted cost if the table is placed
+"""Inputs of the policy about a rank besides its sums: the predicted cost if the table is placed
 there, how much less the rank costs now than the slowest one, and the share of memory left."""
 
 REWARDS = ("cost", "balance")
@@ -138,7 +138,7 @@ class AutoShard(PlacementNet):
 
         Args:
             before: [..., W, K], sums before the table is placed.
-            vectors, table_costs: [..., K], [...], of the table.
+            vectors, table_costs: [..., K] and [...], vector and cost of the table.
             free: [..., W], bytes left on each rank if it takes the table.
         """
         largest = before.amax(dim=-2, keepdim=True)
@@ -231,7 +231,7 @@ def step_rewards(reward: str, costs: Tensor, table_costs: Tensor, overflown: Ten
 
     Args:
         reward: one of `REWARDS`.
-        costs: [E, T, W], of ranks after each step.
+        costs: [E, T, W], costs of the ranks after each step.
         table_costs: [E, T].
         overflown: [E]; the last step of such an episode loses 1.
     """

@@ -121,8 +121,8 @@ class DreamShardPolicyNet(nn.Module):
         """Return the scores [...] of ranks.
 
         Args:
-            sums, rank_costs: [..., K], [..., 3], of the rank if it takes the table.
-            table_cost: [...], of the table.
+            sums, rank_costs: [..., K] and [..., 3], for the rank if it takes the table.
+            table_cost: [...], cost of the table.
         """
         score: Tensor = self.score(torch.cat([sums, self.costs(rank_costs)], dim=-1))[..., 0]
         return score / table_cost
@@ -147,12 +147,12 @@ class DreamShard(PlacementNet):
         return self._plan_costs(sums)
 
     def costs_before_each_step(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
-        """Return [E, T], the costs of what is placed on the ranks [E, T] before each step."""
+        """Return [E, T], the cost of what the ranks [E, T] hold before each step."""
         vectors = self.cost.table(tasks)
         return self._plan_costs(sums_before_each_step(vectors, ranks, tasks.world_size))
 
     def _plan_costs(self, sums: Tensor) -> Tensor:
-        """Return [...] for sums [..., W, K]."""
+        """Return the costs [...] of plans with sums [..., W, K]."""
         rank_costs = self.cost.rank_costs(sums, sums.amax(dim=-2, keepdim=True))
         return self.cost.plan_cost(sums, rank_costs)
 
@@ -302,7 +302,7 @@ def advantages(to_come: Tensor) -> Tensor:
     Before the first step nothing is placed, so its cost to come is that of the whole plan.
 
     Args:
-        to_come: [G, N, T], costs to come before each step, of N episodes of each of G tasks.
+        to_come: [G, N, T], costs to come before each step, for N episodes of each of G tasks.
     """
     mean, spread = to_come.mean(dim=1, keepdim=True), to_come.std(dim=1, keepdim=True)
     return (mean - to_come) / (spread + MIN_RELATIVE_SPREAD * mean[..., :1])

@@ -19,7 +19,7 @@ from dlrm_sharded.rl.task_tensors import TaskTensors
 
 
 class Actor(Protocol):
-    """A policy in the course of a batch of episodes; it tracks what is placed on each rank."""
+    """A policy in the course of a batch of episodes; it tracks the tables on each rank."""
 
     def scores(self, step: int) -> Tensor:
         """Return [E, W]; the higher the score, the more probable the rank for table `step`."""
@@ -48,7 +48,7 @@ def legal_ranks(free: Tensor, size_bytes: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         free: [..., W], bytes.
-        size_bytes: [...], of the table.
+        size_bytes: [...], bytes of the table.
 
     Returns:
         [..., W], legal ranks, at least one; [...], whether the table fits no rank.

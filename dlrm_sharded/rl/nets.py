@@ -1,7 +1,7 @@
 """Networks that both methods build on.
 
 A table becomes a vector that is never negative and grows in proportion to its work; a rank is the
-sum of its tables' vectors; whatever is computed from sums has no constant term. So an empty rank
+sum of its tables' vectors; functions of sums have no constant term. So an empty rank
 costs nothing, costs keep growing in proportion far beyond the tables, ranks and batch sizes of the
 training, and the choice of a rank does not depend on the scale of a task.
 

@@ -22,8 +22,8 @@ MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
 
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
-FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
-"""What the networks read; an artifact whose networks read something else is refused."""
+POLICY_FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
+"""Inputs of the networks; an artifact whose networks have other inputs is refused."""
 
 
 class LearnedPolicy:
@@ -37,12 +37,12 @@ class LearnedPolicy:
         """Place the tables in descending order of cost or, if they do not fit so, largest first."""
         tasks, order = self._net.scale_and_sort(TaskTensors.from_tasks([task]))
         max_samples = MAX_SAMPLED_RANKS // tasks.world_size
-        found = self._best_sample(tasks, min(num_samples, max_samples), seed)
-        if found is None:
-            found = self._best_order(tasks, _largest_first_orders(tasks.size_bytes[0]))
-        if found is None:
+        placement = self._best_sample(tasks, min(num_samples, max_samples), seed)
+        if placement is None:
+            placement = self._best_order(tasks, _largest_first_orders(tasks.size_bytes[0]))
+        if placement is None:
             return None
-        ranks = torch.empty_like(found).scatter(0, order[0], found)
+        ranks = torch.empty_like(placement).scatter(0, order[0], placement)
         return tuple(ranks.tolist())
 
     def _best_sample(self, task: TaskTensors, num_samples: int, seed: int) -> Tensor | None:
@@ -84,10 +84,10 @@ def load_policy(method: str, artifact: str | None, context: RunContext) -> Learn
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    found = load_artifact(artifact, policy_kind(method), FEATURES, context)
+    loaded = load_artifact(artifact, policy_kind(method), POLICY_FEATURES, context)
     with torch.random.fork_rng(devices=[]):
         net = METHODS[method]()
-    net.load_state_dict({key: torch.from_numpy(array) for key, array in found.arrays.items()})
+    net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
     return LearnedPolicy(net)
 
 

@@ -57,9 +57,9 @@ class DrawnTask:
     """A task as indices into a pool.
 
     Args:
-        set_index: which of the pool's sets.
-        tables: [T], which tables of the set.
-        memory_bytes: of each rank.
+        set_index: index of the set within the pool.
+        tables: [T], indices of the tables within the set.
+        memory_bytes: memory of each rank.
     """
 
     set_index: int

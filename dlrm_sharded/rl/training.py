@@ -1,4 +1,4 @@
-"""The iterated training that both methods share.
+"""The iterated training of both methods.
 
 Each round measures plans of the present policy, fits the cost network to all plans measured so far,
 and improves the policy on costs that the network predicts (DreamShard, arXiv:2210.02023, Alg. 1).
@@ -96,7 +96,7 @@ class RoundProgress:
 
 
 class TrainingMethod(Protocol):
-    """What a method does in a round; see `dreamshard.py` and `autoshard.py`."""
+    """The steps of a method in a round; see `dreamshard.py` and `autoshard.py`."""
 
     @property
     def net(self) -> PlacementNet: ...

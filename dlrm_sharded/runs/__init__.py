@@ -1,10 +1,10 @@
-"""What runs leave behind, and how they are compared.
+"""The files that runs write, and the comparison of runs.
 
-result.py               result.json: one schema for those who write it and those who read it
-terminal.py             what a run says when it ends
+result.py               result.json: one schema for writing and reading it
+terminal.py             texts that a run shows in the terminal
 event_file.py, tags.py  TensorBoard's event files and the tags in them
 run_events.py           the event file of a run
-run_folder.py           one run, as it lies on disk
+run_folder.py           reads one run from disk
 discovery.py            the runs in some folders
 run_tables.py           runs as tables for programs
 comparison*.py          runs grouped and averaged; in text, in figures, in TensorBoard
@@ -27,7 +27,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
     """Compare all runs in some folders: runs, sweeps, or trees of them.
 
     Args:
-        out: gets summary.md, summary.csv, runs.csv, and comparison/ for TensorBoard.
+        out: folder for summary.md, summary.csv, runs.csv, and comparison/ for TensorBoard.
 
     Raises:
         DataError: a folder does not exist, or none holds a run.

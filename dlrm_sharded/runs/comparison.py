@@ -32,7 +32,7 @@ class Row:
     """Runs whose figures may be averaged, and their figures.
 
     Args:
-        conditions: what tells this row from others of the same sharder, by title.
+        conditions: by title, the settings that distinguish rows of the same sharder.
         figures: spreads of the FIGURES that at least one run knows.
     """
 
@@ -54,9 +54,9 @@ class Comparison:
     Args:
         table: one row for each run, from `run_table`.
         summary: one row for each group of runs, from `summary_table`.
-        rows: the rows of the summary, for people.
+        rows: the rows of the summary, as texts and tables show them.
         common: overrides that all runs have.
-        problems: what could not be read.
+        problems: messages about files that could not be read.
     """
 
     table: pl.DataFrame
@@ -73,7 +73,7 @@ class Comparison:
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     """Group runs, pair them with the random ones, and average.
 
-    Of one setting and platform, the random rows come first; others follow from the highest mean
+    Within a setting and platform, the random rows come first; others follow from the highest mean
     embedding cost to the lowest, and by name where no cost is known.
     """
     groups = _groups(_with_platforms(runs))

@@ -45,9 +45,9 @@ BARS = {
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
-    """Draw figures by tag; those of one kind have the same axes, so that eyes can compare them.
+    """Draw figures by tag; figures of one kind have the same axes, to be compared by eye.
 
-    Of many settings only the first MAX_CONDITIONS are drawn.
+    Only the first MAX_CONDITIONS settings are drawn.
     """
     figures: dict[str, Figure] = {}
     grouped = _by_conditions(comparison)

@@ -1,4 +1,4 @@
-"""The comparison in words: Markdown for files and TensorBoard, a short table for terminals."""
+"""Writes a comparison as Markdown for files and TensorBoard, and as a short table for terminals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Column:
 
     Args:
         digits: number of decimals; None for two significant digits, at most five decimals.
-        scale: factor from the figure to what is shown.
-        sign: whether positive means are shown with a plus.
+        scale: factor between the figure and the number that is shown.
+        sign: whether positive means have a plus sign.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Column:
 COST = Column(title="embedding cost, ms", figure="embedding_cost_ms")
 IMBALANCE = Column(title="imbalance", figure="imbalance")
 PLANNING = Column(title="planning, s", figure="plan_solve_s", digits=None)
-THROUGHPUT = Column(title="samples/s", figure="samples_per_s", digits=0)
+THROUGHPUT_COLUMN = Column(title="samples/s", figure="samples_per_s", digits=0)
 GAINS = Column(title="against random, %", figure=GAIN, digits=1, scale=100, sign=True)
 GAP = Column(title="gap, %", figure="gap", digits=1, scale=100)
 PREDICTION = Column(title="prediction, %", figure=PREDICTION_ERROR, digits=1, scale=100, sign=True)
@@ -51,28 +51,28 @@ STAGE_COLUMNS = (
 )
 
 ABOUT_MEANS = """\
-Means over the runs that succeeded, ± their standard deviation (n - 1) where there are several;
-after random, from the highest mean embedding cost to the lowest.
-Against random: the gain in throughput, the mean over pairs of runs with the same seed, setting and
-hardware."""
+Figures are means over the runs that succeeded, ± their standard deviation (n - 1) if there are
+several. The random rows come first, then the others from the highest mean embedding cost to the
+lowest. Against random is the gain in throughput: the mean over pairs of runs with the same seed,
+setting and hardware."""
 ABOUT_GAP = """\
-Gap: how far the plan's predicted embedding cost is, at most, above the least that any plan could
-have, in percent of that."""
+Gap is an upper limit, in percent, on how far the plan's predicted embedding cost is above the
+lowest possible one."""
 ABOUT_STAGES = """\
-In ms, of each stage the max over the ranks. The critical path is the sum of the four stages; input
-dist, the redistribution of the ids, comes before them. The embedding cost is the sum of the four on
-the slowest rank."""
+Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the four
+stages; input dist, the redistribution of the ids, comes before them. The embedding cost is the sum
+of the four on the slowest rank."""
 ABOUT_PREDICTION = (
     "Prediction: predicted - measured embedding cost, in percent of the measured one."
 )
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Say what was compared, the figures, and what did not succeed.
+    """Write the conditions, the figures and the failures of a comparison.
 
     There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
     """
-    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT, GAINS], ABOUT_MEANS
+    columns, about_means = [COST, IMBALANCE, PLANNING, THROUGHPUT_COLUMN, GAINS], ABOUT_MEANS
     if any(GAP.figure in row.figures for row in comparison.rows):
         columns.insert(columns.index(PLANNING), GAP)
         about_means = f"{ABOUT_MEANS} {ABOUT_GAP}"
@@ -101,7 +101,7 @@ def _markdown_table(comparison: Comparison, columns: Sequence[Column]) -> list[s
 
 def short_table(comparison: Comparison) -> str:
     """Return the main figures and every failure, for a terminal."""
-    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT, GAINS])
+    table = _table(comparison, [COST, IMBALANCE, THROUGHPUT_COLUMN, GAINS])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     num_text_columns = 1 + len(comparison.rows[0].conditions)
     lines = [
@@ -150,7 +150,7 @@ def _digits(value: float) -> int:
 
 
 def _about(comparison: Comparison) -> Iterator[str]:
-    """Say what was compared, and how many runs of each kind there are if they differ."""
+    """Describe the compared runs, and count them by kind if they differ."""
     runs = comparison.runs
     results = [result for row in comparison.rows for result in row.results]
     seeds = sorted({run.seed for run in runs if run.seed is not None})

@@ -1,4 +1,4 @@
-"""Find the runs in some folders, with those that a sweep started and that left no folder."""
+"""Finds the runs in some folders, including jobs of sweeps that left no folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlrm_sharded.runs.run_folder import SKIPPED, Run, read_run
 
 @dataclass(frozen=True, slots=True)
 class FoundRuns:
-    """Runs in order of their paths, and what could not be read on the way to them."""
+    """Runs in order of their paths, and messages about files that could not be read."""
 
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
@@ -95,7 +95,7 @@ def _jobs(sweep: Path) -> dict[Path, _Job]:
     if not path.is_file():
         return {}
     try:
-        jobs = read_json_object(path, what="sweep").get("jobs")
+        jobs = read_json_object(path, noun="sweep").get("jobs")
     except ConfigError as error:
         raise DataError(f"{error}; its jobs that left no folder are not counted") from error
     if not isinstance(jobs, list):

@@ -1,6 +1,6 @@
 """A TensorBoard event file, written by TensorBoard's own classes.
 
-torch's SummaryWriter takes longer to load than all of this room, and has no public method for
+torch's SummaryWriter takes longer to load than this whole package, and has no public method for
 HParams in the run's own file.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class EventFile:
-    """A new event file in a folder; what earlier files there say is shown no longer."""
+    """A new event file in a folder; TensorBoard stops showing the earlier files there."""
 
     def __init__(self, folder: Path, *, suffix: str = "") -> None:
         self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=suffix)
-        # TensorBoard drops from this step on what it has read of earlier files.
+        # From this step on, TensorBoard drops the values of earlier files.
         self._add(session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class EventFile:
         self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]))
 
     def summary(self, summary: Summary) -> None:
-        """Write what a plugin of TensorBoard made."""
+        """Write a summary that a TensorBoard plugin made."""
         self._add(summary=summary)
 
     def _add(self, step: int = 0, **content: object) -> None:

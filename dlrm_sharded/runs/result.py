@@ -1,4 +1,4 @@
-"""result.json: what a run came to, declared once for those who write it and those who read it.
+"""result.json: the results of a run, declared once for writing and reading them.
 
 Every field of `RunResult` is a key of the file.
 """
@@ -30,19 +30,19 @@ Setting = tuple[tuple[str, str], ...]
 
 
 def known_text(value: object) -> str | None:
-    """Return a string that says something; None for anything else."""
+    """Return the value if it is a string that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def known_number(value: object) -> float | None:
-    """Return a finite number; None for anything else."""
+    """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def known_count(value: object) -> int | None:
-    """Return an integer of 64 bits; None for anything else."""
+    """Return the value if it is an integer of 64 bits, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if abs(value) < 2**63 else None
@@ -86,7 +86,7 @@ def _key(read: Callable[[object], Any], *, objective: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """What figures depend on beside the config; they are compared within one platform only."""
+    """Hardware and software that figures depend on; runs are compared within one platform only."""
 
     world_size: int | None = None
     device: str | None = None
@@ -95,12 +95,12 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to; a value is None where it is not known.
+    """Results of a run; a value is None if it is not known.
 
     Args:
         device: name of the hardware.
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
-        per_rank: in rank order.
+        per_rank: measured costs in rank order.
         spread: see `MeasuredCost`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
     """
@@ -151,7 +151,7 @@ class RunResult:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Figures by name, every stage by itself.
+        """Figures by name, with one for every stage.
 
         `<stage>_ms` is the max over ranks, so that the stages sum to the critical path; those of
         the slowest rank sum to the embedding cost.
@@ -194,7 +194,7 @@ def run_result(
     batch_size: int,
     seed: int,
 ) -> RunResult:
-    """Gather what a run came to."""
+    """Gather the results of a run."""
     cost = measured.cost
     predicted: dict[str, Any] = {}
     if report.cost is not None:
@@ -236,12 +236,12 @@ def run_result(
 
 
 def write_result(folder: Path, result: RunResult) -> None:
-    """Write result.json; what is not known is null."""
+    """Write result.json, with null for values that are not known."""
     write_json(folder / FILE_NAME, dataclasses.asdict(result))
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """Read the result of the run in a folder; None where there is none.
+    """Return the result of the run in a folder; None if the folder has none.
 
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
@@ -250,7 +250,7 @@ def read_result(folder: Path) -> RunResult | None:
     if not path.exists():
         return None
     try:
-        fields = read_json_object(path, what="result")
+        fields = read_json_object(path, noun="result")
     except ConfigError as error:
         raise DataError(str(error)) from error
     keys = dataclasses.fields(RunResult)

@@ -1,4 +1,4 @@
-"""Write a run for TensorBoard: the tags that tools outside this repository read."""
+"""Writes a run for TensorBoard; tools outside this repository read its tags."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self.scalar(tag, value)
 
     def conclude(self, result: TrainingResult) -> None:
-        """Write what is known when training ends, then all figures of the run at its last step.
+        """Write the figures of the whole training, then all figures of the run at its last step.
 
-        A chart of single points hides the highest and the lowest as outliers; lines it shows.
+        TensorBoard hides the highest and lowest of single points as outliers, but not of lines.
         """
         self.run_scalar("memory/peak_gib/max", result.peak_gib)
         if math.isfinite(result.samples_per_s):
@@ -60,7 +60,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             self.scalar(tag, value, result.num_steps)
 
     def config(self, yaml: str, hparams: Mapping[str, str]) -> None:
-        """Write the run's config as text, and what runs are compared by as HParams."""
+        """Write the run's config as text, and the values that runs are compared by as HParams."""
         if self._file is None:
             return
         self._file.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
@@ -70,10 +70,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     def plan(
         self, plan: ShardingPlan, report: PlanReport, task: ShardingTask, cost: PlanCost
     ) -> None:
-        """Write the plan, what it costs, and why; beside it what was predicted.
+        """Write the plan, its measured and predicted costs, and their explanation.
 
         Args:
-            cost: measured.
+            cost: measured cost.
         """
         if self._file is None:
             return
@@ -101,7 +101,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
 
 def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:
-    """Return the figures that measured and predicted costs have in common, by tag."""
+    """Return the figures that both measured and predicted costs have, by tag."""
     return {
         f"{group}/critical_path_ms": cost.critical_path_ms,
         f"{group}/input_dist_ms": cost.input_dist_max_ms,

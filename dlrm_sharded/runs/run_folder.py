@@ -1,4 +1,4 @@
-"""Read one run from disk: its figures if it succeeded, the reason if it did not."""
+"""Reads one run from disk: its figures if it succeeded, or the reason for its failure."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ FINAL_STATES = (SKIPPED, "failed", "cancelled", "preempted", "not_started")
 """States that stand even where there is a result.json: a rank may fail after it was written."""
 
 LOG_TAIL_BYTES = 65536
-"""Size of the end of a log in which an error is looked for."""
+"""Number of bytes at the end of a log that are searched for an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, whatever came of it.
+    """One run, whether it succeeded or not.
 
     Args:
         name: path below the folder that holds all that are compared.
         sweep: folder of the runs that were started together.
         options: overrides of the sharder's own arguments.
         setting: all other overrides, but for the seed.
-        platform: None where it is not known.
-        result: None where the run did not succeed.
+        platform: None if it is not known.
+        result: None if the run did not succeed.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Run:
 
 
 def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -> Run:
-    """Read a run's folder, which need not exist where `job`, its part of sweep.json, does."""
+    """Return the run of a folder, or of `job`, its entry in sweep.json, if it left no folder."""
     state, reason = known_text(job.get("state")), known_text(job.get("reason"))
     log = _log(folder, sweep, job)
     result = None
@@ -82,15 +82,15 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
             state = "unfinished" if state is None else "without result.json"
             reason = reason or _last_error(log)
     overrides = _overrides(folder, job)
-    given = overrides or {}
+    known_overrides = overrides or {}
     return Run(
         name=_below(folder, root),
         folder=folder,
         sweep=sweep,
-        sharder=_sharder(folder, job, given, result),
-        options=_options(given),
-        setting=_unknown_setting(result) if overrides is None else _setting(given),
-        seed=_seed(given, result),
+        sharder=_sharder(folder, job, known_overrides, result),
+        options=_options(known_overrides),
+        setting=_unknown_setting(result) if overrides is None else _setting(known_overrides),
+        seed=_seed(known_overrides, result),
         state=str(state),
         reason=reason,
         log=None if log is None else _below(log, root),
@@ -163,8 +163,8 @@ def _default_sharder(folder: Path) -> str | None:
 def _seed(overrides: Mapping[str, str], result: RunResult | None) -> int | None:
     if result is not None and result.seed is not None:
         return result.seed
-    given = overrides.get("seed", "")
-    return int(given) if given.isdecimal() else None
+    text = overrides.get("seed", "")
+    return int(text) if text.isdecimal() else None
 
 
 def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:

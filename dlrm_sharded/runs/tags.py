@@ -1,4 +1,4 @@
-"""Names in TensorBoard of what runs are compared by."""
+"""TensorBoard's tags for the figures that runs are compared by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb
 
 THROUGHPUT = "train/samples_per_s/median"
-"""Throughput of the whole run, as in result.json; `train/samples_per_s` is of the last steps."""
+"""Throughput of the whole run, as in result.json; `train/samples_per_s` is that of a few steps."""
 
 HPARAMS = ("sharder", "batch_size", "seed")
 COMPARED_METRICS = {

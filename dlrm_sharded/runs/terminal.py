@@ -1,4 +1,4 @@
-"""What a run says in the terminal: how good the prediction was, and what it came to."""
+"""Texts that a run shows in the terminal: the error of the prediction, and its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # loads torch
 
 
 def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
-    """Say what was predicted, and by how much it is off."""
+    """Write the predicted cost and its error."""
 
     def compared(predicted_ms: float, measured_ms: float, unit: str = "") -> str:
         return f"{predicted_ms:.2f}{unit} ({difference(predicted_ms, measured_ms)})"
@@ -33,10 +33,10 @@ def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
 def closing_text(
     report: PlanReport, cost: PlanCost, training: TrainingResult, run_dir: Path
 ) -> str:
-    """Say in a few lines what a run came to.
+    """Write the results of a run in a few lines.
 
     Args:
-        cost: measured.
+        cost: measured cost.
     """
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
     predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "

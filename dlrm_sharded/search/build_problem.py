@@ -47,12 +47,12 @@ def build_problem(
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         split_error: share of its computation by which a piece of a table is priced higher, so that
             no split is made for a gain that is within the model's error.
-        max_widths: largest number of widths of a table, see `Shapes.of`.
+        max_widths: largest number of widths of a table, see `Shapes.from_task`.
     """
-    shapes = Shapes.of(task, model.compute, max_widths=max_widths)
+    shapes = Shapes.from_task(task, model.compute, max_widths=max_widths)
     hosts = model.hosts(task.topology)
-    prices = ExchangePrices.of(model.communication, hosts)
-    units = _Units.of_task(task, constraints)
+    prices = ExchangePrices.from_model(model.communication, hosts)
+    units = _Units.from_task(task, constraints)
     kept = _kept_shapes(shapes, units)
     columns = kept.pieces(shapes.columns)
     pricing = _Pricing(
@@ -110,7 +110,7 @@ class _Units:
     is_splittable: Mask
 
     @classmethod
-    def of_task(cls, task: ShardingTask, constraints: Constraints) -> _Units:
+    def from_task(cls, task: ShardingTask, constraints: Constraints) -> _Units:
         """Make a unit of each set of tables that stay together, and of every other table."""
         table_index = {table.name: i for i, table in enumerate(task.tables)}
         bundles = [

@@ -17,7 +17,7 @@ from dlrm_sharded.search.stopping import Clock
 NUM_TRIED = 3
 """Number of a rank's best moves that are tried with exact loads."""
 
-TOLERANCE = 1e-7
+MIN_MOVE_GAIN = 1e-7
 """Smallest relative improvement of the smooth objective that counts."""
 
 MIN_SHARE = 1e-3
@@ -82,14 +82,14 @@ class Descent:
         state = self._state
         for move in sorted(moves, key=lambda move: move.gain_ms)[:NUM_TRIED]:
             # They are in order of their gain, so no later one is better.
-            if move.gain_ms >= -TOLERANCE * objective.value_ms:
+            if move.gain_ms >= -MIN_MOVE_GAIN * objective.value_ms:
                 return False
             log_length = len(state.log)
             for edit in move.edits:
                 state.apply(edit)
             state.refresh()
             after_ms = SmoothObjective(state).value_ms
-            if after_ms < objective.value_ms * (1 - TOLERANCE) and self._is_accepted(move):
+            if after_ms < objective.value_ms * (1 - MIN_MOVE_GAIN) and self._is_accepted(move):
                 return True
             state.undo(log_length)
         return False

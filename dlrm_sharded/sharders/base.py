@@ -1,4 +1,4 @@
-"""What every sharder is: heuristic, search, learned policy, or the user's own."""
+"""The protocol of sharders: heuristics, searches, learned policies, and your own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Sharder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharderContext:
-    """What a run knows and a sharder may need.
+    """Facts about a run that a sharder may need.
 
     A yaml with `_partial_: true` names a class or function whose first argument is this context;
     the keys of the yaml are its other arguments.
 
     Args:
-        cost_model: the run's; None with `cost_model=none`.
+        cost_model: the run's cost model; None with `cost_model=none`.
     """
 
     run: RunContext = field(default_factory=RunContext)

@@ -1,11 +1,11 @@
 """NeuroShard (arXiv:2305.01868), sec. 3.3: search for a plan on a learned cost model.
 
-An outer decision on what is split, an inner one on what goes where. Departures, each for a fault of
-the published search (`neuroshard_paper` keeps them): columns are cut at any multiple of 4 and rows
-into the blocks that TorchRec trains, not columns in halves; what to cut follows from a lower bound
-of the cost, not from a beam of ten steps; placements are improved by exchanges, and repaired where
-memory is short, instead of being the greedy one or none; a split must gain more than the model's
-error on it.
+An outer search decides what is split, and an inner one places the pieces. Departures from the
+published search, each for one of its faults, which `neuroshard_paper` keeps:
+- Columns are cut at any multiple of 4, and rows into the blocks that TorchRec trains.
+- The choice of cuts follows from a lower bound of the cost, not from a beam of ten steps.
+- Placements are improved by swaps, and repaired if memory is short.
+- A split must gain more than the model's error on it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class NeuroShardSharder:
 
     Args:
         context: has an additive cost model.
-        critical_path_share: of the critical path in what is minimised; the rest is the cost.
-        time_budget_s: when the best plan so far is taken; small tasks end long before.
-        patience: rebuilds of parts of a plan in a row without a better one, after which each part
-            of the search ends.
+        critical_path_share: weight of the critical path in the objective; the rest is the cost.
+        time_budget_s: time after which the search returns its best plan; small tasks end earlier.
+        patience: each part of the search ends after this many rebuilds in a row without a better
+            plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it (`python scripts/benchmark.py splits`).
         pin, together, apart, unsplit, reserved_gib: see `Constraints`.
-        warm_start: a plan.json; the search descends from it, and moves no more than it may.
-        max_moved_tables, max_moved_gib: how far from it; None for no limit.
+        warm_start: plan.json of an earlier plan, from which the search descends.
+        max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
+            plan; None for no limit.
     """
 
     name = "neuroshard"
@@ -94,8 +95,8 @@ class NeuroShardSharder:
             check_number("sharder.max_moved_gib", max_moved_gib, most=MAX_BYTES / GIB)
         if warm_start is None and (max_moved_tables is not None or max_moved_gib is not None):
             raise ConfigError(
-                "sharder.max_moved_tables and sharder.max_moved_gib limit what moves from a plan; "
-                "name it in sharder.warm_start"
+                "sharder.max_moved_tables and sharder.max_moved_gib limit moves away from an "
+                "earlier plan; name its plan.json in sharder.warm_start"
             )
         self._cost_model = context.cost_model
         self._critical_path_share = critical_path_share
@@ -128,10 +129,10 @@ class NeuroShardSharder:
         else:
             bound_ms = lower_bound_ms(task, self._cost_model)
             reason = why_infeasible(problem)
-            found = None if reason else find_state(problem, bound_ms, self._seed, stopping)
-            if found is None:
+            best = None if reason else find_state(problem, bound_ms, self._seed, stopping)
+            if best is None:
                 raise InfeasibleTaskError(reason or _not_found(problem))
-            state = found
+            state = best
         by_table = None if earlier is None else earlier.shards_by_table()
         return ShardingPlan(task.topology.world_size, state_shards(state, by_table))
 
@@ -139,9 +140,9 @@ class NeuroShardSharder:
         state, by_table = State(problem), earlier.shards_by_table()
         if not load_plan(state, by_table):
             raise InvalidPlanError(
-                f"the plan {self._warm_start} does not keep what sharder.pin, together, apart, "
-                "unsplit and reserved_gib ask, or has row blocks that leave no memory; start "
-                "without it"
+                f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit or "
+                "reserved_gib, or has row blocks that leave no memory; start without "
+                "sharder.warm_start"
             )
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
         improve_within(state, budget, self._seed, clock)

@@ -1,4 +1,4 @@
-"""A plan that was made before: by `dlrm-plan`, by an earlier run, or by hand."""
+"""A sharder that reads an existing plan, from `dlrm-plan`, an earlier run, or your own hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of a trained policy, which places whole tables, or pieces of tables that do not fit."""
+"""A sharder that places tables, or pieces of tables that do not fit, by a trained policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlrm_sharded.validation import why_too_large
 
 
 class PolicySharder:
-    """Places tables as a trained policy says, split ever finer until all of them fit.
+    """Places tables by a trained policy, and splits them ever finer until all of them fit.
 
     Args:
         num_samples: number of placements to sample besides the most probable one. The one that the
@@ -97,7 +97,7 @@ def policy_sharder(
 
 
 def _check_memory(task: ShardingTask, *, split: bool) -> None:
-    """Raise InfeasibleTaskError where it is certain that no plan fits."""
+    """Raise InfeasibleTaskError if it is certain that no plan fits."""
     topology = task.topology
     if reason := why_too_large(task.table_bytes, topology.rank_memory_bytes):
         raise InfeasibleTaskError(reason)

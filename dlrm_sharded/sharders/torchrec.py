@@ -1,4 +1,4 @@
-"""TorchRec's own planner as a sharder, with all that is known or as most people call it."""
+"""TorchRec's own planner as a sharder, with all figures of the task or with its defaults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COLUMN_TYPES = [
     ShardingType.TABLE_COLUMN_WISE.value,
 ]
 ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
-"""Sharding types that plans can express; all but data-parallel (replicas) and grid ones."""
+"""Sharding types that plans can express: all except data-parallel and grid types."""
 
 
 class TorchRecSharder:

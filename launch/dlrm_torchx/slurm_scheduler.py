@@ -24,7 +24,7 @@ SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
-COLUMNS = ("JobID", "JobName", "State", "Restarts")
+QUEUE_COLUMNS = ("JobID", "JobName", "State", "Restarts")
 """Columns of a job in the queue. Older accounting has no restarts, so we do not ask it for them."""
 
 
@@ -215,7 +215,7 @@ def _rows(command: list[str]) -> list[dict[str, str]]:
 def _parsed(text: str) -> list[dict[str, str]]:
     rows = [line.split("|") for line in text.splitlines()]
     return [
-        dict(zip(COLUMNS, row, strict=False))
+        dict(zip(QUEUE_COLUMNS, row, strict=False))
         for row in rows
         if len(row) in (3, 4) and "." not in row[0] and row[2]
     ]

@@ -1,4 +1,4 @@
-"""What the comparisons of sharders share: options, planners, rows of results, means over tasks."""
+"""The parts that comparisons of sharders have in common: options, planners, rows and means."""
 
 from __future__ import annotations
 
@@ -33,25 +33,35 @@ CONFIDENCE = 0.95
 OTHER_SETTINGS = "'neuroshard,sharder.seed=1' is one with other settings"
 
 Row = dict[str, Any]
-"""A line of `--jsonl`: where sharders are compared, of a `sharder` on the task of a `number`."""
+"""A line of `--jsonl`. Comparisons of sharders have a row for each `sharder` and task `number`."""
 
 
 def add_sharder_arguments(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Who is compared, and with whom."""
+    """Add the options that name the sharders and the reference they are compared with."""
     parser.add_argument(
         "--sharders",
         nargs="+",
         default=default,
-        help=f"yamls of conf/sharder; {OTHER_SETTINGS}, in quotes",
+        help=f"sharders: yamls of conf/sharder; {OTHER_SETTINGS}, in quotes",
     )
-    parser.add_argument("--reference", help=f"to compare the others with [{REFERENCE}]")
+    parser.add_argument(
+        "--reference", help=f"sharder that the others are compared with [{REFERENCE}]"
+    )
 
 
 def add_row_arguments(parser: argparse.ArgumentParser, *, row: str, report: str = "tables") -> None:
-    """Where rows are kept, what each is for, and what is shown of them."""
-    parser.add_argument("--jsonl", type=Path, help=f"new file, a line for each {row}")
+    """Add the options that write rows to a file and report on the rows of such a file.
+
+    Args:
+        row: the thing that each row is about.
+        report: noun for what `--from` prints.
+    """
+    parser.add_argument("--jsonl", type=Path, help=f"new file that gets a line for each {row}")
     parser.add_argument(
-        "--from", type=Path, dest="from_file", help=f"{report} of such a file, nothing is run"
+        "--from",
+        type=Path,
+        dest="from_file",
+        help=f"print the {report} of such a file, and run nothing",
     )
 
 
@@ -60,14 +70,14 @@ def compare(
     rows: Iterable[Row],
     report: Callable[[Sequence[Row], str | None], None],
 ) -> None:
-    """Report on rows of several sharders; a wrong reference is refused before there are any."""
+    """Report on rows of several sharders; refuse a wrong reference before any row is made."""
     if not options.from_file:
-        reference_of(options.reference, options.sharders)
+        choose_reference(options.reference, options.sharders)
     report(rows_of(options, rows), options.reference)
 
 
 def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None) -> Planner:
-    """Of the name of a yaml, and of overrides after commas; with the learned cost model."""
+    """Build the planner of a yaml and of overrides after commas, with the learned cost model."""
     name, *overrides = sharder.split(",")
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("plan", [f"sharder={name}", "cost_model=learned", "task=unused", *overrides])
@@ -81,26 +91,26 @@ def planners_of(
 
 
 def cost_of(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-    """Under the planner's cost model, whatever the sharder predicts."""
+    """Return the plan's cost under the planner's cost model, whatever the sharder predicts."""
     assert planner.cost_model is not None
     return planner.cost_model.predict(plan, task)
 
 
 def on_device(task: ShardingTask, device: str) -> ShardingTask:
-    """With access profiles too, which would else be part of some sharders' time."""
+    """Return the task on a device, with access profiles, which some sharders would have to make."""
     task = with_profiles(task)
     topology = dataclasses.replace(task.topology, compute_device=device)
     return dataclasses.replace(task, topology=topology)
 
 
 def quiet() -> None:
-    """Leave out what is said of every plan, such as that the cost model extrapolates."""
+    """Silence warnings that come with every plan, such as that the cost model extrapolates."""
     for package in ("dlrm_sharded", "torchrec"):
         logging.getLogger(package).setLevel(logging.ERROR)
 
 
 def rows_of(options: argparse.Namespace, new: Iterable[Row]) -> list[Row]:
-    """Those of `--from`; else new ones, each a line of `--jsonl` as soon as it is there."""
+    """Return the rows of `--from`, or else new rows, each written to `--jsonl` at once."""
     if options.from_file:
         return list(_whole_lines(options.from_file.read_text()))
     if options.jsonl:
@@ -115,23 +125,23 @@ def rows_of(options: argparse.Namespace, new: Iterable[Row]) -> list[Row]:
 
 
 def _whole_lines(text: str) -> Iterator[Row]:
-    """Without a last line that was cut off."""
+    """Yield the rows of a file, but not of a last line that was cut off."""
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
 
 
 Costs = Mapping[str, Mapping[int, float]]
-"""By sharder and number of the task; a task without a plan is not there."""
+"""Costs by sharder and number of the task; tasks without a plan are missing."""
 
 
 def costs_of(rows: Sequence[Row], key: str = "cost_ms") -> dict[str, dict[int, float]]:
-    """One figure of every row that has it."""
+    """Return one figure of every row that has it."""
     costs: dict[str, dict[int, float]] = {}
     for row in rows:
-        of_sharder = costs.setdefault(row["sharder"], {})
+        sharder_costs = costs.setdefault(row["sharder"], {})
         if row.get(key) is not None:
-            of_sharder[row["number"]] = row[key]
+            sharder_costs[row["number"]] = row[key]
     return costs
 
 
@@ -140,8 +150,9 @@ class Versus:
     """A sharder's cost over another's, on the tasks that both solve.
 
     Args:
-        mean, low, high: of the ratio, with its 95 % confidence interval (Student's t).
-        wins, ties, losses: of the sharder; a tie is less than `TIE` apart.
+        mean, low, high: mean of the ratio, and its 95 % confidence interval (Student's t).
+        wins, ties, losses: tasks that the sharder wins, ties and loses; costs that differ by less
+            than `TIE` are a tie.
     """
 
     num: int
@@ -163,7 +174,7 @@ class Versus:
 
 
 def versus(costs: Costs, sharder: str, reference: str) -> Versus:
-    """Task by task."""
+    """Compare the costs of two sharders task by task."""
     both = sorted(costs[sharder].keys() & costs[reference].keys())
     ratios = np.array([costs[sharder][task] / costs[reference][task] for task in both])
     wins, losses = int((ratios < 1 - TIE).sum()), int((ratios > 1 + TIE).sum())
@@ -172,7 +183,10 @@ def versus(costs: Costs, sharder: str, reference: str) -> Versus:
 
 
 def mean_with_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Mean, and both ends of its confidence interval: NaN of nothing, infinite of one value."""
+    """Return the mean and both ends of its confidence interval.
+
+    All are NaN for no values. The interval is infinite for one value.
+    """
     num = len(values)
     if num < 2:
         mean = float(values[0]) if num else np.nan
@@ -184,15 +198,15 @@ def mean_with_interval(values: Sequence[float] | np.ndarray) -> tuple[float, flo
 
 
 def interval_text(values: Sequence[float] | np.ndarray, spec: str) -> str:
-    """Mean and interval, each in the format."""
+    """Write the mean and its interval, each in the format `spec`."""
     mean, low, high = mean_with_interval(values)
     return f"{mean:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
-    """The tasks that every sharder solves, how many, and the mean cost over the best one's."""
-    common = sorted(set.intersection(*(set(of_sharder) for of_sharder in costs.values())))
-    table = np.array([[of_sharder[task] for task in common] for of_sharder in costs.values()])
+    """Return the number of tasks that all sharders solve, and there each mean ratio to the best."""
+    common = sorted(set.intersection(*(set(by_task) for by_task in costs.values())))
+    table = np.array([[by_task[task] for task in common] for by_task in costs.values()])
     if not common:
         return 0, dict.fromkeys(costs, np.nan)
     means = (table / table.min(axis=0)).mean(axis=1)
@@ -200,13 +214,13 @@ def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
 
 
 def sharders_of(rows: Sequence[Row], reference: str | None) -> tuple[list[str], str]:
-    """All that have rows, and the one that they are compared with."""
+    """Return the sharders that have rows, and the reference among them."""
     sharders = list(dict.fromkeys(row["sharder"] for row in rows))
-    return sharders, reference_of(reference, sharders)
+    return sharders, choose_reference(reference, sharders)
 
 
-def reference_of(chosen: str | None, sharders: Sequence[str]) -> str:
-    """What the others are compared with: the published search, unless another is chosen."""
+def choose_reference(chosen: str | None, sharders: Sequence[str]) -> str:
+    """Return the sharder that the others are compared with: by default, the published search."""
     if chosen is not None and chosen not in sharders:
         raise ConfigError(f"--reference is {chosen!r}, must be one of {', '.join(sharders)}")
     return chosen or (REFERENCE if REFERENCE in sharders else sharders[0])

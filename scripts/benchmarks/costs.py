@@ -37,16 +37,22 @@ HELD_OUT = (
     "collect.num_repeats=3",
     "collect.time_budget_s=240",
 )
-"""75 plans of another seed, each measured 4 times, 100 measurements apart."""
+"""Overrides that collect 75 other plans, each measured 4 times, 100 measurements apart."""
 
 PICTURES = {"computation": "shard", "communication": "communication, "}
-"""By what is in the names of their parts."""
+"""Names of the pictures, and the text that their parts have in their names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--costs", type=Path, help="held-out plans; measured now if not given")
-    parser.add_argument("--fitted-on", type=Path, help="also: a fit to its smaller groups only")
-    parser.add_argument("--artifact", help="json of a model; that of this hardware if not given")
+    parser.add_argument(
+        "--costs", type=Path, help="collected costs of held-out plans; measured now by default"
+    )
+    parser.add_argument(
+        "--fitted-on",
+        type=Path,
+        help="also test a model that is fitted to only the smaller groups in this file",
+    )
+    parser.add_argument("--artifact", help="file of a model; by default, that of this hardware")
     parser.add_argument("--pictures", type=Path, default=Path("docs"))
     parser.add_argument("--logdir", type=Path, default=Path("runs/benchmark_costs"))
 
@@ -86,20 +92,20 @@ def _measure(out: Path) -> Path:
 
 
 def _report(name: str, predict: Predictor, costs: CollectedCosts) -> dict[str, TimePairs]:
-    found = compare(predict, averaged(costs.samples))
-    _print(name, found)
-    return found
+    pairs = compare(predict, averaged(costs.samples))
+    _print(name, pairs)
+    return pairs
 
 
 def _report_larger(fitted_on: Path, costs: CollectedCosts) -> None:
-    """A model of groups of at most 40 shards, on larger ones."""
+    """Fit a model to groups of at most 40 shards, and report how it predicts larger groups."""
     most = max(high for _, high in SHARD_COUNTS.values())
-    of_fit = read_costs(fitted_on)
-    small = [sample for sample in of_fit.samples if _largest_group(sample) <= most]
-    model = fit_learned(small, of_fit.manifest, FitConfig())
+    fit_costs = read_costs(fitted_on)
+    small = [sample for sample in fit_costs.samples if _largest_group(sample) <= most]
+    model = fit_learned(small, fit_costs.manifest, FitConfig())
     large = [sample for sample in costs.samples if _largest_group(sample) > most]
-    found = compare(predictor(model), averaged(large))
-    larger = {name: pairs for name, pairs in found.items() if MORE_SHARDS in name}
+    all_pairs = compare(predictor(model), averaged(large))
+    larger = {name: pairs for name, pairs in all_pairs.items() if MORE_SHARDS in name}
     _print(f"fitted to groups of at most {most} shards", larger)
 
 
@@ -107,22 +113,22 @@ def _largest_group(sample: Sample) -> int:
     return int(np.bincount([shard.rank for shard in sample.shards]).max())
 
 
-def _print(name: str, found: dict[str, TimePairs]) -> None:
-    print(f"\n{name}:\n\n{errors_table(_summaries(found))}", flush=True)
+def _print(name: str, pairs: dict[str, TimePairs]) -> None:
+    print(f"\n{name}:\n\n{errors_table(_summaries(pairs))}", flush=True)
 
 
-def _summaries(found: dict[str, TimePairs]) -> dict[str, dict[str, float]]:
-    return {name: pairs.summary() for name, pairs in found.items()}
+def _summaries(pairs_by_name: dict[str, TimePairs]) -> dict[str, dict[str, float]]:
+    return {name: pairs.summary() for name, pairs in pairs_by_name.items()}
 
 
-def scatter(found: dict[str, TimePairs]) -> Figure:
-    """Predicted against measured, on log scales, with the diagonal."""
+def scatter(pairs_by_name: dict[str, TimePairs]) -> Figure:
+    """Draw predicted against measured times on log scales, with the diagonal."""
     figure = Figure(figsize=(6, 5.4), layout="constrained")
     axes = figure.subplots()
-    everything: Sequence[float] = [t for pairs in found.values() for t in pairs.measured]
+    everything: Sequence[float] = [t for pairs in pairs_by_name.values() for t in pairs.measured]
     ends = (0.8 * min(everything), 1.25 * max(everything))
     axes.plot(ends, ends, color="0.6", linewidth=1)
-    for name, pairs in found.items():
+    for name, pairs in pairs_by_name.items():
         mape = pairs.summary()["mape"]
         axes.scatter(pairs.measured, pairs.predicted, s=12, label=f"{name}: {mape:.1f} %")
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)

@@ -1,4 +1,4 @@
-"""Rows/s of converting Criteo TSVs and of serving batches, on a made-up TSV."""
+"""Rows/s at which an invented Criteo TSV is converted, and at which its batches are served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVE_S = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=1, help="for parsing [%(default)s]")
+    parser.add_argument("--threads", type=int, default=1, help="threads that parse [%(default)s]")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -51,18 +51,18 @@ def run(options: argparse.Namespace) -> None:
                 f"{options.rows / cpu_s:12,.0f} rows/s per core (CPU time), "
                 f"{options.threads} polars threads"
             )
-        for what, batch_size, world_size in (
+        for case, batch_size, world_size in (
             ("batch = block", options.batch_size, 1),
             ("batch = 4 blocks, 1 of 4 ranks", options.batch_size * 4, 4),
             ("batch = 1.5 blocks", options.batch_size * 3 // 2, 1),
             ("batch = 1/4 block", options.batch_size // 4, 1),
         ):
             dataset = CriteoDataset(folder / "vocabulary", batch_size=batch_size, embedding_dim=16)
-            print(f"serve   {what:32}  {_served_rows_per_s(dataset, world_size):12,.0f} rows/s")
+            print(f"serve   {case:32}  {_served_rows_per_s(dataset, world_size):12,.0f} rows/s")
 
 
 def _served_rows_per_s(dataset: Dataset, world_size: int) -> float:
-    """Median over single batches, of one rank."""
+    """Return the median rows/s of one rank over single batches."""
     step_s = []
     local_batch_size = dataset.batch_size // world_size
     stop = time.perf_counter() + SERVE_S
@@ -77,7 +77,7 @@ def _served_rows_per_s(dataset: Dataset, world_size: int) -> float:
 
 
 def _timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Wall time and CPU time in s."""
+    """Return the wall time and the CPU time of the work, in s."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - cpu

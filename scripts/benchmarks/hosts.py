@@ -1,7 +1,7 @@
-"""What it is worth to a plan to know which ranks share a host, by the bandwidth between hosts.
+"""The gain of knowing which ranks share a host, for several bandwidths between hosts.
 
-Three plans for the same tables, all priced on the hosts as they are: one that knows them, one that
-knows the bandwidth but takes every rank for a host, one that takes all ranks for one host.
+Three plans for the same tables are priced on the real hosts. The first plan is made for these
+hosts, the second as if every rank were a host, and the third as if all ranks shared one host.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=200)
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--ranks-per-host", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=3, help="so many draws of tables")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of draws of tables [%(default)s]"
+    )
     parser.add_argument(
         "--gb-per-s",
         type=float,
         nargs="+",
         default=[1, 3, 10, 25],
-        help="of one rank to other hosts",
+        help="bandwidths of one rank to other hosts",
     )
     parser.add_argument(
         "--sharder",
         default="neuroshard",
-        help=f"a yaml of conf/sharder; {OTHER_SETTINGS}",
+        help=f"sharder: a yaml of conf/sharder; {OTHER_SETTINGS}",
     )
 
 
@@ -55,9 +57,9 @@ def run(options: argparse.Namespace) -> None:
         costs, layouts = [], Counter[str]()
         for tables in draws:
             hosts, *others = _tasks(tables, gb_per_s, options)
-            knows, _ = planner.plan(hosts)
-            layouts.update(_layouts(knows, hosts))
-            plans = [knows, *(planner.plan(other)[0] for other in others)]
+            informed, _ = planner.plan(hosts)
+            layouts.update(_layouts(informed, hosts))
+            plans = [informed, *(planner.plan(other)[0] for other in others)]
             costs.append([_cost_ms(planner, plan, hosts) for plan in plans])
         lines.append([f"{gb_per_s:g}", *_cells(np.array(costs)), *_means(layouts, len(draws))])
     header = [
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 def _tasks(
     tables: Sequence[Table], gb_per_s: float, options: argparse.Namespace
 ) -> list[ShardingTask]:
-    """The hosts as they are, every rank a host, all ranks on one."""
+    """Return the task with its real hosts, with every rank a host, and with all ranks on one."""
     world_size = options.hosts * options.ranks_per_host
     return [
         with_profiles(
@@ -101,26 +103,26 @@ def _cost_ms(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> float:
 
 
 def _cells(costs: np.ndarray) -> list[str]:
-    """Of costs [seeds, plans], the first plan's over the others'."""
+    """Return the first plan's mean cost and its ratios to the others, from costs [seeds, plans]."""
     cells = [f"{costs[:, 0].mean():.1f}"]
     for others in costs[:, 1:].T:
         ratios = costs[:, 0] / others
-        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-        cells.append(f"{ratios.mean():.3f} ({each})")
+        all_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        cells.append(f"{ratios.mean():.3f} ({all_ratios})")
     return cells
 
 
 def _layouts(plan: ShardingPlan, task: ShardingTask) -> Counter[str]:
-    """Tables by the way they are split."""
+    """Count the split tables by the way they are split."""
     shards_by_table = plan.shards_by_table()
-    found = Counter[str]()
+    num_tables = Counter[str]()
     for table in task.tables:
         shards = shards_by_table[table.name]
         if is_row_wise(shards, table):
-            found["rows" if len(shards) == plan.world_size else "host_rows"] += 1
+            num_tables["rows" if len(shards) == plan.world_size else "host_rows"] += 1
         elif len(shards) > 1:
-            found["columns"] += 1
-    return found
+            num_tables["columns"] += 1
+    return num_tables
 
 
 def _means(layouts: Counter[str], num: int) -> list[str]:

@@ -30,7 +30,9 @@ BATCH_SIZE = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=140, help="of one loop in one round")
+    parser.add_argument(
+        "--steps", type=int, default=140, help="steps of one loop in one round [%(default)s]"
+    )
     parser.add_argument("--rounds", type=int, default=6)
 
 
@@ -98,7 +100,7 @@ def compare(rank: Rank, steps: int, rounds: int) -> None:
     bare()
     ratios = []
     for i in range(rounds):
-        # Each goes first in every other round.
+        # Each loop goes first in every other round, so that neither gains from the order.
         order = (bare, trained) if i % 2 else (trained, bare)
         seconds = {loop: timed(loop, rank) for loop in order}
         ratios.append(seconds[trained] / seconds[bare])

@@ -1,8 +1,8 @@
-"""Measured cost of plans of several sharders: whether what the cost model promises is there.
+"""Measured costs of the plans of several sharders, beside the costs that the model predicts.
 
-Each rank's shards are looked up alone, on one core of this machine; communication is what the model
-predicts. The tasks are those of `measured_tasks`; accesses have the Zipf exponent that the model
-assumes.
+Each rank's shards are looked up by themselves on one core of this machine, and communication has
+its predicted time. The tasks come from `measured_tasks`, and their accesses have the Zipf exponent
+that the model assumes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.alone import (
-    add_round_arguments,
-    compute_ms,
-    interleaved,
-    open_bench,
-    random_ids,
-)
 from benchmarks.compared import (
     Row,
     add_row_arguments,
@@ -33,6 +26,13 @@ from benchmarks.compared import (
     planners_of,
     sharders_of,
     versus,
+)
+from benchmarks.shard_bench import (
+    add_round_arguments,
+    compute_ms,
+    interleaved,
+    open_bench,
+    random_ids,
 )
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.rank_bench import RankBench
@@ -49,9 +49,11 @@ SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0, help="of tasks, ids and order")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of tasks, ids and order [%(default)s]"
+    )
     add_sharder_arguments(parser, SHARDERS)
-    add_round_arguments(parser, rounds=3, of="rank")
+    add_round_arguments(parser, rounds=3, item="rank")
     add_row_arguments(parser, row="plan")
 
 
@@ -60,12 +62,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    """One for each plan, as soon as all plans of its task are measured."""
+    """Yield a row for each plan, as soon as all plans of its task are measured."""
     with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
         planners = planners_of(options.sharders, device=device.type, hardware=device_name(device))
-        for number, of_set in enumerate(measured_tasks(options.seed, num=options.tasks)):
-            task = on_device(of_set.task, device.type)
-            planned = [_plan(number, sharder, of, task) for sharder, of in planners.items()]
+        for number, benchmark_task in enumerate(measured_tasks(options.seed, num=options.tasks)):
+            task = on_device(benchmark_task.task, device.type)
+            planned = [_plan(number, name, planner, task) for name, planner in planners.items()]
             rng = np.random.default_rng([options.seed, number])
             measured = _measured(bench, task, planned, rng, rounds=options.rounds)
             yield from measured
@@ -73,8 +75,8 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A sharder's plan, and its predicted cost; None where it has none."""
+class PlannedTask:
+    """A sharder's plan of a task and its predicted cost; both are None if it found no plan."""
 
     number: int
     sharder: str
@@ -82,62 +84,62 @@ class Planned:
     predicted: PlanCost | None
 
 
-def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> Planned:
+def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> PlannedTask:
     try:
         plan, report = planner.plan(task)
     except ShardingError:
-        return Planned(number, sharder, None, None)
-    return Planned(number, sharder, plan, report.cost)
+        return PlannedTask(number, sharder, None, None)
+    return PlannedTask(number, sharder, plan, report.cost)
 
 
 def _measured(
     bench: RankBench,
     task: ShardingTask,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedTask],
     rng: np.random.Generator,
     *,
     rounds: int,
 ) -> list[Row]:
-    """All ranks of all plans, on the same ids."""
+    """Measure all ranks of all plans on the same ids."""
     ids = random_ids(task, rng)
     ranks = range(task.topology.world_size)
     groups = {
-        (i, rank): [shard for shard in of.plan.shards if shard.rank == rank]
-        for i, of in enumerate(planned)
-        if of.plan is not None
+        (i, rank): [shard for shard in entry.plan.shards if shard.rank == rank]
+        for i, entry in enumerate(planned)
+        if entry.plan is not None
         for rank in ranks
     }
     measured = interleaved(bench, groups, ids, rounds=rounds, rng=rng)
     return [
-        _row(of, [measured[i, rank] for rank in ranks] if of.plan is not None else [])
-        for i, of in enumerate(planned)
+        _row(entry, [measured[i, rank] for rank in ranks] if entry.plan is not None else [])
+        for i, entry in enumerate(planned)
     ]
 
 
-def _row(of: Planned, rounds_by_rank: Sequence[Sequence[StageCost]]) -> Row:
-    row: Row = {"number": of.number, "sharder": of.sharder}
-    if of.plan is None or of.predicted is None:
+def _row(planned: PlannedTask, rounds_by_rank: Sequence[Sequence[StageCost]]) -> Row:
+    row: Row = {"number": planned.number, "sharder": planned.sharder}
+    if planned.plan is None or planned.predicted is None:
         return row
     measured = PlanCost(
         tuple(
             StageCost(
-                statistics.median(each.fwd_compute_ms for each in rounds),
+                statistics.median(cost.fwd_compute_ms for cost in rounds),
                 predicted.fwd_comm_ms,
                 predicted.bwd_comm_ms,
-                statistics.median(each.bwd_compute_ms for each in rounds),
+                statistics.median(cost.bwd_compute_ms for cost in rounds),
             )
-            for rounds, predicted in zip(rounds_by_rank, of.predicted.per_rank, strict=True)
+            for rounds, predicted in zip(rounds_by_rank, planned.predicted.per_rank, strict=True)
         )
     )
     return row | {
-        "plan": of.plan.to_json()["shards"],
-        "predicted": of.predicted.to_json(),
+        "plan": planned.plan.to_json()["shards"],
+        "predicted": planned.predicted.to_json(),
         "measured": measured.to_json(),
-        "rounds_ms": [[compute_ms(each) for each in rounds] for rounds in rounds_by_rank],
+        "rounds_ms": [[compute_ms(cost) for cost in rounds] for rounds in rounds_by_rank],
         "cost_ms": measured.cost_ms,
-        "predicted_ms": of.predicted.cost_ms,
+        "predicted_ms": planned.predicted.cost_ms,
         "compute_ms": max(map(compute_ms, measured.per_rank)),
-        "predicted_compute_ms": max(map(compute_ms, of.predicted.per_rank)),
+        "predicted_compute_ms": max(map(compute_ms, planned.predicted.per_rank)),
     }
 
 
@@ -152,7 +154,7 @@ def _line(number: int, rows: Sequence[Row]) -> str:
 
 
 def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
-    """Whether the sharders differ as the model says, and how far it is off."""
+    """Print how much the sharders differ, measured and predicted, and the model's errors."""
     sharders, reference = sharders_of(rows, chosen_reference)
     figures = {
         key: costs_of(rows, key)
@@ -175,11 +177,14 @@ def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
     print(f"\nover {reference}, mean [95 %], on the tasks that both solve:\n")
     print(markdown(header, lines))
     print(f"\nthe model's errors:\n\n{_errors(rows, sharders)}")
-    print(f"\none round from the median of its rank's: {_round_spread(rows):.1f} % (mean absolute)")
+    print(
+        "\nmean absolute deviation of one round from the median of its rank: "
+        f"{_round_spread(rows):.1f} %"
+    )
 
 
 def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
-    """Predicted over measured: of every rank's computation and of whole plans."""
+    """Return a table of the model's errors on every rank's computation and on whole plans."""
     lines = []
     for sharder in sharders:
         ranks, plans = TimePairs(), TimePairs()
@@ -197,13 +202,17 @@ def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
             cells += [interval_text(errors, "+.1f"), f"{np.abs(errors).mean():.1f}"]
             cells.append(f"{np.std(errors):.1f}")
         lines.append(cells)
-    of = ("bias, % [95 %]", "MAPE, %", "spread, %")
-    header = [f"{what}: {error}" for what in ("rank's computation", "cost") for error in of]
+    error_names = ("bias, % [95 %]", "MAPE, %", "spread, %")
+    header = [
+        f"{quantity}: {error}"
+        for quantity in ("rank's computation", "cost")
+        for error in error_names
+    ]
     return markdown(["sharder", *header], lines)
 
 
 def _round_spread(rows: Sequence[Row]) -> float:
-    """In percent: how well a rank's computation repeats."""
+    """Return the mean deviation of a rank's computation from its median over rounds, in percent."""
     errors = [
         abs(once / statistics.median(rounds) - 1)
         for row in rows

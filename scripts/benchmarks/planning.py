@@ -1,4 +1,4 @@
-"""Time of the heuristics on a large task."""
+"""Time that the heuristics take to plan a large task."""
 
 from __future__ import annotations
 

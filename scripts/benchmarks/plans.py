@@ -1,4 +1,4 @@
-"""Sharders side by side on one set of tasks under the learned cost model: plans, costs, times."""
+"""Plans, costs and times of several sharders on one set of tasks, under the learned cost model."""
 
 from __future__ import annotations
 
@@ -37,17 +37,22 @@ from dlrm_sharded.planning import Planner
 SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup", "lookup", "dim", "size")
 INFEASIBLE = "infeasible"
 MIB_OF_MAXRSS = 1 / 1024
-"""Linux counts in KiB."""
+"""Factor from `ru_maxrss`, which Linux gives in KiB, to MiB."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
-    parser.add_argument("--num", type=int, help="tasks; all of the set if not given")
-    parser.add_argument("--seed", type=int, default=0, help="of the tasks")
+    parser.add_argument("--num", type=int, help="number of tasks; by default, all of the set")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
     add_sharder_arguments(parser, SHARDERS)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the ranks")
     parser.add_argument(
-        "--limit-s", type=float, default=600, help="for a plan of a scale set [%(default)s]"
+        "--device", choices=["cpu", "cuda"], default="cpu", help="device of the ranks [%(default)s]"
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=600,
+        help="time limit for a plan of a scale set [%(default)s]",
     )
     add_row_arguments(parser, row="plan")
 
@@ -66,21 +71,22 @@ class Case:
     device: str
 
     def tasks(self) -> list[BenchmarkTask]:
-        given = {} if self.num is None else {"num": self.num}
+        arguments = {} if self.num is None else {"num": self.num}
         return [
-            dataclasses.replace(of_set, task=on_device(of_set.task, self.device))
-            for of_set in TASK_SETS[self.task_set](self.seed, **given)
+            dataclasses.replace(benchmark_task, task=on_device(benchmark_task.task, self.device))
+            for benchmark_task in TASK_SETS[self.task_set](self.seed, **arguments)
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a sharder made of a task: costs, or why not.
+    """The plan of a sharder for a task in figures, or the error that it raised.
 
     Args:
-        solve_s: as the plan says; else until there was an error.
-        refused: the sharder says that it finds no plan, rather than to fail in another way.
-        before_mib, peak_mib: resident memory of the process that did nothing else.
+        solve_s: time that the sharder took until it returned a plan or raised an error.
+        refused: the sharder raised InfeasibleTaskError, and did not fail in another way.
+        before_mib, peak_mib: peak resident memory of the process before and after planning, if
+            it planned nothing else.
     """
 
     number: int
@@ -100,20 +106,24 @@ class Outcome:
     peak_mib: float | None = None
 
     @classmethod
-    def of(cls, number: int, of_set: BenchmarkTask, sharder: str, **found: Any) -> Outcome:
-        num_tables, world_size = len(of_set.task.tables), of_set.task.topology.world_size
-        return cls(number, of_set.kind, num_tables, world_size, sharder, **found)
+    def for_task(
+        cls, number: int, benchmark_task: BenchmarkTask, sharder: str, **figures: Any
+    ) -> Outcome:
+        """Return the outcome for a task; `figures` are the fields that depend on the plan."""
+        task = benchmark_task.task
+        num_tables, world_size = len(task.tables), task.topology.world_size
+        return cls(number, benchmark_task.kind, num_tables, world_size, sharder, **figures)
 
 
-def outcome(number: int, of_set: BenchmarkTask, sharder: str, planner: Planner) -> Outcome:
-    """A plan, and its cost under the planner's cost model, whatever the sharder predicts."""
+def outcome(number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner) -> Outcome:
+    """Plan a task; the cost is that of the planner's cost model, whatever the sharder predicts."""
     started = time.perf_counter()
     try:
-        plan, report = planner.plan(of_set.task)
+        plan, report = planner.plan(benchmark_task.task)
     except ShardingError as error:
-        return Outcome.of(
+        return Outcome.for_task(
             number,
-            of_set,
+            benchmark_task,
             sharder,
             solve_s=time.perf_counter() - started,
             error=f"{type(error).__name__}: {error}",
@@ -121,9 +131,9 @@ def outcome(number: int, of_set: BenchmarkTask, sharder: str, planner: Planner) 
         )
     cost = report.cost
     assert cost is not None, "planners of comparisons have a cost model"
-    return Outcome.of(
+    return Outcome.for_task(
         number,
-        of_set,
+        benchmark_task,
         sharder,
         solve_s=report.solve_s,
         num_shards=len(plan.shards),
@@ -144,44 +154,44 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
 def _run_here(case: Case, sharders: Sequence[str]) -> Iterator[Row]:
     quiet()
     planners = planners_of(sharders, device=case.device)
-    for number, of_set in enumerate(tqdm(case.tasks(), unit="task")):
+    for number, benchmark_task in enumerate(tqdm(case.tasks(), unit="task")):
         for sharder, planner in planners.items():
-            yield dataclasses.asdict(outcome(number, of_set, sharder, planner))
+            yield dataclasses.asdict(outcome(number, benchmark_task, sharder, planner))
 
 
 def _run_apart(case: Case, sharders: Sequence[str], limit_s: float) -> Iterator[Row]:
-    """A new process for every plan, so that each has its own peak of memory."""
+    """Make every plan in a new process, so that each has its sharder_rows peak of memory."""
     context = multiprocessing.get_context("spawn")
-    for number, of_set in enumerate(case.tasks()):
+    for number, benchmark_task in enumerate(case.tasks()):
         for sharder in sharders:
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_send_outcome, args=(sender, case, number, sharder))
             process.start()
             sender.close()
             late = f"no plan within {limit_s:g} s"
-            found = Outcome.of(number, of_set, sharder, solve_s=limit_s, error=late)
+            result = Outcome.for_task(number, benchmark_task, sharder, solve_s=limit_s, error=late)
             try:
                 receiver.recv()  # it is ready to plan
                 if receiver.poll(limit_s):
-                    found = receiver.recv()
+                    result = receiver.recv()
             except EOFError:
                 process.join()
                 ended = f"its process ended with exit code {process.exitcode}"
-                found = dataclasses.replace(found, error=ended)
+                result = dataclasses.replace(result, error=ended)
             process.kill()
             process.join()
-            row = dataclasses.asdict(found)
+            row = dataclasses.asdict(result)
             yield row
             print(_scale_line(row), flush=True)
 
 
 def _send_outcome(sender: Connection, case: Case, number: int, sharder: str) -> None:
     quiet()
-    of_set, planner = case.tasks()[number], planner_of(sharder, device=case.device)
+    benchmark_task, planner = case.tasks()[number], planner_of(sharder, device=case.device)
     before_mib = _peak_mib()
     sender.send("ready")
-    found = outcome(number, of_set, sharder, planner)
-    sender.send(dataclasses.replace(found, before_mib=before_mib, peak_mib=_peak_mib()))
+    result = outcome(number, benchmark_task, sharder, planner)
+    sender.send(dataclasses.replace(result, before_mib=before_mib, peak_mib=_peak_mib()))
 
 
 def _peak_mib() -> float:
@@ -189,16 +199,16 @@ def _peak_mib() -> float:
 
 
 def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
-    """Tables of all rows: who finds plans, in what time, at what cost."""
+    """Print how many plans each sharder finds, in what time and at what cost."""
     feasible = [row for row in rows if row["kind"] != INFEASIBLE]
     sharders, reference = sharders_of(feasible, chosen_reference)
     costs = costs_of(feasible)
-    num_common, of_best = over_best(costs)
+    num_common, mean_over_best = over_best(costs)
     bounds = _bounds(feasible)
     lines = []
     for sharder in sharders:
-        own = [row for row in feasible if row["sharder"] == sharder]
-        solve_s = [row["solve_s"] for row in own]
+        sharder_rows = [row for row in feasible if row["sharder"] == sharder]
+        solve_s = [row["solve_s"] for row in sharder_rows]
         against = versus(costs, sharder, reference)
         gaps = [
             cost / bounds[number] - 1 for number, cost in costs[sharder].items() if number in bounds
@@ -206,10 +216,10 @@ def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
         lines.append(
             [
                 sharder,
-                f"{len(costs[sharder])}/{len(own)}",
+                f"{len(costs[sharder])}/{len(sharder_rows)}",
                 f"{np.mean(solve_s):.3f}",
                 f"{max(solve_s):.3f}",
-                f"{of_best[sharder]:.4f}",
+                f"{mean_over_best[sharder]:.4f}",
                 against.num,
                 against,
                 against.score,
@@ -236,7 +246,7 @@ def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
 
 
 def _bounds(rows: Sequence[Row]) -> dict[int, float]:
-    """The highest lower bound that any sharder proved, by task."""
+    """Return the highest lower bound that any sharder proved, by task."""
     bounds: dict[int, float] = {}
     for row in rows:
         if row["lower_bound_ms"] is not None:
@@ -245,17 +255,20 @@ def _bounds(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def _by_kind(rows: Sequence[Row], sharder: str, kinds: Sequence[str]) -> list[str]:
-    """Plans found, of infeasible tasks those refused, of all tasks of each kind."""
+    """Return the table cells of a sharder: for each kind, the plans found out of all tasks.
+
+    For infeasible tasks, the tasks that it refused are counted instead.
+    """
     cells = [sharder]
     for kind in kinds:
-        own = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
+        sharder_rows = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
         key = "refused" if kind == INFEASIBLE else "cost_ms"
-        cells.append(f"{sum(bool(row[key]) for row in own)}/{len(own)}")
+        cells.append(f"{sum(bool(row[key]) for row in sharder_rows)}/{len(sharder_rows)}")
     return cells
 
 
 def _scale_line(row: Row) -> str:
-    """Of one plan made in a process of its own."""
+    """Write one line about a plan that was made in a process of its own."""
     line = (
         f"{row['num_tables']:6,} tables {row['world_size']:5,} ranks  {row['sharder']:20} "
         f"{row['solve_s']:8.2f} s"

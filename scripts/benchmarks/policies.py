@@ -1,4 +1,4 @@
-"""How well trained policies place: on unseen tables, other numbers of tables and ranks, by seed."""
+"""CostsBySeed of trained policies on unseen tables and on other numbers of tables and ranks."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from dlrm_sharded.sharders.heuristics import WEIGHTS
 from dlrm_sharded.sharders.policy import PolicySharder
 from dlrm_sharded.task import ShardingTask
 
-HOME = (50, 4)
-"""Tables and ranks that policies are trained on."""
+TRAINING_SIZE = (50, 4)
+"""Numbers of tables and ranks that policies are trained on."""
 
 SIZES = (
-    *((20, 4), HOME, (100, 4), (200, 4), (500, 4)),
+    *((20, 4), TRAINING_SIZE, (100, 4), (200, 4), (500, 4)),
     *((50, 2), (50, 8), (50, 16), (50, 64), (500, 16), (500, 64)),
 )
-SHARES = (0.0, 0.5)
-"""Of unseen tables, beside the 1.0 of all others."""
+UNSEEN_SHARES = (0.0, 0.5)
+"""Shares of unseen tables that are tried at the training size, beside 1.0 at every size."""
 
 PAPER = "neuroshard_paper"
 TEST_SEED = 2**36
@@ -50,15 +50,19 @@ TEST_BATCH_SIZE = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each method")
-    parser.add_argument("--tasks", type=int, default=50, help="of each size")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="trainings of each method [%(default)s]"
+    )
+    parser.add_argument("--tasks", type=int, default=50, help="tasks of each size [%(default)s]")
     parser.add_argument(
         "--sizes", nargs="+", type=_size, default=SIZES, help="tables x ranks, such as 100x4"
     )
     parser.add_argument(
-        "--own", nargs="*", type=_size, default=(), help="sizes that policies are trained on too"
+        "--own", nargs="*", type=_size, default=(), help="sizes that policies are also trained on"
     )
-    parser.add_argument("--num-rounds", type=int, default=10, help="of a training")
+    parser.add_argument(
+        "--num-rounds", type=int, default=10, help="rounds of a training [%(default)s]"
+    )
     add_row_arguments(parser, row="plan")
 
 
@@ -69,8 +73,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A kind of tasks to plan."""
+class TaskKind:
+    """Random tasks of one size.
+
+    Args:
+        unseen: share of the tables that no policy was trained on.
+    """
 
     num_tables: int
     num_ranks: int
@@ -87,33 +95,33 @@ class Place:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each plan."""
+    """Yield a row for each plan."""
     planner = planner_of(f"{PAPER},sharder.max_splits=0")
     model = planner.cost_model
     assert model is not None
     trained: dict[tuple[str, int], Sharder] = {}
     for method in options.methods:
         for seed in range(options.seeds):
-            trained[method, seed] = _trained(method, seed, HOME, model, options.num_rounds)
-    sizes = dict.fromkeys([*options.sizes, HOME])
-    places = [Place(num_tables, num_ranks, 1.0) for num_tables, num_ranks in sizes]
-    places += [Place(HOME[0], HOME[1], share) for share in SHARES]
-    for place in places:
+            trained[method, seed] = _trained(method, seed, TRAINING_SIZE, model, options.num_rounds)
+    sizes = dict.fromkeys([*options.sizes, TRAINING_SIZE])
+    task_kinds = [TaskKind(num_tables, num_ranks, 1.0) for num_tables, num_ranks in sizes]
+    task_kinds += [TaskKind(TRAINING_SIZE[0], TRAINING_SIZE[1], share) for share in UNSEEN_SHARES]
+    for task_kind in task_kinds:
         others: dict[str, Sharder] = {PAPER: planner.sharder}
         others |= {name: planner_of(name).sharder for name in ("random", *WEIGHTS)}
-        size = (place.num_tables, place.num_ranks)
-        if size in options.own and place.unseen == 1.0:
+        size = (task_kind.num_tables, task_kind.num_ranks)
+        if size in options.own and task_kind.unseen == 1.0:
             for method in options.methods:
                 others[f"{method}, own size"] = _trained(method, 0, size, model, options.num_rounds)
-        tasks = place.tasks(options.tasks)
+        tasks = task_kind.tasks(options.tasks)
         for (method, seed), sharder in trained.items():
-            yield from _planned(place, method, seed, sharder, tasks, model)
+            yield from _planned(task_kind, method, seed, sharder, tasks, model)
         for name, sharder in others.items():
-            yield from _planned(place, name, 0, sharder, tasks, model)
+            yield from _planned(task_kind, name, 0, sharder, tasks, model)
 
 
 def _planned(
-    place: Place,
+    task_kind: TaskKind,
     name: str,
     seed: int,
     sharder: Sharder,
@@ -127,9 +135,9 @@ def _planned(
         except InfeasibleTaskError:
             plan = None
         yield {
-            "num_tables": place.num_tables,
-            "num_ranks": place.num_ranks,
-            "unseen": place.unseen,
+            "num_tables": task_kind.num_tables,
+            "num_ranks": task_kind.num_ranks,
+            "unseen": task_kind.unseen,
             "sharder": name,
             "seed": seed,
             "number": number,
@@ -141,7 +149,7 @@ def _planned(
 def _trained(
     method: str, seed: int, size: tuple[int, int], model: CostModel, num_rounds: int
 ) -> Sharder:
-    """On predicted costs; says how long it took."""
+    """Train a policy on predicted costs, and print how long that took."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = instantiate(compose("train_policy", [f"policy={method}"]).policy)
         num_samples = compose("plan", [f"sharder={method}", "task=unused"]).sharder.num_samples
@@ -168,46 +176,46 @@ def _pool(num_tables: int, num_ranks: int, part: str) -> TaskPool:
 
 
 def report(rows: Sequence[Row]) -> None:
-    """Tables of the means over tasks, and over seeds."""
-    by_place: dict[Place, list[Row]] = {}
+    """Print the means over tasks and over seeds."""
+    by_kind: dict[TaskKind, list[Row]] = {}
     for row in rows:
-        place = Place(row["num_tables"], row["num_ranks"], row["unseen"])
-        by_place.setdefault(place, []).append(row)
+        task_kind = TaskKind(row["num_tables"], row["num_ranks"], row["unseen"])
+        by_kind.setdefault(task_kind, []).append(row)
     header = ["tables x ranks", "unseen", "sharder", "plans", f"over {PAPER}, no splits"]
     header += ["over the best heuristic", "by seed", "over training on that size", "s a plan"]
     lines: list[list[object]] = []
-    for place, of_place in by_place.items():
-        costs = _costs(of_place)
+    for task_kind, kind_rows in by_kind.items():
+        costs = _costs(kind_rows)
         best = min(WEIGHTS, key=lambda weight: np.mean(list(costs[weight, 0].values())))
-        names = dict.fromkeys(row["sharder"] for row in of_place)
+        names = dict.fromkeys(row["sharder"] for row in kind_rows)
         lines += [
-            [place, f"{place.unseen:.0%}", name, *_figures(name, of_place, costs, best)]
+            [task_kind, f"{task_kind.unseen:.0%}", name, *_figures(name, kind_rows, costs, best)]
             for name in names
         ]
     print(markdown(header, lines))
 
 
-Costs = Mapping[tuple[str, int], Mapping[int, float]]
+CostsBySeed = Mapping[tuple[str, int], Mapping[int, float]]
 
 
-def _costs(rows: Sequence[Row]) -> Costs:
-    """By sharder and seed, and task."""
+def _costs(rows: Sequence[Row]) -> CostsBySeed:
+    """Return the costs by (sharder, seed), then by task."""
     costs: dict[tuple[str, int], dict[int, float]] = {}
     for row in rows:
-        of_sharder = costs.setdefault((row["sharder"], row["seed"]), {})
+        by_task = costs.setdefault((row["sharder"], row["seed"]), {})
         if row["cost_ms"] is not None:
-            of_sharder[row["number"]] = row["cost_ms"]
+            by_task[row["number"]] = row["cost_ms"]
     return costs
 
 
-def _figures(name: str, rows: Sequence[Row], costs: Costs, best: str) -> list[str]:
+def _figures(name: str, rows: Sequence[Row], costs: CostsBySeed, best: str) -> list[str]:
     seeds = sorted(seed for other, seed in costs if other == name)
     num = sum(len(costs[name, seed]) for seed in seeds)
     solve_s = [row["solve_s"] for row in rows if row["sharder"] == name]
     over_paper, over_best = (
         [_ratios(costs[name, seed], costs[other, 0]) for seed in seeds] for other in (PAPER, best)
     )
-    by_seed = [float(np.mean(each)) for each in over_best]
+    by_seed = [float(np.mean(ratios)) for ratios in over_best]
     return [
         f"{num} / {len(solve_s)}",
         interval_text(np.mean(over_paper, axis=0), ".4f") if over_paper[0] else "-",
@@ -218,16 +226,16 @@ def _figures(name: str, rows: Sequence[Row], costs: Costs, best: str) -> list[st
     ]
 
 
-def _over_own_size(name: str, seeds: Sequence[int], costs: Costs) -> str:
-    own = costs.get((f"{name}, own size", 0))
-    if own is None:
+def _over_own_size(name: str, seeds: Sequence[int], costs: CostsBySeed) -> str:
+    specialist = costs.get((f"{name}, own size", 0))
+    if specialist is None:
         return "-"
-    more_ms = np.mean([costs[name, seed][i] - own[i] for seed in seeds for i in own])
-    return f"{more_ms:+.2f} ms ({100 * more_ms / np.mean(list(own.values())):+.1f} %)"
+    more_ms = np.mean([costs[name, seed][i] - specialist[i] for seed in seeds for i in specialist])
+    return f"{more_ms:+.2f} ms ({100 * more_ms / np.mean(list(specialist.values())):+.1f} %)"
 
 
 def _ratios(costs: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
-    """Task by task, on those that both solve."""
+    """Return the ratio of the costs for each task that both solve."""
     return [costs[i] / reference[i] for i in sorted(costs.keys() & reference.keys())]
 
 

@@ -1,6 +1,6 @@
-"""Measured price of splits beside the predicted one: all pieces of a table over the whole.
+"""Measured and predicted cost of splitting a table: the sum of its pieces over the whole table.
 
-Each piece is looked up with the same other tables, whose own time is taken off.
+Each piece is looked up with the same other tables, whose own time is subtracted.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.alone import (
+from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
+from benchmarks.shard_bench import (
     add_round_arguments,
     compute_ms,
     interleaved,
     open_bench,
     random_ids,
 )
-from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
 from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
@@ -45,7 +45,7 @@ WHOLE, AGAIN, OTHERS = "whole", "whole again", "others"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    add_round_arguments(parser, rounds=5, of="piece")
+    add_round_arguments(parser, rounds=5, item="piece")
     add_row_arguments(parser, row="table", report="table")
 
 
@@ -63,7 +63,7 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def random_table(rng: np.random.Generator) -> Table:
-    """Rows and ids per sample even on a log scale."""
+    """Draw a table whose rows and ids per sample are uniform on a log scale."""
     dim = int(rng.choice(DIMS))
     num_rows = round(ROWS[0] * (ROWS[1] / ROWS[0]) ** rng.random())
     ids = IDS[0] * (IDS[1] / IDS[0]) ** rng.random()
@@ -71,7 +71,7 @@ def random_table(rng: np.random.Generator) -> Table:
 
 
 def other_tables() -> tuple[Table, ...]:
-    """What else is on the rank: the same for all pieces."""
+    """Return the other tables on the rank, which are the same for all pieces."""
     drawn = draw_tables(dlrm_datasets_pool(), num_tables=NUM_OTHERS, dims=DIMS, seed=0)
     factor = IDS_OF_OTHERS / sum(table.pooling_factor for table in drawn)
     most = MOST_OTHER_BYTES // NUM_OTHERS
@@ -86,7 +86,7 @@ def other_tables() -> tuple[Table, ...]:
 
 
 def splits(table: Table) -> dict[str, list[tuple[Shard, int]]]:
-    """Ways to split a table: the pieces that are not alike, and how many of each there are."""
+    """Return ways to split a table: for each, its different pieces and the number of each."""
     whole = Shard.whole(table, rank=0)
     dim, quarter = table.embedding_dim, table.embedding_dim // 4
     smaller = max(COLUMN_MULTIPLE, dim // 5 // COLUMN_MULTIPLE * COLUMN_MULTIPLE)
@@ -112,7 +112,7 @@ def _measured(
     *,
     rounds: int,
 ) -> Row:
-    """Times of the pieces with the other tables, measured in random order and predicted."""
+    """Return measured and predicted times of the pieces with the other tables."""
     others = other_tables()
     task = with_profiles(ShardingTask((table, *others), Topology(1, 2 * GIB), MEASURED_BATCH_SIZE))
     ids = random_ids(task, rng)
@@ -139,36 +139,36 @@ def _name(way: str, piece: int) -> str:
 
 
 def prices(row: Row) -> dict[str, tuple[float, float]]:
-    """Measured and predicted: pieces of each split over the whole table, both without the others.
+    """Return measured and predicted costs of each split, over the whole table, without the others.
 
-    Of the whole table itself, its times in ms; of `AGAIN`, its second measurement over the first.
+    `WHOLE` has the times of the whole table in ms, `AGAIN` its second measurement over the first.
     """
-    # round by round, as the machine drifts
-    of_rounds = {
+    # Times are subtracted round by round because the machine drifts.
+    measured_ms = {
         name: statistics.median(
             time - other for time, other in zip(times, row["measured_ms"][OTHERS], strict=True)
         )
         for name, times in row["measured_ms"].items()
     }
-    of_model = {
+    predicted_ms = {
         name: time - row["predicted_ms"][OTHERS] for name, time in row["predicted_ms"].items()
     }
     table = Table.from_json(row["table"])
-    found = {
-        WHOLE: (of_rounds[WHOLE], of_model[WHOLE]),
-        AGAIN: (of_rounds[AGAIN] / of_rounds[WHOLE], 1.0),
+    ratios = {
+        WHOLE: (measured_ms[WHOLE], predicted_ms[WHOLE]),
+        AGAIN: (measured_ms[AGAIN] / measured_ms[WHOLE], 1.0),
     }
     for way, parts in splits(table).items():
         sums = [
             sum(count * times[_name(way, i)] for i, (_, count) in enumerate(parts)) / times[WHOLE]
-            for times in (of_rounds, of_model)
+            for times in (measured_ms, predicted_ms)
         ]
-        found[way] = (sums[0], sums[1])
-    return found
+        ratios[way] = (sums[0], sums[1])
+    return ratios
 
 
 def report(rows: Sequence[Row]) -> None:
-    """Bias and spread of the model's prices."""
+    """Print the bias and the spread of the predicted costs."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for name, pair in prices(row).items():

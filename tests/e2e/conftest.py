@@ -18,7 +18,7 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS
-from dlrm_sharded.cost.learned import FEATURES, KIND, to_arrays
+from dlrm_sharded.cost.learned import KIND, LEARNED_FEATURES, to_arrays
 from dlrm_sharded.provenance import device_name
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import train
@@ -49,7 +49,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
     meta = {
         "kind": KIND,
-        "features": FEATURES,
+        "features": LEARNED_FEATURES,
         "hardware": device_name(torch.device("cpu")),
         "device": "cpu",
         "cores": len(os.sched_getaffinity(0)),

@@ -70,11 +70,11 @@ def test_interval_is_students(compared: ModuleType) -> None:
 
 
 def test_reference(compared: ModuleType) -> None:
-    assert compared.reference_of(None, ["dim", "neuroshard_paper"]) == "neuroshard_paper"
-    assert compared.reference_of(None, ["dim", "size"]) == "dim"
-    assert compared.reference_of("size", ["dim", "size"]) == "size"
+    assert compared.choose_reference(None, ["dim", "neuroshard_paper"]) == "neuroshard_paper"
+    assert compared.choose_reference(None, ["dim", "size"]) == "dim"
+    assert compared.choose_reference("size", ["dim", "size"]) == "size"
     with pytest.raises(ConfigError, match="must be one of dim, size"):
-        compared.reference_of("lookup", ["dim", "size"])
+        compared.choose_reference("lookup", ["dim", "size"])
 
 
 def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> Non
 
 
 def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
-    """So that the mended command can write it."""
+    """A corrected command can then write the file."""
     path = tmp_path / "rows.jsonl"
     options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
     reports: list[tuple[object, ...]] = []

@@ -139,7 +139,7 @@ def test_l3_even_volumes_are_cheapest_in_the_mean(
     even = np.full_like(volume, volume.mean())
     even_ms = step_exchange_ms(model, even, hosts).mean()
     assert at_least(step_exchange_ms(model, volume, hosts).mean(), even_ms)
-    prices = ExchangePrices.of(model, hosts)
+    prices = ExchangePrices.from_model(model, hosts)
     linear_ms = (
         prices.fixed_ms + prices.even_byte_ms * volume.mean() + prices.shard_ms * hosts.world_size
     )
@@ -173,9 +173,9 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
 @EXAMPLES
 def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel) -> None:
     workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
-    exchange = workload.exchange(of_ids=False)
+    exchange = workload.exchange(for_ids=False)
     cost = predicted(of[0].shards, of[1], model)
-    prices = LeastExchangePrices.of(model.communication, hosts)
+    prices = LeastExchangePrices.from_model(model.communication, hosts)
     # bytes of each shard to every other rank, as `Workload.exchange` has them
     everywhere = (workload.group_size == workload.world_size) & (workload.world_size > 1)
     num_bytes = workload.num_cols * (4.0 * workload.batch_size / workload.world_size)
@@ -214,9 +214,9 @@ def test_l7_every_rank_pays_the_least_exchange_prices(
     of: tuple[Hosts, Floats], model: CommunicationModel
 ) -> None:
     hosts, volume = of
-    prices = LeastExchangePrices.of(model, hosts)
+    prices = LeastExchangePrices.from_model(model, hosts)
     assert prices.own_byte_ms >= 0.0
-    fixed_ms = ExchangePrices.of(model, hosts).fixed_ms
+    fixed_ms = ExchangePrices.from_model(model, hosts).fixed_ms
     least_ms = fixed_ms + prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
     assert at_least(step_exchange_ms(model, volume, hosts), least_ms)
 
@@ -232,7 +232,7 @@ def test_l7_holds_term_by_term(hosts: Hosts) -> None:
         exchange = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
         exchange[:, i] = 1.0
         model = CommunicationModel(exchange, np.zeros((len(EXCHANGES), len(REDUCE_TERMS))))
-        prices = LeastExchangePrices.of(model, hosts)
+        prices = LeastExchangePrices.from_model(model, hosts)
         for shares in ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [4, 3, 2, 1]):
             volume = 1e6 * np.array(shares, dtype=np.float64)
             least_ms = prices.own_byte_ms * volume + prices.any_byte_ms * volume.sum()
@@ -261,13 +261,13 @@ def test_l9_the_critical_path_is_at_least_the_cost(cost: PlanCost) -> None:
 def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) -> None:
     """L4 takes a minimum over the widths that plans may have: all multiples of 4 columns."""
     task = dataclasses.replace(worked_task(), tables=(table,))
-    assert Shapes.of(task, model.compute).step.tolist() == [4]
+    assert Shapes.from_task(task, model.compute).step.tolist() == [4]
 
 
 def test_worked_example() -> None:
     """The numbers of docs/lower_bound.md."""
     task, model = worked_task(), worked_model()
-    prices = LeastExchangePrices.of(model.communication, model.hosts(task.topology))
+    prices = LeastExchangePrices.from_model(model.communication, model.hosts(task.topology))
     assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))
     relaxation = Relaxation(task, model)
     columns, rows, mixed = relaxation.kinds()

@@ -81,7 +81,7 @@ def fit(world_sizes: tuple[int, ...], seed: int = 0) -> CommunicationModel:
 
 
 def predict(model: CommunicationModel, kind: str, of: Workload, at: Hosts) -> Floats:
-    return model.exchange_ms(kind, of.exchange(of_ids=kind == "input_dist"), at)
+    return model.exchange_ms(kind, of.exchange(for_ids=kind == "input_dist"), at)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_nothing_to_exchange_takes_no_time(network: CommunicationModel) -> None:
 def two_hosts(*measured: str) -> Hosts:
     """2 hosts of 2 ranks, with 100 GB/s within and 10 GB/s between them."""
     topology = Topology(4, 1, 2, intra_host_bytes_per_s=100e9, inter_host_bytes_per_s=10e9)
-    return Hosts.of(topology, measured=measured)
+    return Hosts.from_topology(topology, measured=measured)
 
 
 def test_where_nothing_was_measured_the_stated_bandwidths_count() -> None:
@@ -187,7 +187,7 @@ def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:
     assert two_hosts() == Hosts(4, 2, 0.01, 0.1)
     assert two_hosts("intra") == Hosts(4, 2, 1.0, 0.1)
     assert two_hosts("intra", "inter") == Hosts(4, 2)
-    assert Hosts.of(Topology(4, 1, 2), measured=()) == Hosts(4, 2)
+    assert Hosts.from_topology(Topology(4, 1, 2), measured=()) == Hosts(4, 2)
 
 
 def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCostModel) -> None:

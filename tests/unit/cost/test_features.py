@@ -75,7 +75,7 @@ MIXED = (Shard.whole(A, 0), *blocks(C, range(2)), Shard.whole(B, 1))
 
 def test_pooled_vectors_by_hand() -> None:
     """A rank sends each other one its columns of that one's 32 samples."""
-    exchange = workload(*MIXED).exchange(of_ids=False)
+    exchange = workload(*MIXED).exchange(for_ids=False)
     assert exchange.volume.tolist() == [32 * 32 * 4, 8 * 32 * 4]
     assert exchange.num_shards.tolist() == [1, 1]
     (reduce,) = exchange.reduces
@@ -86,7 +86,7 @@ def test_pooled_vectors_by_hand() -> None:
 
 def test_ids_by_hand() -> None:
     """A rank gets from each other one the ids of its 32 samples, and a length for each bag."""
-    exchange = workload(*MIXED).exchange(of_ids=True)
+    exchange = workload(*MIXED).exchange(for_ids=True)
     assert exchange.volume.tolist() == [(32 * 3.0 + 32) * 4, (32 * 0.5 + 32) * 4]
     assert exchange.num_shards.tolist() == [1, 1]
     # half of c's ids are of each rank's rows; all 32 bags have a length
@@ -115,7 +115,7 @@ def test_a_rank_without_shards_has_nothing() -> None:
     assert of.num_lookups().tolist() == [0, 0, 1, 0]
     assert of.by_rank(of.work()).shape == (4, len(WORK_TERMS))
     assert not of.by_rank(of.work())[[0, 1, 3]].any()
-    assert of.exchange(of_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
+    assert of.exchange(for_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
 
 
 def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
@@ -125,7 +125,7 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
     assert of.group_size.tolist() == [1, *[2] * 2, *[4] * 4]
     assert of.num_lookups().tolist() == [2, 1, 2, 2]
     assert of.num_ids.tolist()[1:3] == pytest.approx([16.0, 16.0])
-    vectors = of.exchange(of_ids=False)
+    vectors = of.exchange(for_ids=False)
     # after their sum within the host, each of its ranks has half of b's 8 columns
     assert vectors.volume.tolist() == [32 * 16 * 4, 0, 4 * 16 * 4, 4 * 16 * 4]
     everywhere, on_host = vectors.reduces
@@ -134,7 +134,7 @@ def test_blocks_on_one_host_of_two_are_a_lookup_of_their_own() -> None:
     # each of the host's ranks sends the other one its sums for half of all samples
     assert on_host.volume.tolist() == [0, 0, 8 * 32 * 4, 8 * 32 * 4]
     assert on_host.num_shards.tolist() == [0, 0, 1, 1]
-    ids = of.exchange(of_ids=True)
+    ids = of.exchange(for_ids=True)
     assert ids.volume.tolist() == [(48 + 16) * 4, 0, (4 + 16) * 4, (4 + 16) * 4]
 
 
@@ -148,8 +148,8 @@ def test_column_splits_divide_columns_and_not_ids() -> None:
         assert work(split, term)[0] == pytest.approx(work(whole, term)[0] * 20 / 32)
     lines = work(whole, "id_lines")[0]  # 20 columns are two lines, as 32 are
     assert work(split, "id_lines")[:2] == pytest.approx([lines, lines / 2], rel=ROUNDING)
-    volume = split.exchange(of_ids=False).volume
-    assert volume.sum() == whole.exchange(of_ids=False).volume.sum()  # of integers
+    volume = split.exchange(for_ids=False).volume
+    assert volume.sum() == whole.exchange(for_ids=False).volume.sum()  # of integers
     for profile in split.profile()[:2]:
         np.testing.assert_allclose(profile, whole.profile()[0], ROUNDING)
 
@@ -164,7 +164,7 @@ def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
     assert of.num_cols.tolist() == [32] * world_size
     whole = workload(Shard.whole(A, 0), task=task)
     assert of.num_unique.sum() == pytest.approx(whole.num_unique.sum())
-    assert of.exchange(of_ids=False).volume.tolist() == [0] * world_size
+    assert of.exchange(for_ids=False).volume.tolist() == [0] * world_size
 
 
 def test_plan_and_sample_agree() -> None:
@@ -199,8 +199,8 @@ def test_plan_and_sample_agree() -> None:
     np.testing.assert_allclose(measured.profile(), planned.profile(), ROUNDING)
 
 
-@pytest.mark.parametrize("of_ids", [False, True], ids=["vectors", "ids"])
-def test_ranks_are_only_names(of_ids: bool) -> None:
+@pytest.mark.parametrize("for_ids", [False, True], ids=["vectors", "ids"])
+def test_ranks_are_only_names(for_ids: bool) -> None:
     """Other numbers for the ranks permute what is theirs, and change nothing else."""
     tables = tuple(Table(f"t{i}", 100 + i, 4 * (i + 1), 1.0 + i) for i in range(8))
     task, order = task_of(tables, 4), [2, 0, 3, 1]
@@ -211,7 +211,7 @@ def test_ranks_are_only_names(of_ids: bool) -> None:
     np.testing.assert_allclose(
         renamed.by_rank(renamed.work())[order], of.by_rank(of.work()), ROUNDING
     )
-    before, after = of.exchange(of_ids=of_ids), renamed.exchange(of_ids=of_ids)
+    before, after = of.exchange(for_ids=for_ids), renamed.exchange(for_ids=for_ids)
     assert len(set(before.volume.tolist())) == 4
     assert after.volume[order].tolist() == before.volume.tolist()
     assert after.num_shards[order].tolist() == before.num_shards.tolist()

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dlrm_sharded.explain.figures import (
-    MANY_RANKS,
+    MAX_RANK_TICKS,
     MAX_TABLES_SHOWN,
     plot_cost_by_rank,
     plot_memory_by_rank,
@@ -261,7 +261,7 @@ def test_cost_figure_with_a_prediction() -> None:
 
 def test_cost_figure_with_a_prediction_for_many_ranks() -> None:
     """Thin bars would run together: a mark on each rank's bar."""
-    ranks = range(MANY_RANKS + 1)
+    ranks = range(MAX_RANK_TICKS + 1)
     cost = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 1.0) for _ in ranks))
     predicted = PlanCost(tuple(StageCost(1.0, 1.0, 1.0, 0.1 * rank) for rank in ranks))
     axes = plot_cost_by_rank(cost, predicted=predicted).axes[0]

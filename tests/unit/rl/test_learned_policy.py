@@ -14,7 +14,7 @@ from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.policy import FEATURES, METHODS, LearnedPolicy, load_policy, to_arrays
+from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, LearnedPolicy, load_policy, to_arrays
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -171,7 +171,7 @@ def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
         "device": "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "optimizer": "rowwise_adagrad",
-        "features": FEATURES,
+        "features": POLICY_FEATURES,
     }
     path = write_artifact(tmp_path, "policy", to_arrays(net), meta)
     before = torch.get_rng_state()

@@ -327,7 +327,7 @@ def test_gaps() -> None:
     titles, dim, size = cells(comparison_markdown(comparison))
     column = titles.index("gap, %")
     assert (size[column], dim[column]) == ("-", "2.0 ± 1.4")
-    assert "Gap: how far" in comparison_markdown(comparison)
+    assert "Gap is an upper limit" in comparison_markdown(comparison)
     summary = list(csv.DictReader(io.StringIO(comparison.summary.write_csv())))
     assert [row["gap_n"] for row in summary] == ["2", "0"]
     assert float(summary[0]["lower_bound_ms_mean"]) == pytest.approx(8.5)

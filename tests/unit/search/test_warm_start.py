@@ -125,7 +125,7 @@ def test_keeps_constraints_while_it_moves(tmp_path: Path) -> None:
 )
 def test_a_start_that_keeps_no_constraints(tmp_path: Path, keys: dict[str, Any]) -> None:
     path = tmp_path / "plan.json"
-    with pytest.raises(InvalidPlanError, match=rf"the plan {path} does not keep"):
+    with pytest.raises(InvalidPlanError, match=rf"the plan {path} violates sharder"):
         planned_from(path, on_rank(task_of(), 1), task_of(), **keys)
 
 
@@ -159,8 +159,8 @@ def test_a_start_that_is_no_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"max_moved_tables": 3}, r"name it in sharder\.warm_start"),
-        ({"max_moved_gib": 0.5}, r"name it in sharder\.warm_start"),
+        ({"max_moved_tables": 3}, r"name its plan\.json in sharder\.warm_start"),
+        ({"max_moved_gib": 0.5}, r"name its plan\.json in sharder\.warm_start"),
         ({"warm_start": "p", "max_moved_tables": -1}, r"sharder\.max_moved_tables is -1"),
         ({"warm_start": "p", "max_moved_tables": 1.5}, r"sharder\.max_moved_tables is 1\.5"),
         ({"warm_start": "p", "max_moved_gib": -0.1}, r"sharder\.max_moved_gib is -0\.1"),

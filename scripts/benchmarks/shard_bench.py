@@ -1,4 +1,4 @@
-"""What the benchmarks that measure shards alone share: options, bench, ids, and rounds of it."""
+"""The parts that benchmarks of measured shards have in common: options, bench, ids and rounds."""
 
 from __future__ import annotations
 
@@ -24,17 +24,25 @@ NUM_BATCHES = 3
 Key = TypeVar("Key")
 
 
-def add_round_arguments(parser: argparse.ArgumentParser, *, rounds: int, of: str) -> None:
-    """How often each rank or piece is measured."""
+def add_round_arguments(parser: argparse.ArgumentParser, *, rounds: int, item: str) -> None:
+    """Add the options for how often each item, a rank or a piece, is measured."""
     parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"each {of} is built and measured anew"
+        "--rounds",
+        type=int,
+        default=rounds,
+        help=f"rounds; each builds and measures every {item} anew [%(default)s]",
     )
-    parser.add_argument("--iterations", type=int, default=8, help=f"of one {of} in one round")
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=8,
+        help=f"iterations of one {item} in one round [%(default)s]",
+    )
 
 
 @contextmanager
 def open_bench(iterations: int, *, table_bytes: int) -> Iterator[tuple[RankBench, torch.device]]:
-    """A bench, and the device that it measures on: a GPU, or one core of the CPU."""
+    """Yield a bench and the device that it measures on: a GPU, or one core of the CPU."""
     quiet()
     torch.set_num_threads(1)
     config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
@@ -60,7 +68,7 @@ def interleaved(
     rounds: int,
     rng: np.random.Generator,
 ) -> dict[Key, list[StageCost]]:
-    """Every group of shards once in each round, in a new random order."""
+    """Measure every group of shards once in each round, in a new random order."""
     keys = list(groups)
     measured: dict[Key, list[StageCost]] = {key: [] for key in keys}
     for _ in range(rounds):
