@@ -15,7 +15,7 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, torchrec_adapter
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, sharded_planner
 from dlrm_sharded.distributed import Rank, detect_topology
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
 from dlrm_sharded.plan import Shard
@@ -98,7 +98,7 @@ def test_takes_the_ranks_from_the_process_group() -> None:
 
 def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:
     """Ranks of every table, where the ranks found so much memory."""
-    torchrec_adapter.detect_topology = functools.partial(
+    sharded_planner.detect_topology = functools.partial(
         detect_topology, memory_gib=memory_bytes[rank.rank] / GIB
     )
     plan = ShardedPlanner(GreedySharder("size")).collective_plan(small_dlrm())
@@ -117,7 +117,7 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
     group = torch.distributed.new_group([1, 2])
     outcome = None
     if rank.rank:
-        torchrec_adapter.detect_topology = functools.partial(
+        sharded_planner.detect_topology = functools.partial(
             detect_topology, memory_gib=1.0, reserved_gib=2.0 if rank.rank == 2 else 0.0
         )
         try:
