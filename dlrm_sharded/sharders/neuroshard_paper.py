@@ -46,8 +46,7 @@ LEAST_LIMIT, MOST_LIMIT = 1.0, 1.5
 
 Indices = NDArray[np.int64]
 Node = tuple[int, ...]
-"""The shape of every shard: a split puts one half in the place of the shard, the other at the end.
-"""
+"""Shapes of all shards; a split replaces a shard by one half and appends the other half."""
 
 
 class NeuroShardPaperSharder:
@@ -237,13 +236,13 @@ class _GreedyGrid:
             yield _Placement(float(node_costs[best]), node, node_ranks[best])
 
     def _compute_ms(self, sums: Floats) -> Floats:
-        """Return the computation [...] in both directions from sums [..., V] of ranks with shards."""
+        """Return the computation [...] in both directions from sums [..., V] of ranks."""
         flat = sums.reshape(-1, sums.shape[-1])
         times: Floats = self._model.compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
         return times.reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
-        """Return `PlanCost.cost_ms` [N, L] from the ranks' computation, columns, shards [N, L, W]."""
+        """Return `PlanCost.cost_ms` [N, L] from computation, columns, shards [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
         volume = cols.reshape(-1, num_ranks) * self._col_bytes

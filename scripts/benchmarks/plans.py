@@ -160,7 +160,7 @@ def _run_here(case: Case, sharders: Sequence[str]) -> Iterator[Row]:
 
 
 def _run_apart(case: Case, sharders: Sequence[str], limit_s: float) -> Iterator[Row]:
-    """Make every plan in a new process, so that each has its sharder_rows peak of memory."""
+    """Make every plan in a new process, so that each has its own peak of memory."""
     context = multiprocessing.get_context("spawn")
     for number, benchmark_task in enumerate(case.tasks()):
         for sharder in sharders:
