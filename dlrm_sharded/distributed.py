@@ -160,7 +160,7 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def patient_group() -> dist.ProcessGroup:
-    """Yield a gloo group of all ranks for waits that may exceed a collective's timeout."""
+    """Return a gloo group of all ranks for waits that may exceed a collective's timeout."""
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert group is not None
     return group

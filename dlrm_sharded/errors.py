@@ -15,7 +15,7 @@ import math
 
 
 class UserError(Exception):
-    """Base of all errors that say what happened, with the numbers, and what to do about it."""
+    """Base of all errors whose message has the cause, the numbers and the remedy."""
 
 
 class ConfigError(UserError, ValueError):
@@ -35,7 +35,7 @@ class IncompleteSweepError(UserError):
 
 
 class ShardingError(UserError):
-    """Base of what can go wrong between a task and its plan."""
+    """Base of the errors between a task and its plan."""
 
 
 class InfeasibleTaskError(ShardingError):
@@ -47,7 +47,7 @@ class InvalidPlanError(ShardingError):
 
 
 class RankError(Exception):
-    """Says, as the cause of an error that all ranks raise, where it is from and who reports it."""
+    """Cause of an error that all ranks raise, with the failed rank and the rank that reports it."""
 
     def __init__(self, error: BaseException, *, failed_rank: int, reporter: int) -> None:
         super().__init__(f"raised on rank {failed_rank}, reported by rank {reporter}")

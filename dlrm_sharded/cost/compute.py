@@ -101,7 +101,7 @@ class ComputeModel:
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
-        # a net says nothing about profiles that it was not fitted to
+        # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
         work = workload.work()

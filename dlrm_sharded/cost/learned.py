@@ -153,7 +153,7 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     compute, communication = from_arrays(loaded.arrays)
     measured_links = tuple(loaded.meta["measured_links"])
     if loaded.meta["device"] != context.device:
-        # exchanges between CPUs say nothing of exchanges between GPUs
+        # Exchanges between CPUs do not predict exchanges between GPUs.
         communication, measured_links = with_stated(UNMEASURED, measured=()), ()
     ranges = {key: (low, high) for key, (low, high) in loaded.meta["ranges"].items()}
     return LearnedCostModel(

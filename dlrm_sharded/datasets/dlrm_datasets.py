@@ -30,7 +30,7 @@ class DlrmDatasets:
     """Cuts one file of Meta's dlrm_datasets (`.pt` or `.pt.gz`) into global batches.
 
     A file holds neither dense features nor labels. Both are planted (`PlantedLabels`), so that
-    accuracy shows that training works but says nothing about real users.
+    accuracy shows that training works but does not carry over to real users.
 
     Letters: N ids, T tables, B samples.
 

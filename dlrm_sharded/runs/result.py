@@ -77,8 +77,8 @@ def _key(read: Callable[[object], Any], *, objective: bool = False) -> Any:
     """Declare a key of result.json.
 
     Args:
-        read: returns the value if it is of the right kind, else None: files of earlier versions
-            lack keys, and broken files have anything.
+        read: returns the value if it has the right kind, else None. Files of earlier versions lack
+            keys, and broken files may have any values.
         objective: whether a sweep can optimize it.
     """
     return dataclasses.field(default=None, metadata={"read": read, "objective": objective})

@@ -103,7 +103,7 @@ class Neighborhood:
         change_here = self._change_at_source(rank, parts, is_whole, objective)
         there = objective.powers_of(state.load[others][None] + problem.load[moved][:, None])
         gains = (there - objective.powers[others]) @ objective.slope
-        # The change at the source is the same whatever rank gets the part.
+        # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
         if not self._splits:  # a part that leaves something behind makes a piece more
@@ -358,7 +358,7 @@ class Neighborhood:
         """Return [M, B], whether constraints let units be on ranks; [1, B] if there are none."""
         if not self._problem.restricts_ranks:
             return np.ones((1, len(ranks)), dtype=bool)
-        # Several moves are of the same unit, so each unit is asked for once.
+        # Several moves may belong to one unit, so each unit is looked up once.
         allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
 
@@ -371,7 +371,7 @@ class Neighborhood:
             load: [W, L], loads of all ranks without the unit.
         """
         state, problem = self._state, self._problem
-        # Row blocks are small and on many ranks: what hosts exchange is taken as it was.
+        # Row blocks are small and on many ranks, so host loads are taken as unchanged.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
         powers = objective.powers_of(load)  # of the ranks without the unit

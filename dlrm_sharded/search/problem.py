@@ -233,7 +233,7 @@ class Problem:
         return dataclasses.replace(_without_margin(self), blocks=blocks)
 
     def processing_ms(self, load: Floats) -> Floats:
-        """Return the processing time [...] of loads [..., L]: what a single rank must do."""
+        """Return the processing time [...] of loads [..., L], the work of a single rank."""
         total: Floats = load[..., Load.PROCESSING].sum(axis=-1)
         return total
 

@@ -39,7 +39,7 @@ TERMINATION_S = 10
 
 
 MAX_UNKNOWN = 2
-"""Queries about an unknown app after which we fail; `torchx log` would ask for ever."""
+"""Queries about an unknown app before an error, because `torchx log` would repeat them for ever."""
 
 
 def create_scheduler(

@@ -198,7 +198,7 @@ def _queued(app_id: str) -> list[dict[str, str]]:
     """Return the queue's rows of a job and its parts.
 
     Raises:
-        subprocess.CalledProcessError: the queue did not answer, which says nothing of the job.
+        subprocess.CalledProcessError: the queue did not answer, so the state of the job is unknown.
     """
     command = ["squeue", *QUEUE, "-j", app_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

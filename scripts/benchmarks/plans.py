@@ -34,7 +34,15 @@ from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
 
-SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup", "lookup", "dim", "size")
+PLANNED_SHARDERS = (
+    "neuroshard",
+    "neuroshard_paper",
+    "torchrec",
+    "size_lookup",
+    "lookup",
+    "dim",
+    "size",
+)
 INFEASIBLE = "infeasible"
 MIB_OF_MAXRSS = 1 / 1024
 """Factor from `ru_maxrss`, which Linux gives in KiB, to MiB."""
@@ -44,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
     parser.add_argument("--num", type=int, help="number of tasks; by default, all of the set")
     parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
-    add_sharder_arguments(parser, SHARDERS)
+    add_sharder_arguments(parser, PLANNED_SHARDERS)
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="device of the ranks [%(default)s]"
     )

@@ -97,7 +97,7 @@ def test_a_truncated_file_is_noticed_at_open(folder, name):
     with pytest.raises(DataError, match=rf"{name} should have {size:,} B, but has {size - 4:,} B"):
         BlockReader(folder)
     path.unlink()
-    with pytest.raises(DataError, match=f"{name}.*found 0 B.*convert again"):
+    with pytest.raises(DataError, match=f"{name}.*has 0 B.*convert again"):
         BlockReader(folder)
 
 
