@@ -157,7 +157,7 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
     if _checksum(arrays, meta) != checksum:
         raise DataError(f"{path} was changed since it was written; {make_one}")
     if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
-        raise DataError(f"{path} does not say {', '.join(missing)}; {make_one}")
+        raise DataError(f"{path} lacks the fields {', '.join(missing)}; {make_one}")
     if meta.get("features") != json.loads(json.dumps(features)):
         raise DataError(
             f"{path} was fitted to other features than this version computes; {make_one}"

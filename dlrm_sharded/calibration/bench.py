@@ -21,8 +21,8 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs
 
 ARENA_SLACK = 1.25
-"""Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row, a
-quarter of the narrowest table."""
+"""Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row,
+which is a quarter of the narrowest table."""
 
 ARENA_ALIGNMENT = 16
 """fp32 numbers in a cache line, at which tensors start as they do with torch's allocator."""

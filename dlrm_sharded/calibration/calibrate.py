@@ -35,8 +35,8 @@ class FitConfig:
     Args:
         model: one of `MODELS`.
         num_steps: steps of Adam.
-        holdout_share: fraction of the plans that is kept from the fit; the artefact says how well
-            they are predicted.
+        holdout_share: fraction of the plans that the model is not fitted to; the artefact
+            contains its errors on them.
     """
 
     model: str = "learned"
@@ -57,7 +57,7 @@ class Fitted:
     """The content of a fitted model's artefact.
 
     Args:
-        comparisons: predicted and measured times of the held-out plans, by what was predicted.
+        comparisons: predicted and measured times of the held-out plans, by name of the quantity.
     """
 
     arrays: Arrays
@@ -84,10 +84,10 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
         kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
         predict = PaperCostModel(nets).predict_workload
     comparisons = compare(predict, held_out)
-    kept = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
+    provenance_keys = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
         "kind": kind,
-        **{key: costs.manifest[key] for key in kept},
+        **{key: costs.manifest[key] for key in provenance_keys},
         "features": features,
         "ranges": ranges,
         "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},

@@ -1,7 +1,7 @@
 """Collects costs: TorchRec shards random plans, which are measured as the plan of a run is.
 
-`measure` times both in the same way, so a model of these samples needs no correction for what
-surrounds FBGEMM's lookup or the collective.
+`measure` times both in the same way, so a model of these samples needs no correction for the
+overhead around FBGEMM's lookup or the collective.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class CollectConfig:
         table_gib: memory for tables per rank.
         ids_per_step: largest number of ids that one rank looks up, so that no plan takes long.
         optimizer: one of `EMBEDDING_OPTIMIZERS`, fused into the backward pass.
-        repeat_every, num_repeats: every n-th plan is measured so many more times, which shows how
-            well measurements repeat; every 19th is 5 %.
-        measure: how long one plan is measured.
+        repeat_every, num_repeats: every n-th plan is measured this many more times, which shows how
+            well measurements repeat; n = 19 gives 5 % of the plans.
+        measure: length of the measurement of a plan.
     """
 
     num_samples: int = 2000
@@ -106,7 +106,7 @@ class Slot:
     """One measurement of the schedule.
 
     Args:
-        number, attempt: the plan, and how often it was measured before.
+        number, attempt: number of the plan, and how often it was measured before.
         world_size: number of ranks that measure it.
     """
 
@@ -119,11 +119,11 @@ class Slot:
 def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     """Measure random plans and write them to `out`; all ranks of the job call it together.
 
-    What an earlier call measured and could not finish is in `<out>.partial`, and goes on there.
+    An unfinished collection of an earlier call is in `<out>.partial`, and continues there.
 
     Raises:
-        ConfigError: `out` is there already, or a batch size does not divide by the ranks.
-        DataError: the unfinished collection is of other hardware or other settings.
+        ConfigError: `out` exists already, or a batch size does not divide by the ranks.
+        DataError: the unfinished collection has other hardware or other settings.
     """
     for batch_size in config.batch_sizes:
         if batch_size % rank.world_size:
@@ -213,7 +213,7 @@ def _num_cores() -> int:
 
 
 def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
-    """Return hardware, versions and settings, which all samples of one file share."""
+    """Return hardware, versions and settings, which are the same for all samples of a file."""
     settings = dataclasses.asdict(config)
     del settings["time_budget_s"], settings["num_samples"]
     computing, communicating = group_sizes(rank)

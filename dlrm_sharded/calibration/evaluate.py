@@ -1,4 +1,4 @@
-"""Compares predicted costs with measured ones, by what was predicted."""
+"""Compares predicted costs with measured ones, separately for each predicted quantity."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePair
     exchanges and whole plans are compared on their slowest rank.
 
     Returns:
-        Pairs of times by what was predicted.
+        Pairs of times by name of the predicted quantity.
     """
-    found: dict[str, TimePairs] = {}
+    pairs_by_name: dict[str, TimePairs] = {}
     for sample in samples:
-        _compare_plan(found, sample, predict(workload_of_sample(sample)))
-    return dict(sorted(found.items()))
+        _compare_plan(pairs_by_name, sample, predict(workload_of_sample(sample)))
+    return dict(sorted(pairs_by_name.items()))
 
 
 def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
@@ -99,17 +99,17 @@ def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
     attempts: dict[tuple[str, int], dict[int, Sample]] = {}
     for sample in samples:
         attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    found: dict[str, TimePairs] = {}
+    pairs_by_name: dict[str, TimePairs] = {}
     for by_attempt in attempts.values():
         if 1 in by_attempt:
-            _compare_plan(found, by_attempt[0], by_attempt[1].cost)
-    return dict(sorted(found.items()))
+            _compare_plan(pairs_by_name, by_attempt[0], by_attempt[1].cost)
+    return dict(sorted(pairs_by_name.items()))
 
 
-def _compare_plan(found: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
+def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
         if measured > 0:  # a time below the clock's resolution has no relative error
-            found.setdefault(name, TimePairs()).add(predicted, measured)
+            pairs_by_name.setdefault(name, TimePairs()).add(predicted, measured)
 
     if sample.kind == "computation":
         workload = workload_of_sample(sample)

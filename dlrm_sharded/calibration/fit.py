@@ -127,7 +127,7 @@ class TrainablePriceNet(nn.Module):
     def forward(
         self, work: Tensor, profile: Tensor, read_mb: Tensor, lookup: Tensor, num_ranks: int
     ) -> Tensor:
-        """Return [N], times of one direction in ms, of shards that are packed as `LookupData`."""
+        """Return [N], times of one direction in ms; the shards are packed as in `LookupData`."""
         rank = lookup // NUM_LOOKUPS
         priced = self.net(profile).exp() * work
         sums = torch.zeros(num_ranks, priced.shape[1]).index_add(0, rank, priced)
@@ -178,7 +178,7 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
         torch.tensor(data.read_mb, dtype=torch.float32),
         torch.tensor(data.lookup),
     )
-    # [N, K + 1], what constant prices multiply: the work of each rank, and one launch
+    # [N, K + 1], factors of constant prices: the work of each rank, and one launch
     terms = np.zeros((len(data.times_ms), data.work.shape[1] + 1))
     np.add.at(terms[:, :-1], data.lookup // NUM_LOOKUPS, data.work)
     terms[:, -1] = 1.0

@@ -16,7 +16,7 @@ RANKS_PER_BATCH, LEARNING_RATE = 512, 1e-3
 
 
 def fit_paper(samples: Sequence[Sample], *, seed: int, num_steps: int) -> PaperNets:
-    """Train the nets by Adam on the squared error, in ms^2, of mini-batches."""
+    """Train the nets by Adam on mini-batches, with the squared error in ms^2 as the loss."""
     workloads = [workload_of_sample(sample) for sample in samples]
     sizes = sorted({w.world_size for w in workloads if w.world_size > 1})
     with torch.random.fork_rng(devices=[]):

@@ -40,19 +40,19 @@ class Journal:
             )
         self.folder = out.with_name(f"{out.name}.partial")
         self._samples = self.folder / "samples.jsonl"
-        found = self.folder / "settings.json"
+        settings_path = self.folder / "settings.json"
         # a kill may have left the data without its manifest; the journal still has all samples
-        if manifest_path(out).exists() or (out.exists() and not found.exists()):
-            raise ConfigError(f"{out} is there already; give another out=, or remove it")
+        if manifest_path(out).exists() or (out.exists() and not settings_path.exists()):
+            raise ConfigError(f"{out} exists already; give another out=, or remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
-        if not found.exists():
+        if not settings_path.exists():
             self._samples.write_bytes(b"")
         if self._samples.stat().st_size == 0:
-            write_json(found, settings)
+            write_json(settings_path, settings)
             return
         try:
-            self._check(read_json_object(found, noun="settings"), settings)
+            self._check(read_json_object(settings_path, noun="settings"), settings)
         except UserError:
             self.close()
             raise
@@ -80,15 +80,15 @@ class Journal:
         self.close()
 
     def _check(self, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps(settings))
-        differing = [key for key in wanted if wanted[key] != before.get(key)]
+        current = json.loads(json.dumps(settings))
+        differing = [key for key in current if current[key] != before.get(key)]
         if differing:
             changes = "; ".join(
-                f"{key}: {before.get(key)!r}, now {wanted[key]!r}" for key in differing
+                f"{key}: {before.get(key)!r}, now {current[key]!r}" for key in differing
             )
             raise DataError(
-                f"{self.folder} is an unfinished collection of other settings ({changes}); finish "
-                "it with those, or remove it"
+                f"{self.folder} is an unfinished collection with other settings ({changes}); "
+                "finish it with those settings, or remove the folder"
             )
 
     def _locked(self) -> FileLock:

@@ -25,7 +25,7 @@ from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
 log = logging.getLogger(__name__)
 
 MIN_ITERATIONS = 3
-"""Fewest timed iterations, whatever the time budget."""
+"""Smallest number of timed iterations, which the time budget does not reduce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

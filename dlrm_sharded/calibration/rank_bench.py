@@ -32,7 +32,7 @@ from dlrm_sharded.torchrec_adapter import parameter_sharding
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of one batch for one table: [num_ids] of all samples, and [B] ids of each sample."""
+    """The ids of one batch for one table: [num_ids], and the number of ids of each sample, [B]."""
 
     values: NDArray[np.int32]
     lengths: NDArray[np.int32]

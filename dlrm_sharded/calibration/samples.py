@@ -1,6 +1,6 @@
 """Collected costs: random plans and their measured costs on one machine, in a Parquet file.
 
-The manifest `costs.json` beside `costs.parquet` says hardware, versions, seed, batch sizes,
+The manifest `costs.json` beside `costs.parquet` has hardware, versions, seed, batch sizes,
 repeatability, and the checksum of the data.
 """
 
@@ -28,7 +28,7 @@ from dlrm_sharded.tables import NUM_REUSE_BINS
 
 COSTS_FORMAT = 1
 TIMES = (INPUT_DIST, *STAGES)
-"""Everything that is timed: the redistribution of ids, and the stages."""
+"""Names of all measured times: the redistribution of ids, and the stages."""
 
 _SHARD = pl.Struct(
     {
@@ -61,8 +61,8 @@ class MeasuredShard:
     Args:
         pooling_factor: mean ids per sample that reach this shard; for a block of rows, a fraction
             of its table's.
-        reuse_histogram: see `Table.reuse_histogram`, of the ids that reach this shard.
-        row_wise: whether the shard is a block of rows; a rank looks those up separately.
+        reuse_histogram: histogram of the ids that reach this shard, see `Table.reuse_histogram`.
+        row_wise: whether the shard is a block of rows, which has a lookup of its own.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class Sample:
         kind: "computation" for tables of real sizes, "communication" for tiny ones.
         number: number of the plan within its collection.
         attempt: how often the plan had been measured before.
-        cost: with the redistribution of ids.
+        cost: measured cost, with the redistribution of ids.
     """
 
     kind: str

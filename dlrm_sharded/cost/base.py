@@ -1,4 +1,4 @@
-"""What cost models can do, for those who plan, search and report with them."""
+"""The protocols of cost models, for planning, searching and reporting."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class CostModel(Protocol):
-    """Predicts what `calibration.measure` would measure."""
+    """Predicts the cost that `calibration.measure` would measure."""
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict the stages of every rank under a valid plan, and the redistribution of ids.
 
-        `input_dist_ms` of the result is None where the model does not know it.
+        `input_dist_ms` of the result is None if the model does not predict it.
         """
 
 
 @runtime_checkable
 class AdditiveCostModel(CostModel, Protocol):
-    """A cost model under which every shard adds a vector to its rank, whatever else lies there.
+    """A cost model under which every shard adds a vector to its rank, regardless of other shards.
 
     The search, the lower bound and the diagnosis of plans need this: they price each possible shard
     once, and a plan by sums.

@@ -32,7 +32,7 @@ NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
 
 LEAST_MS = 1e-6
-"""Cost at which the search for an upper end of the interval starts where the mean is lower."""
+"""Lowest cost, in ms, at which the search for an upper end of the interval starts."""
 
 LEAST_ROOM_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
@@ -40,9 +40,9 @@ LEAST_ROOM_MS = 1e-9
 
 @functools.lru_cache(maxsize=8)
 def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
-    """Return a cost that no plan which `validate` accepts undercuts; inf where surely none fits.
+    """Return a cost that no valid plan undercuts, or inf if it is certain that no plan fits.
 
-    Cached, as the search and the report of one run both ask for it.
+    The result is cached, because the search and the report of one run both need it.
     """
     return Relaxation(with_profiles(task), model).bound_ms()
 
@@ -55,10 +55,10 @@ class Cuts:
         first: [T], where each table's sizes of pieces begin.
         possible: [n], whether the pieces exist.
         size_bytes: [n], memory of a piece.
-        piece_ms: [n], least cost of a rank that holds a piece, but for what every rank pays.
+        piece_ms: [n], least cost of a rank that holds a piece, without the costs of every rank.
         work_ms: [n], computation of the whole table in such pieces, on all ranks together.
         mean_ms: [n], cost of the whole table in such pieces, in the mean over ranks.
-        every_rank_ms: [T], what every rank pays for the exchanges of a table cut so, at least.
+        every_rank_ms: [T], least time of the table's exchanges that every rank pays.
     """
 
     first: Indices
@@ -77,7 +77,7 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class PlanKind:
-    """Plans that cut tables in the same ways, and so pay the same fixed costs (L8).
+    """Plans that cut tables in the same ways, and therefore have the same fixed costs (L8).
 
     Args:
         fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
@@ -90,7 +90,7 @@ class PlanKind:
 
 
 class Relaxation:
-    """A task whose pieces may go anywhere, in any fractions, so that no plan is cheaper."""
+    """A relaxed task, in which fractions of pieces may go anywhere, so that no plan is cheaper."""
 
     def __init__(self, task: ShardingTask, model: AdditiveCostModel) -> None:
         self._world_size = task.topology.world_size
@@ -113,7 +113,7 @@ class Relaxation:
         return min(self.bound_of_kind_ms(kind) for kind in self.kinds())
 
     def kinds(self) -> list[PlanKind]:
-        """Return plans of columns only, of row blocks over all ranks only, and all others."""
+        """Return the kinds of plans: only columns, only row blocks over all ranks, all others."""
         fixed_ms = self._prices.fixed_ms
         kinds = [PlanKind((self._columns,), fixed_ms, fixed_ms)]
         if self._blocks:
@@ -151,7 +151,7 @@ class Relaxation:
     def mean_ms(self, limit_ms: float, kind: PlanKind) -> float:
         """Return a lower bound of the ranks' mean cost in plans that cost `limit_ms` or less.
 
-        inf where there is no such plan.
+        It is inf if there is no such plan.
         """
         every_rank_ms = kind.every_rank_fixed_ms + _exchanges_of_every_rank_ms(kind)
         least_mean = least_work = np.full(len(self._columns.first), np.inf)
@@ -213,7 +213,7 @@ class Relaxation:
         )
 
     def _piece_ms(self, pieces: Pieces, work_ms: Floats) -> Floats:
-        """Return [n], work, own exchanges and launch of a rank with one piece (L5)."""
+        """Return [n], time of a rank with one piece: work, its own exchanges and launch (L5)."""
         own_ms = self._least_prices.own_byte_ms * pieces.volume
         piece_ms: Floats = work_ms + own_ms + self._launch_ms
         return piece_ms
@@ -223,7 +223,7 @@ class Relaxation:
 
 
 def _exchanges_of_every_rank_ms(kind: PlanKind) -> float:
-    """Return what every rank pays at least for the volumes of all tables (L7)."""
+    """Return the least time that every rank pays for the volumes of all tables (L7)."""
     num_tables = len(kind.cuts[0].every_rank_ms)
     least_ms = np.full(num_tables, np.inf)
     for cuts in kind.cuts:

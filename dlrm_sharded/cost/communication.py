@@ -1,8 +1,8 @@
 """Exchanges between ranks: one model of their times for any number of ranks and hosts.
 
-A rank's time in an all-to-all is a weighted sum, with weights that are not negative, of what can
-hold it up: its own bytes, those of the busiest rank and of the busiest host, and the number of
-peers, each for the links within a host and between hosts. No term depends on a rank's number, and
+A rank's time in an all-to-all is a weighted sum, with nonnegative weights, of the causes of delay:
+its own bytes, those of the busiest rank and of the busiest host, and the number of peers, each for
+the links within a host and between hosts. No term depends on a rank's number, and
 the world size is only a number in the terms, where NeuroShard (arXiv:2305.01868, sec. 3.2) has one
 net per world size that reads the ranks in their order.
 
@@ -59,12 +59,12 @@ LINKS = ("intra", "inter")
 """Links between ranks of one host, and between ranks of different hosts."""
 
 ASSUMED_MS_PER_MB = 1.0
-"""Time of a MB on a link that was neither measured nor stated: 1 GB/s."""
+"""Time of a MB on a link whose bandwidth was neither measured nor stated: 1 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """How ranks lie on hosts, and how bytes between them become time.
+    """The placement of ranks on hosts, and the time of a MB between ranks.
 
     Args:
         intra_ms_per_mb, inter_ms_per_mb: time of a MB that one rank sends in one direction; 1 where
@@ -227,7 +227,7 @@ class CommunicationModel:
 
 
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:
-    """Return the model with the busiest rank's bytes over the bandwidth for links not measured."""
+    """Return the model, with the busiest rank's bytes over the bandwidth for links not measured."""
     exchange, reduce = model.exchange.copy(), model.reduce.copy()
     for link in set(LINKS) - set(measured):
         exchange[:, EXCHANGE_TERMS.index(f"max_busier_{link}")] = 1.0
@@ -238,4 +238,4 @@ def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> Comm
 UNMEASURED = CommunicationModel(
     np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS))), np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
 )
-"""A model that knows nothing of exchanges: all take no time."""
+"""Model in which exchanges take no time."""

@@ -1,4 +1,4 @@
-"""Computation of a rank: what its lookups take, forward and backward.
+"""Computation of a rank: the forward and backward times of its lookups.
 
 The time of a rank is a sum over its shards of work terms (`WORK_TERMS`) times prices. A shard's
 prices depend on its access profile alone, through a small net with positive outputs, and its work
@@ -42,7 +42,7 @@ class PriceNet:
         cache_gain: [K, J], not negative; by how much a term's price rises as a cache overflows.
         cache_mb, cache_slope: [J], log10 of the MB at which a cache is half overflown, and how
             fast it overflows around them.
-        launch_ms, next_launch_ms: time of a rank's first lookup whatever it looks up, and of each
+        launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
     """
 
@@ -102,8 +102,8 @@ class ComputeModel:
     backward: PriceNet
 
     def vectors(self, workload: Workload) -> Floats:
-        """Return [S, V], what each shard adds to its rank: priced work, and MB (`READ_MB`)."""
-        # a net says nothing about profiles that it was not fitted to
+        """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
+        # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
         work = workload.work()
@@ -125,9 +125,9 @@ class ComputeModel:
         )
 
     def work_ms(self, vectors: Floats, read_mb: Floats) -> Floats:
-        """Return [N, 2], what shards of vectors [N, V] add to ranks that read so many MB [N].
+        """Return [N, 2], the times that shards of vectors [N, V] add to ranks that read MB [N].
 
-        It grows with what the rank reads. A rank's time is the sum over its shards, and launches.
+        They grow with the MB read. A rank's time is the sum over its shards, plus launches.
         """
         return np.column_stack(
             [net.work_ms(priced, read_mb) for net, priced in self._directions(vectors)]
@@ -139,7 +139,7 @@ class ComputeModel:
         return times
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
-        """Return [N, 2], time to launch the lookups, whatever they look up."""
+        """Return [N, 2], time to launch the lookups, without their work."""
         num_priced = 1 + self.forward.cache_gain.shape[1]
         # without priced work, the launches are all that remains of a time
         nothing = np.zeros((len(num_lookups), 2 * num_priced + 1))

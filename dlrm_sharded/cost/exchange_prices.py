@@ -1,9 +1,9 @@
-"""Prices of a byte in the exchanges of a step: what the search and the lower bound know of them.
+"""Prices of a byte in the exchanges of a step, for the search and for the lower bound.
 
 The time of an exchange depends on the volumes of all ranks at once, through maxima.
 `ExchangePrices` replaces it by prices per byte that hold near even volumes, where good plans are,
-and `LeastExchangePrices` by prices that no volumes undercut. docs/lower_bound.md proves what the
-bound uses of them (L3 and L7).
+and `LeastExchangePrices` by prices that no volumes undercut. docs/lower_bound.md proves the
+properties that the bound needs (L3 and L7).
 
 Letters: W ranks.
 """
@@ -25,7 +25,7 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.features import Floats
 
 EVEN_BYTES, STEP_BYTES = 1e6, 1e3
-"""Volume of every rank where the slopes are taken, and how far a rank is moved away from it."""
+"""Volume of every rank at which the slopes are taken, and the step of the difference quotient."""
 
 HARDLY_ANY = 1e-12
 """Number of shards that adds no time by itself: without any shard there is no exchange at all."""
@@ -36,7 +36,7 @@ class ReducePrices:
     """Prices of the reductions of a step within a group, on each of its ranks.
 
     Args:
-        fixed_ms: time of the reductions of the group, whatever they reduce.
+        fixed_ms: time of the reductions of the group that does not depend on their bytes.
         byte_ms: time of a byte that each rank of the group sends to every other one.
         shard_ms: time of each table in row blocks.
     """
@@ -86,7 +86,7 @@ class ExchangePrices:
 
     @property
     def any_byte_ms(self) -> float:
-        """What every rank pays for a byte of any rank: what the other prices leave of the even."""
+        """Time that every rank pays for a byte of any rank: the rest of `even_byte_ms`."""
         on_host_ms = self.busiest_host_byte_ms * self.num_ranks / self.num_hosts
         own_ms, busiest_ms = self.own_byte_ms, self.busiest_rank_byte_ms
         return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
@@ -98,12 +98,12 @@ class ExchangePrices:
         exchanges = _StepExchanges(model, hosts)
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
-        own, busiest_rank, busiest_host = exchanges.uneven_prices()
+        own_byte, busiest_rank, busiest_host = exchanges.uneven_prices()
         return cls(
             fixed_ms=fixed_ms,
             shard_ms=(with_shards_ms - fixed_ms) / size,
             even_byte_ms=(float(exchanges.even_ms[0]) - fixed_ms) / EVEN_BYTES,
-            own_byte_ms=own,
+            own_byte_ms=own_byte,
             busiest_rank_byte_ms=busiest_rank,
             busiest_host_byte_ms=busiest_host,
             reduces={
@@ -140,7 +140,7 @@ class _StepExchanges:
         return both
 
     def uneven_prices(self) -> tuple[float, float, float]:
-        """Return the prices of a byte of a rank's own, of the busiest rank, of the busiest host."""
+        """Return prices of a byte of a rank's own, of the busiest rank and of the busiest host."""
         size, per_host = self._hosts.world_size, self._hosts.ranks_per_host
         first, first_host = slice(0, 1), slice(0, per_host)
         others = slice(1, None) if size > 1 else slice(None)
@@ -158,9 +158,9 @@ class _StepExchanges:
             waiting = float(host_more.min() - per_host * any_byte)
             busiest_host = max((waiting - busiest) / (per_host - 1), 0.0)
         busiest_rank = max(busiest - busiest_host, 0.0)
-        # what rank 0 pays for more of its own, and the others do not pay
-        own = max(float(more[0]) - any_byte - busiest_rank - busiest_host, 0.0)
-        return own, busiest_rank, busiest_host
+        # Only rank 0 pays for its own extra bytes.
+        own_byte = max(float(more[0]) - any_byte - busiest_rank - busiest_host, 0.0)
+        return own_byte, busiest_rank, busiest_host
 
     def _slopes(self, ranks: slice, step_bytes: float) -> Floats:
         """Return [W], ms per byte that each of `ranks` has more than the even volume, or less."""
@@ -182,7 +182,7 @@ class LeastExchangePrices:
 
     @classmethod
     def from_model(cls, model: CommunicationModel, hosts: Hosts) -> LeastExchangePrices:
-        """Add up what each of the `EXCHANGE_TERMS` is at least."""
+        """Add up the lower limits of all `EXCHANGE_TERMS`."""
         size, per_host = hosts.world_size, hosts.ranks_per_host
         if size == 1:
             return cls(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The numbers that cost models read of a plan: work, access profiles and volumes of its shards.
+"""The inputs of cost models: work, access profiles and volumes of a plan's shards.
 
 Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks.
 """
@@ -19,7 +19,7 @@ from dlrm_sharded.task import ShardingTask
 Floats = NDArray[np.float64]
 
 CACHE_MB = (0.25, 2.0, 16.0, 128.0)
-"""Sizes between those of usual caches; what does not fit one of them is read from the next."""
+"""Sizes between those of usual caches; data larger than one of them comes from the next cache."""
 
 WORK_TERMS = (
     "shards",
@@ -42,7 +42,7 @@ reads each id's gradient from a matrix [batch, columns].
 """
 
 PROFILE = ("log_rows", "log_reuse", *(f"accesses_reused_{name}" for name in ("little", "often")))
-"""Numbers that say where a shard's accesses fall in the caches; prices of work depend on them."""
+"""Numbers that describe how well a shard's accesses fit caches; prices of work depend on them."""
 
 LITTLE_REUSE, OFTEN_REUSE = slice(1, 4), slice(7, None)
 """Reuse bins of rows that a step uses 2 to 8 times, and of those that it uses over 64 times."""
@@ -130,7 +130,7 @@ class Workload:
 
     @property
     def num_unique(self) -> Floats:
-        """[S], different ids of a step by the histogram, and at most as many as ids or rows."""
+        """[S], different ids of a step by the histogram, limited by the numbers of ids and rows."""
         unique: Floats = np.minimum(self.num_ids / self._uses(), self.num_rows)
         return unique
 
@@ -206,7 +206,7 @@ class Workload:
         return present.sum(axis=1)
 
     def exchange(self, *, for_ids: bool) -> Exchange:
-        """Return what the ranks send each other: ids and lengths of bags, or pooled vectors."""
+        """Return the exchange of ids and lengths of bags, or else that of pooled vectors."""
         if for_ids:
             num_bytes = (self.num_ids + self.batch_size) * (ID_BYTES / self.world_size)
         else:
@@ -254,7 +254,7 @@ class Workload:
 
 
 def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
-    """Return [S], share of what is read that does not fit a cache: 1/2 at the cache's size."""
+    """Return [S], share of the read bytes that a cache does not hold: 1/2 at the cache's size."""
     share: Floats = num_bytes / (num_bytes + cache_mb * 1e6)
     return share
 

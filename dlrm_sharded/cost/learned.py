@@ -50,7 +50,7 @@ class LearnedCostModel:
     """Predicts what `calibration.measure` measures, from random plans on the same hardware.
 
     The idea is NeuroShard's (arXiv:2305.01868, sec. 3.2): costs of random ranks, pre-trained nets.
-    `compute` and `communication` say what differs.
+    `compute` and `communication` describe the differences.
 
     Args:
         name: name of the hardware.
@@ -66,7 +66,7 @@ class LearnedCostModel:
     measured_links: tuple[str, ...]
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan, with warnings of what is assumed or outside the fitted range."""
+        """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
         workload = workload_of_plan(plan, with_profiles(task))
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
@@ -109,16 +109,16 @@ class LearnedCostModel:
         ]
 
     def beyond_range(self, workload: Workload) -> list[str]:
-        """Describe each quantity of a workload that the model was not fitted on."""
-        found = []
+        """Return a text for each quantity of a workload outside the fitted range."""
+        texts = []
         for name, (low, high) in zip(EXTENT, workload.extent().tolist(), strict=True):
             fitted_low, fitted_high = self.ranges[name]
             if low < fitted_low / RANGE_SLACK or high > fitted_high * RANGE_SLACK:
-                found.append(
+                texts.append(
                     f"{name} {_number(low)} to {_number(high)}, fitted on "
                     f"{_number(fitted_low)} to {_number(fitted_high)}"
                 )
-        return found
+        return texts
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
         """Predict the cost of the shards of a workload, on any hosts."""
@@ -149,17 +149,17 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    found = load_artifact(artifact, cost_model_kind(KIND), LEARNED_FEATURES, context)
-    compute, communication = from_arrays(found.arrays)
-    measured_links = tuple(found.meta["measured_links"])
-    if found.meta["device"] != context.device:
-        # exchanges between CPUs say nothing of exchanges between GPUs
+    loaded = load_artifact(artifact, cost_model_kind(KIND), LEARNED_FEATURES, context)
+    compute, communication = from_arrays(loaded.arrays)
+    measured_links = tuple(loaded.meta["measured_links"])
+    if loaded.meta["device"] != context.device:
+        # Exchanges between CPUs do not predict exchanges between GPUs.
         communication, measured_links = with_stated(UNMEASURED, measured=()), ()
-    ranges = {key: (low, high) for key, (low, high) in found.meta["ranges"].items()}
+    ranges = {key: (low, high) for key, (low, high) in loaded.meta["ranges"].items()}
     return LearnedCostModel(
         compute,
         communication,
-        name=found.meta["hardware"],
+        name=loaded.meta["hardware"],
         ranges=ranges,
         measured_links=measured_links,
     )
@@ -170,7 +170,7 @@ def _number(value: float) -> str:
 
 
 def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Arrays:
-    """Return what the safetensors file of an artefact contains."""
+    """Return the arrays for an artefact's file."""
     arrays: Arrays = {
         key: getattr(compute, key)
         for key in ("profile_mean", "profile_std", "profile_low", "profile_high")
@@ -186,7 +186,7 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
 
 
 def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
-    """Build the models that `to_arrays` took apart."""
+    """Build the models from the arrays of `to_arrays`."""
 
     def net(direction: str) -> PriceNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))

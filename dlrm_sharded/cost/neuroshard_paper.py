@@ -6,7 +6,7 @@ in rank order. Raw features are z-scored and the loss is the squared time. Diffe
 backward computation are two outputs of the same net, as our stages are; ranks start together, so
 there are no start-time differences to read.
 
-The architecture lacks what `learned` guarantees: an empty rank costs something, a time may be
+The architecture lacks the guarantees of `learned`: an empty rank has a cost, a time may be
 negative or fall when columns are added, a relabeling of ranks changes it, and world sizes that
 were not measured have no model.
 """
@@ -71,14 +71,14 @@ class PaperNets(nn.Module):
         self.register_buffer("scale_std", torch.ones(len(TABLE_FEATURES)))
 
     def compute(self, features: Tensor, rank: Tensor, num_ranks: int) -> Tensor:
-        """Return [ranks, 2], forward and backward ms, of tables [S, features] on ranks [S]."""
+        """Return forward and backward ms [ranks, 2] for tables [S, features] on ranks [S]."""
         tables = self.table((features - self.scale_mean) / self.scale_std)
         sums = torch.zeros(num_ranks, tables.shape[1]).index_add(0, rank, tables)
         times: Tensor = self.rank(sums)
         return times
 
     def communicate(self, columns: Tensor) -> Tensor:
-        """Return [N, W, 2], forward and backward ms, of thousands of columns by rank [N, W]."""
+        """Return forward and backward ms [N, W, 2] for thousands of columns by rank [N, W]."""
         times: Tensor = self.communication[str(columns.shape[1])](columns)
         return times.view(*columns.shape, 2)
 
@@ -128,8 +128,8 @@ class PaperCostModel:
 
 def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
     """Load the nets of some hardware, as `learned_cost_model` finds them."""
-    found = load_artifact(artifact, cost_model_kind(KIND), PAPER_FEATURES, context)
-    return PaperCostModel(from_arrays(found.arrays))
+    loaded = load_artifact(artifact, cost_model_kind(KIND), PAPER_FEATURES, context)
+    return PaperCostModel(from_arrays(loaded.arrays))
 
 
 def table_features(workload: Workload) -> Floats:
@@ -146,12 +146,12 @@ def columns_by_rank(workload: Workload) -> Floats:
 
 
 def to_arrays(nets: PaperNets) -> Arrays:
-    """Return what the safetensors file of an artefact contains."""
+    """Return the arrays for an artefact's file."""
     return {key: value.numpy() for key, value in nets.state_dict().items()}
 
 
 def from_arrays(arrays: Arrays) -> PaperNets:
-    """Build the nets that `to_arrays` took apart."""
+    """Build the nets from the arrays of `to_arrays`."""
     sizes = sorted({int(key.split(".")[1]) for key in arrays if key.startswith("communication.")})
     nets = PaperNets(sizes)
     state: dict[str, Any] = {key: torch.from_numpy(value) for key, value in arrays.items()}

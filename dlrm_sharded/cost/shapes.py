@@ -57,7 +57,7 @@ class BlockShapes:
 
     @property
     def is_global(self) -> bool:
-        """Whether the group is all ranks: all of them reduce, and nothing is left to exchange."""
+        """Whether the group has all ranks; the reduction then leaves nothing to exchange."""
         return self.num_groups == 1
 
 

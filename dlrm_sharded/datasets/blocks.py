@@ -36,7 +36,7 @@ class Manifest:
     Args:
         num_rows: number of samples, without the padding; the first `num_train_rows` train.
         file_bytes: the size of each file of the folder.
-        source: how the folder was made, in any form.
+        source: description of how the folder was made, in any form.
     """
 
     num_rows: int
@@ -240,10 +240,10 @@ class BlockReader:
 
 
 def _check_size(path: Path, expected: int) -> None:
-    found = path.stat().st_size if path.is_file() else 0
-    if found != expected:
+    size = path.stat().st_size if path.is_file() else 0
+    if size != expected:
         raise DataError(
-            f"{path} should have {expected:,} B, found {found:,} B: it was truncated or replaced "
+            f"{path} should have {expected:,} B, but has {size:,} B: it was truncated or replaced "
             f"after the conversion; {CONVERT_AGAIN}"
         )
 

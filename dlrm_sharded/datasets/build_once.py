@@ -1,4 +1,4 @@
-"""Builds a folder completely or not at all, and once, however many processes ask for it."""
+"""Builds a folder completely or not at all, and only once for all processes that need it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def build_once(
 
     Args:
         folder: must not exist, or be empty, or be complete.
-        is_complete: tells whether a folder is a whole result.
-        build: fills the empty folder that it is given.
+        is_complete: returns whether a folder is a complete result.
+        build: fills an empty folder.
 
     Raises:
         DataError: `folder` holds something else.

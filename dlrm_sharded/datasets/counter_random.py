@@ -1,6 +1,6 @@
 """Counter-based random numbers: each is a pure function of a stream's key and a counter.
 
-A generator with a state must draw all numbers before the one that is wanted. Here a number is a
+A generator with a state must draw all earlier numbers first. Here a number is a
 hash of key and counter, so that every rank can generate its share of any batch directly.
 """
 

@@ -51,7 +51,7 @@ class CriteoDataset:
         blocks_dir: folder of the converted data.
         batch_size: global; an incomplete last batch of a split is left out.
         embedding_dim: width of all 26 tables.
-        source: what to convert; data that was converted from something else is refused.
+        source: files to convert; data that was converted from other files is refused.
     """
 
     num_dense = INT_FEATURE_COUNT
@@ -137,7 +137,7 @@ class CriteoDataset:
 
 
 class _OneHotTemplate:
-    """The parts that all KJTs share which have F features and one id per feature of B samples."""
+    """The parts that are equal in all KJTs with F features and one id per feature of B samples."""
 
     def __init__(self, features: tuple[str, ...], num_samples: int) -> None:
         num_ids = len(features) * num_samples
@@ -160,11 +160,11 @@ class _OneHotTemplate:
 
 
 def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) -> None:
-    """Raise DataError if the folder was converted from another source, as far as files are left."""
-    converted_with, wanted = manifest.source["settings"], source.settings()
+    """Raise DataError if settings or remaining TSVs differ from those of the conversion."""
+    converted_with, current = manifest.source["settings"], source.settings()
     differing = [
         f"{key} was {converted_with.get(key)}, is now {value}"
-        for key, value in wanted.items()
+        for key, value in current.items()
         if converted_with.get(key) != value
     ]
     try:

@@ -35,7 +35,7 @@ def is_converted(folder: Path) -> bool:
 
 
 def convert(source: CriteoSource, blocks_dir: Path) -> None:
-    """Convert, unless `blocks_dir` is complete already; a second process waits for the first.
+    """Convert unless `blocks_dir` is complete already; a second process waits for the first.
 
     Raises:
         DataError: a file is missing, damaged, empty or too malformed; nothing is left behind.

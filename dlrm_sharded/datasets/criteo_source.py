@@ -1,4 +1,4 @@
-"""Configures which Criteo files are converted, and how."""
+"""Settings of the conversion of Criteo files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_ROWS = 2**31 - 2
 
 @dataclass(frozen=True, slots=True)
 class CriteoSource:
-    """Which TSVs to convert, and how.
+    """TSVs to convert, and the settings of their conversion.
 
     Args:
         files: paths or globs, plain or gzip; the matches of a glob are read in natural order.
@@ -111,14 +111,14 @@ def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:
 
 
 def _matches(patterns: str | Sequence[str]) -> list[Path]:
-    found: dict[Path, None] = {}
+    matches: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         paths = sorted(map(Path, glob.glob(pattern)), key=_natural)  # noqa: PTH207 (absolute too)
         if not paths:
             where = Path(pattern).absolute()
             raise DataError(f"{where} does not exist or matches no file; correct files, val_files")
-        found.update(dict.fromkeys(paths))
-    return list(found)
+        matches.update(dict.fromkeys(paths))
+    return list(matches)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -30,7 +30,7 @@ class DlrmDatasets:
     """Cuts one file of Meta's dlrm_datasets (`.pt` or `.pt.gz`) into global batches.
 
     A file holds neither dense features nor labels. Both are planted (`PlantedLabels`), so that
-    accuracy shows that training works but says nothing about real users.
+    accuracy shows that training works but does not carry over to real users.
 
     Letters: N ids, T tables, B samples.
 
@@ -209,8 +209,8 @@ def _per_table(key: str, value: int | Sequence[int], num_tables: int) -> list[in
     return values
 
 
-def _checked_rows(needed: list[int], given: list[int]) -> list[int]:
-    for i, (min_rows, rows) in enumerate(zip(needed, given, strict=True)):
+def _checked_rows(needed: list[int], num_rows: list[int]) -> list[int]:
+    for i, (min_rows, rows) in enumerate(zip(needed, num_rows, strict=True)):
         if rows < min_rows:
             raise ConfigError(f"num_embeddings[{i}] is {rows:,}; the file has id {min_rows - 1:,}")
-    return given
+    return num_rows

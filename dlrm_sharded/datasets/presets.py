@@ -1,4 +1,4 @@
-"""Tables of published tasks, and a pool of tables that replaces data that is not at hand.
+"""Tables of published tasks, and a pool of tables that stands in for Meta's data.
 
 The tables have no reuse histograms, because these depend on the batch size and the data.
 """

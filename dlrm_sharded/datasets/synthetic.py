@@ -35,7 +35,7 @@ MAX_PROFILED_IDS = 50_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _BatchShare:
-    """The share of one rank in one batch."""
+    """The samples of one rank in one batch."""
 
     split: Split
     index: int
@@ -228,9 +228,9 @@ class _Feature:
         self._zipf = cached_zipf(table.num_embeddings, alpha)
         self._shift = stream_key(seed, "rows", table.name)
         self._keys = {
-            (split, what): stream_key(seed, split, what, table.name)
+            (split, quantity): stream_key(seed, split, quantity, table.name)
             for split in ("train", "val")
-            for what in ("ids", "lengths")
+            for quantity in ("ids", "lengths")
         }
 
     def lengths(self, split: Split, first: int, num_samples: int) -> NDArray[np.int32]:

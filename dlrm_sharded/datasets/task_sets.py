@@ -101,8 +101,8 @@ class BenchmarkTask:
     """A task of a set.
 
     Args:
-        kind: what distinguishes the task from others of its set.
-        witness: a valid plan, which proves that there is one; None if none is known.
+        kind: name of the group of tasks within the set.
+        witness: a valid plan, which proves that the task is feasible; None if none is known.
     """
 
     kind: str
@@ -322,9 +322,9 @@ def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator
     split_tables = {shard.table for shard in shards}
     used = ShardingPlan(world_size, tuple(shards)).bytes_by_rank(topology)
     whole = [i for i, table in enumerate(tables) if table.name not in split_tables]
-    rank_of = dict(zip(whole, rng.permutation(len(whole)) % world_size, strict=True))
+    rank_by_table = dict(zip(whole, rng.permutation(len(whole)) % world_size, strict=True))
     for rank in range(world_size):
-        on_rank = [i for i in whole if rank_of[i] == rank]
+        on_rank = [i for i in whole if rank_by_table[i] == rank]
         free = memory_use * topology.memory_bytes - used[rank]
         factor = max(free, 0) / max(_bytes([tables[i] for i in on_rank]), 1)
         for i in on_rank:

@@ -101,10 +101,10 @@ class Vocabulary:
                 break
         else:
             position[short] = np.searchsorted(self._keys, ids[short])
-        found = self._keys[position] == ids
+        has_row = self._keys[position] == ids
         if not self._has_last:
-            found &= ids != self._keys[-1]
-        rows = np.where(found, position + np.int32(1), np.int32(RARE))
+            has_row &= ids != self._keys[-1]
+        rows = np.where(has_row, position + np.int32(1), np.int32(RARE))
         rows[ids == MISSING] = MISSING
         return rows
 

@@ -62,7 +62,7 @@ Indices = NDArray[np.int64]
 def diagnose(
     plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel, *, alternatives: bool
 ) -> Diagnosis:
-    """Explain the predicted cost of a valid plan, in seconds at most whatever its size.
+    """Explain the predicted cost of a valid plan, in a few seconds at most, for plans of any size.
 
     Args:
         alternatives: whether to search for what another plan, one more rank or more memory would

@@ -45,14 +45,16 @@ def forecast(report: PlanReport) -> str | None:
 def sections(diagnosis: Diagnosis) -> list[Section]:
     """Put a diagnosis into words."""
     result = [
-        Section("What bounds it", (_bounding(diagnosis), *map(_rank, diagnosis.bounding))),
-        Section("What splits bought", tuple(_splits(diagnosis))),
+        Section(
+            "Ranks that bound the cost", (_bounding(diagnosis), *map(_rank, diagnosis.bounding))
+        ),
+        Section("Gains of splits", tuple(_splits(diagnosis))),
     ]
     if diagnosis.alternatives is not None:
         now = f"{diagnosis.cost_ms:.2f} ms"
         against = f"A short search without constraints finds these costs, against {now} now:"
         lines = (_alternative(other, diagnosis.cost_ms) for other in diagnosis.alternatives)
-        result.append(Section("What more would buy", (against, *lines)))
+        result.append(Section("Gains of alternatives", (against, *lines)))
     return result
 
 

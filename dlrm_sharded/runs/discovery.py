@@ -41,29 +41,29 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; give a run, a sweep, or a folder of them")
     jobs: dict[Path, _Job] = {}
-    found: set[Path] = set()
+    run_folders: set[Path] = set()
     problems: list[str] = []
     for folder in searched:
         inside = list(_walk(folder))
-        found |= {path for path in inside if _is_run(path)}
+        run_folders |= {path for path in inside if _is_run(path)}
         for sweep in [*folder.parents, *inside]:
             try:
                 jobs |= _jobs(sweep)
             except DataError as error:
                 problems.append(str(error))
-        found |= {path for path in jobs if path.is_relative_to(folder)}
-    if not found:
+        run_folders |= {path for path in jobs if path.is_relative_to(folder)}
+    if not run_folders:
         names = ", ".join(str(folder) for folder in searched)
         raise DataError(
             f"no runs in {names}: looked for result.json, .hydra/overrides.yaml and sweep.json "
             "in every folder there; give a run, a sweep, or a folder of them"
         )
     root = Path(os.path.commonpath(searched))
-    unlisted = {path: _Job(path.parent, {}) for path in found}
+    unlisted = {path: _Job(path.parent, {}) for path in run_folders}
     runs = [
         read_run(path, root=root, sweep=job.sweep, job=job.fields)
         for path, job in sorted((unlisted | jobs).items())
-        if path in found
+        if path in run_folders
     ]
     if all(run.state == SKIPPED for run in runs):
         raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")

@@ -77,8 +77,8 @@ def _key(read: Callable[[object], Any], *, objective: bool = False) -> Any:
     """Declare a key of result.json.
 
     Args:
-        read: returns the value if it is of the right kind, else None: files of earlier versions
-            lack keys, and broken files have anything.
+        read: returns the value if it has the right kind, else None. Files of earlier versions lack
+            keys, and broken files may have any values.
         objective: whether a sweep can optimize it.
     """
     return dataclasses.field(default=None, metadata={"read": read, "objective": objective})
@@ -156,21 +156,21 @@ class RunResult:
         `<stage>_ms` is the max over ranks, so that the stages sum to the critical path; those of
         the slowest rank sum to the embedding cost.
         """
-        found: dict[str, float | None] = {}
+        figures: dict[str, float | None] = {}
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
             if key.metadata["read"] is known_number:
-                found[key.name] = value
+                figures[key.name] = value
             elif key.name.endswith("stages_ms"):
                 prefix = key.name.removesuffix("stages_ms")
-                found |= {f"{prefix}{stage}_ms": (value or {}).get(stage) for stage in STAGES}
+                figures |= {f"{prefix}{stage}_ms": (value or {}).get(stage) for stage in STAGES}
             elif key.name == "per_rank":
                 slowest = max(value, key=lambda rank: rank.total_ms) if value else None
-                found |= {
+                figures |= {
                     f"slowest_rank_{stage}_ms": slowest and slowest.stage_ms(stage)
                     for stage in STAGES
                 }
-        return found
+        return figures
 
     @property
     def has_metrics(self) -> bool:

@@ -1,8 +1,8 @@
 """The search for a plan of least cost under an additive cost model.
 
-`docs/search.md` explains the search along an example. These are the words of its code:
+`docs/search.md` explains the search along an example. Glossary of its code:
 
-- **unit**: what is placed together: one table, or the tables that constraints keep together.
+- **unit**: one table, or several tables that constraints keep together.
 - **step**: the number of columns in which widths are counted, 4 for all but very wide tables.
 - **width**: the number of steps of a column piece.
 - **shape**: a unit at one width. All shapes of all units are priced once and numbered through.
@@ -12,18 +12,18 @@
 - **group**: ranks that hold row blocks together: all ranks, or the ranks of one host.
 - **kind**: the groups of one size, with the row blocks of all units for that size.
 - **layout** of a unit: `COLUMNS`, or the group that holds its row blocks.
-- **demand**: what a piece adds to its rank. Demands add up.
+- **demand**: the vector that a piece adds to its rank; demands of several pieces add up.
 - **load**: one of the times of a rank whose maxima over ranks make up the objective.
 - **processing time**: the part of the loads that a rank causes by its own pieces alone.
 - **margin**: the part of a load that allows for the cost model's error on pieces of tables.
-- **shared time**: what every rank pays, wherever the pieces are.
+- **shared time**: time that every rank pays, wherever the pieces are.
 - **objective**: the maxima of the loads over ranks and the shared time, added up.
 - **smooth objective**: the objective with 128-norms instead of maxima.
-- **cut**: into which pieces or row blocks a unit is divided, before they are placed.
+- **cut**: the division of a unit into pieces or row blocks, before they are placed.
 - **edit**: the smallest change of a state: a width on a rank, or the layout of a unit.
 - **move**: a few edits that keep every unit complete.
 - **neighborhood**: the states that one move leads to.
 - **descent**: moves that improve the smooth objective, until there are none.
 - **rebuild**: pieces of a few ranks are taken away and placed anew (large neighborhood search).
-- **budget**: how far a plan may move away from an earlier one.
+- **budget**: limits on how much a plan may differ from an earlier one.
 """

@@ -1,4 +1,4 @@
-"""From a task, a cost model and constraints to a `Problem`.
+"""Builds a `Problem` from a task, a cost model and constraints.
 
 Letters: U units, N shapes of all units, L loads, W ranks, T tables, n pieces.
 """
@@ -53,8 +53,8 @@ def build_problem(
     hosts = model.hosts(task.topology)
     prices = ExchangePrices.from_model(model.communication, hosts)
     units = _Units.from_task(task, constraints)
-    kept = _kept_shapes(shapes, units)
-    columns = kept.pieces(shapes.columns)
+    kept_shapes = _kept_shapes(shapes, units)
+    columns = kept_shapes.pieces(shapes.columns)
     pricing = _Pricing(
         model=model,
         prices=prices,
@@ -64,7 +64,7 @@ def build_problem(
     )
     # Only partial tables have a margin: there is nothing to decide about whole ones.
     is_partial = np.ones(len(columns.volume), dtype=bool)
-    is_partial[kept.first_shape[1:] - 1] = False
+    is_partial[kept_shapes.first_shape[1:] - 1] = False
     load, margin = pricing.load(columns, is_partial * split_error)
     # Constraints name tables; from here on, units and ranks have numbers.
     table_index = {table.name: i for i, table in enumerate(task.tables)}
@@ -80,11 +80,11 @@ def build_problem(
         tables=units.tables,
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
-        first_shape=kept.first_shape,
-        demand=Demand.pack(columns.vectors, columns.volume, kept.num_shards, margin),
+        first_shape=kept_shapes.first_shape,
+        demand=Demand.pack(columns.vectors, columns.volume, kept_shapes.num_shards, margin),
         load=load,
         margin=margin,
-        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept.num_shards,
+        shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept_shapes.num_shards,
         size_bytes=columns.size_bytes,
         host_load=prices.busiest_host_byte_ms * columns.volume,
         capacity_bytes=constraints.capacity(task.topology),
@@ -131,7 +131,7 @@ class _Units:
 
 @dataclass(frozen=True, slots=True)
 class _KeptShapes:
-    """Which column shapes of tables become shapes of units, and where.
+    """The column shapes of tables that become shapes of units.
 
     Args:
         first_shape: [U + 1], as in `Problem`.
@@ -194,7 +194,7 @@ def _groups_and_blocks(
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
     """Return all groups of ranks, and the row blocks of each kind.
 
-    This is the only place that asks which kinds there are.
+    Only this function depends on which kinds exist.
     """
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
@@ -205,18 +205,20 @@ def _groups_and_blocks(
         groups += [RankGroup(range(first, first + size), kind) for first in ranks]
         # Row blocks lie on all ranks of a group, so constraints must allow all of these. Units that
         # must be kept apart stay in columns.
-        may_have = units.is_splittable & ~separated.any(axis=1) & _some_group_may(allowed, size)
-        blocks.append(pricing.blocks(cut, units.first_table, may_have, new_groups))
+        is_allowed = (
+            units.is_splittable & ~separated.any(axis=1) & _is_allowed_on_some_group(allowed, size)
+        )
+        blocks.append(pricing.blocks(cut, units.first_table, is_allowed, new_groups))
     return tuple(groups), tuple(blocks)
 
 
-def _some_group_may(allowed: Mask | None, group_size: int) -> Mask | np.bool_:
+def _is_allowed_on_some_group(allowed: Mask | None, group_size: int) -> Mask | np.bool_:
     """Return [U], whether the unit may be on all ranks of some group of this size."""
     if allowed is None:
         return np.True_
     groups = allowed.reshape(len(allowed), -1, group_size)
-    some: Mask = np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
-    return some
+    is_allowed: Mask = np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
+    return is_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class _Pricing:
     """Prices pieces.
 
     Args:
-        mean_read_mb: what a rank reads in a step on average.
+        mean_read_mb: MB that a rank reads in a step on average.
     """
 
     model: AdditiveCostModel
@@ -245,12 +247,12 @@ class _Pricing:
         margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 
-    def blocks(self, cut: BlockShapes, table: Indices, may_have: Mask, groups: range) -> Blocks:
+    def blocks(self, cut: BlockShapes, table: Indices, is_allowed: Mask, groups: range) -> Blocks:
         """Return one kind of row blocks of all units.
 
         Args:
             table: [U], the table of each unit that may be split.
-            may_have: [U], whether constraints allow the unit to have such blocks.
+            is_allowed: [U], whether constraints allow the unit to have such blocks.
         """
         reduce = self.prices.reduces[cut.group_size]
         reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
@@ -276,7 +278,7 @@ class _Pricing:
         return Blocks(
             group_size=cut.group_size,
             groups=groups,
-            possible=cut.possible[table] & may_have,
+            possible=cut.possible[table] & is_allowed,
             demand=Demand.pack(
                 piece.vectors, piece.volume, np.full(len(table), num_shards), surcharge
             ),

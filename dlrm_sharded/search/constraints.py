@@ -1,4 +1,4 @@
-"""What users require of a plan besides a low cost.
+"""Requirements of users on a plan, besides a low cost.
 
 Letters: U units, W ranks, S sets of tables that are kept apart; see `problem.py`.
 """
@@ -17,11 +17,11 @@ from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Where tables may go.
+    """Restrictions on the ranks and the splits of tables.
 
     Args:
-        pin: ranks that may hold a table, by its name. Such a table has row blocks only on a group
-            whose ranks are all among them.
+        pin: ranks that may hold a table, by its name. The table has row blocks only on groups of
+            these ranks.
         together: sets of tables that share a rank and are not split.
         apart: sets of tables no two of which share a rank; they are not split by rows.
         unsplit: tables that stay whole.
@@ -121,7 +121,7 @@ class Constraints:
     def separated(
         self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
     ) -> NDArray[np.bool_]:
-        """Return [U, S], which units have a table in which set of `apart`."""
+        """Return [U, S], whether a unit has a table in a set of `apart`."""
         member = np.zeros((len(units), len(self.apart)), dtype=bool)
         for i, names in enumerate(self.apart):
             apart = {table_index[name] for name in names}

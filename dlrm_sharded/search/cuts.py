@@ -1,4 +1,4 @@
-"""Into which pieces each unit is cut, before anything is placed.
+"""Decides into which pieces each unit is cut, before anything is placed.
 
 This is NeuroShard's outer decision (arXiv:2305.01868, sec. 3.3), taken for all tables at once: no
 piece should take longer than a target.
@@ -18,9 +18,9 @@ from dlrm_sharded.search.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class UnitCut:
-    """How a unit is cut: into column pieces, or into one kind of row blocks.
+    """The cut of a unit into column pieces, or into one kind of row blocks.
 
-    Which ranks or which group get the pieces is decided when they are placed.
+    The ranks or the group of the pieces are chosen when they are placed.
 
     Args:
         widths: steps of each column piece; empty for row blocks.
@@ -66,8 +66,8 @@ def cut_units(
 def _best_cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows: bool) -> UnitCut:
     """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
     options = cut_options(problem, unit)
-    wanted = [option for option in options if (columns if option.cut.kind is None else rows)]
-    options = wanted or options  # a unit of one step has no other columns
+    preferred = [option for option in options if (columns if option.cut.kind is None else rows)]
+    options = preferred or options  # a unit of one step has no other columns
     if not options:
         # Pieces of one step may still fit ranks that the others leave free.
         return UnitCut((1,) * int(problem.num_steps[unit]))

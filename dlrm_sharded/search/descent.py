@@ -18,7 +18,7 @@ NUM_TRIED = 3
 """Number of a rank's best moves that are tried with exact loads."""
 
 MIN_MOVE_GAIN = 1e-7
-"""Smallest relative improvement of the smooth objective that counts."""
+"""Smallest relative improvement of the smooth objective for which a move is made."""
 
 MIN_SHARE = 1e-3
 """Ranks that contribute less than this fraction of the fullest rank's share are not improved."""
@@ -29,7 +29,7 @@ class Descent:
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
-        budget: limits of what may move; None for no limits.
+        budget: limits on what may move; None for no limits.
     """
 
     def __init__(

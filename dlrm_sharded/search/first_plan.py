@@ -106,7 +106,7 @@ def _place_largest_first(
         return None
     units = [unit for unit, cut in enumerate(cuts) if cut.kind is None]
     size = problem.size_bytes[problem.whole_shape]
-    # What cannot be cut needs a whole gap, so it comes while there are some.
+    # Units that cannot be cut need a whole gap, so they come while there are some.
     units.sort(key=lambda unit: (int(problem.num_steps[unit]) > 1, -int(size[unit])))
     left = []
     for unit in units:
@@ -125,10 +125,10 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
     problem = state.problem
     first, num_steps = int(problem.first_shape[unit]), int(problem.num_steps[unit])
     sizes = problem.size_bytes[first : first + num_steps]  # of widths 1, 2, ..., ascending
-    held, allowed = state.widths[unit], state.allowed_ranks(unit)
+    widths, allowed = state.widths[unit], state.allowed_ranks(unit)
     parts = []
     for rank in np.argsort(-placer.free_bytes, kind="stable").tolist():
-        if rank in held or not allowed[rank]:
+        if rank in widths or not allowed[rank]:
             continue
         room = int(np.searchsorted(sizes, placer.free_bytes[rank], side="right"))
         if room == 0 or width == 0:
@@ -143,12 +143,12 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
 
 
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
-    """Place all row blocks, on larger groups than wanted where none of that size has room."""
+    """Place all row blocks, on larger groups than those of the cut if none of these has room."""
     for unit, cut in enumerate(cuts):
         if cut.kind is None:
             continue
-        wanted = problem.blocks[cut.kind]
-        kinds = [wanted, *_larger_kinds(problem, wanted, unit)]
+        first_choice = problem.blocks[cut.kind]
+        kinds = [first_choice, *_larger_kinds(problem, first_choice, unit)]
         if not any(placer.place_blocks(unit, blocks) for blocks in kinds):
             return False
     return True

@@ -1,8 +1,8 @@
-"""Leaving a local optimum: parts of a plan are taken down and built anew, one table cut otherwise.
+"""Leaves a local optimum: parts of a plan are removed and rebuilt, with a new cut of one table.
 
 This is large neighborhood search (Shaw 1998). It is also the search over splits, for which
-NeuroShard has a beam (arXiv:2305.01868, sec. 3.3): the tables that are cut otherwise are those that
-the costliest rank holds.
+NeuroShard has a beam (arXiv:2305.01868, sec. 3.3): the tables that get a new cut are on the
+costliest rank.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 
 NUM_COSTLIEST = 3
-"""Number of the fullest rank's costliest units of which one may be cut otherwise."""
+"""Number of the fullest rank's costliest units, one of which may get a new cut."""
 
 NUM_OPTIONS = 6
 """Number of a unit's cheapest cuts that are tried."""
 
 KEEP_CUTS = 0.4
-"""Share of the rebuilds that cut no unit otherwise."""
+"""Share of the rebuilds that keep all cuts."""
 
 MAX_RANDOM_RANKS = 3
 """Largest number of ranks that are rebuilt besides the fullest and the emptiest."""
@@ -42,7 +42,7 @@ class Rebuilder:
     """Rebuilds parts of one state.
 
     Args:
-        splits: whether units may be cut otherwise.
+        splits: whether units may get new cuts.
     """
 
     def __init__(self, state: State, rng: np.random.Generator, *, splits: bool = True) -> None:
@@ -59,12 +59,12 @@ class Rebuilder:
             some pieces and must be undone.
         """
         state, rng = self._state, self._rng
-        fullest = int(SmoothObjective(state).rank_shares().argmax())
-        ranks = {fullest, int(state.load.sum(axis=1).argmin())}
+        fullest_rank = int(SmoothObjective(state).rank_shares().argmax())
+        ranks = {fullest_rank, int(state.load.sum(axis=1).argmin())}
         num_random = rng.integers(1, MAX_RANDOM_RANKS + 1)
         ranks.update(rng.integers(state.problem.world_size, size=num_random).tolist())
         # The new cut comes first: it may take pieces from ranks that are not rebuilt.
-        pieces = self._cut_otherwise(fullest) if self._splits else []
+        pieces = self._change_cut(fullest_rank) if self._splits else []
         for rank in sorted(ranks):
             for slot in list(state.slots_on_rank[rank]):  # a copy: the list shrinks
                 unit = int(state.piece_unit[slot])
@@ -73,7 +73,7 @@ class Rebuilder:
         state.refresh()
         return self._insert(pieces)
 
-    def _cut_otherwise(self, rank: int) -> list[Piece]:
+    def _change_cut(self, rank: int) -> list[Piece]:
         """Take one of the rank's costliest units from everywhere and cut it in another way.
 
         Returns:

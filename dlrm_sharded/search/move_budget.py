@@ -1,4 +1,4 @@
-"""How far a plan may move away from an earlier one.
+"""Limits on how much a plan may differ from an earlier one.
 
 Letters: U units; see `problem.py`.
 """
@@ -15,11 +15,11 @@ from dlrm_sharded.search.state_shards import ShardsByTable, moved_bytes, unit_sh
 
 
 class MoveBudget:
-    """Limits of what a state may move, and an account of what it has moved.
+    """Limits on the moves of a state, and an account of the moves so far.
 
     Args:
         earlier: the plan that the state started from.
-        max_tables: number of tables that may lie otherwise than before; None for any number.
+        max_tables: number of tables whose shards may change; None for any number.
         max_moved_bytes: memory that may move to other ranks; None for any.
 
     Attributes:
@@ -49,7 +49,7 @@ class MoveBudget:
         moved = dict(self._moved)
         for unit in units:
             moved.pop(unit, None)  # it is counted anew, and may have moved back
-            num_tables, num_bytes = self._moved_of(unit)
+            num_tables, num_bytes = self._moved_tables_and_bytes(unit)
             if num_tables:
                 moved[unit] = num_tables, num_bytes
         sums = [sum(amounts) for amounts in zip(*moved.values(), strict=True)]
@@ -76,7 +76,7 @@ class MoveBudget:
             # A unit that moved may move back, which costs nothing: `accept` computes it exactly.
             self.max_bytes[moved] = np.inf
 
-    def _moved_of(self, unit: int) -> tuple[int, int]:
+    def _moved_tables_and_bytes(self, unit: int) -> tuple[int, int]:
         """Return how many of a unit's tables moved, and how many bytes."""
         task = self._state.problem.task
         now: dict[str, list[Shard]] = {}

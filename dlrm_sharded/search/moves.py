@@ -1,8 +1,8 @@
-"""Small changes of a state, and what each would gain, computed in batches.
+"""Small changes of a state and their gains, computed in batches.
 
 All moves that take load from one rank are priced at once: a move between two ranks changes two
 terms of each sum of powers. Shapes are priced here as on an ordinary rank, so a gain is an
-estimate; whoever makes a move finds out its exact value.
+estimate; its exact value is known when the move is made.
 
 Letters: M moves, B other ranks or pieces, G groups of one kind, L loads, W ranks, U units.
 """
@@ -26,7 +26,7 @@ MAX_PARTS = 8
 """Largest number of sizes that are tried for the part moved from a piece."""
 
 MANY_RANKS = 128
-"""Up to this many ranks, moves are tried with every other rank."""
+"""Largest number of ranks at which moves are tried with every other rank."""
 
 NUM_LEAST_LOADED, NUM_RANDOM_RANKS = 32, 16
 """Numbers of other ranks that moves are tried with where there are more than `MANY_RANKS`."""
@@ -59,7 +59,7 @@ class _Parts(NamedTuple):
     """Parts [M] of the pieces of a rank.
 
     Args:
-        shape: of the piece.
+        shape: shape of the piece.
         width: steps of the part.
     """
 
@@ -73,7 +73,7 @@ class Neighborhood:
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
-        budget: limits of what may move; None for no limits.
+        budget: limits on what may move; None for no limits.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Neighborhood:
         change_here = self._change_at_source(rank, parts, is_whole, objective)
         there = objective.powers_of(state.load[others][None] + problem.load[moved][:, None])
         gains = (there - objective.powers[others]) @ objective.slope
-        # The change at the source is the same whatever rank gets the part.
+        # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
         if not self._splits:  # a part that leaves something behind makes a piece more
             fits &= is_whole[:, None]
         if self._budget is not None and self._budget.max_bytes is not None:
             fits &= (problem.size_bytes[moved] <= self._budget.max_bytes[parts.unit])[:, None]
-        held = self._merge_with_held(parts, others, change_here, objective, gains, fits)
+        held_widths = self._merge_with_held(parts, others, change_here, objective, gains, fits)
         if objective.has_hosts:
             gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
         fits &= self._allowed(parts.unit, others)
@@ -121,7 +121,7 @@ class Neighborhood:
             m, b = divmod(flat, len(others))  # row and column of a flat index
             unit, width = int(parts.unit[m]), int(parts.width[m])
             stays = int(parts.shape[m]) - int(problem.first_shape[unit]) + 1 - width
-            there_width = width + held.get((m, b), 0)
+            there_width = width + held_widths.get((m, b), 0)
             edits = [SetWidth(unit, rank, stays), SetWidth(unit, int(others[b]), there_width)]
             moves.append(Move(float(gains[m, b]), edits))
         return moves
@@ -278,7 +278,7 @@ class Neighborhood:
         """
         state, problem = self._state, self._problem
         column = {int(other): b for b, other in enumerate(others)}
-        held: dict[tuple[int, int], int] = {}
+        held_widths: dict[tuple[int, int], int] = {}
         for m, unit in enumerate(parts.unit.tolist()):
             if len(state.widths[unit]) == 1:  # its only piece is the one that moves
                 continue
@@ -294,8 +294,8 @@ class Neighborhood:
                 gains[m, b] = change_here[m] + change
                 added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
                 fits[m, b] = added_bytes <= state.free_bytes[other]
-                held[m, b] = width
-        return held
+                held_widths[m, b] = width
+        return held_widths
 
     def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
         """Return [M, B], whether pieces of the rank and of others may change places."""
@@ -358,7 +358,7 @@ class Neighborhood:
         """Return [M, B], whether constraints let units be on ranks; [1, B] if there are none."""
         if not self._problem.restricts_ranks:
             return np.ones((1, len(ranks)), dtype=bool)
-        # Several moves are of the same unit, so each unit is asked for once.
+        # Several moves may belong to one unit, so each unit is looked up once.
         allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
 
@@ -368,10 +368,10 @@ class Neighborhood:
         """Yield the best group for each kind of row blocks of a unit, and the value with them.
 
         Args:
-            load: [W, L], of all ranks without the unit.
+            load: [W, L], loads of all ranks without the unit.
         """
         state, problem = self._state, self._problem
-        # Row blocks are small and on many ranks: what hosts exchange is taken as it was.
+        # Row blocks are small and on many ranks, so host loads are taken as unchanged.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
         powers = objective.powers_of(load)  # of the ranks without the unit

@@ -32,7 +32,7 @@ class Load:
     """The columns of an array of loads [..., L], in ms."""
 
     COST = 0
-    """Computation and the rank's own part in the exchanges, which the plan's cost is made of."""
+    """Computation and the rank's own part in the exchanges, which make up the plan's cost."""
     COMPUTE = slice(1, 3)
     """Forward and backward computation, two stages of the critical path."""
     EXCHANGE = 3
@@ -87,9 +87,9 @@ class Blocks:
         groups: indices into `Problem.groups` of the groups that can hold them.
         possible: [U], whether the unit has enough rows, and constraints allow some group.
         demand: [U, D], what one block adds to its rank.
-        load: [U, L], likewise as for column shapes.
-        margin: [U, L], likewise.
-        size_bytes: [U, group_size], of the blocks; the last one may be smaller than the others.
+        load: [U, L], its loads, as for column shapes.
+        margin: [U, L], the part of these loads that is margin.
+        size_bytes: [U, group_size], memory of each block; the last one may be the smallest.
         shared_ms: [U], what every rank of the task pays for the unit.
         fixed_ms: time that the reduce-scatters of a group take however little they carry.
         fixed_load: [L], that time as a load of the group's ranks; zeros if all ranks pay it.
@@ -117,13 +117,13 @@ class Blocks:
 
     @property
     def fixed_shared_ms(self) -> float:
-        """What all ranks pay as soon as any unit lies in these blocks."""
+        """Time that all ranks pay as soon as any unit lies in these blocks."""
         return self.fixed_ms if self.is_global else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """How the loads of a rank follow from its computation and its exchanges.
+    """Weights from which the loads of a rank follow, given its computation and exchanges.
 
     The maximum of `Load.COST` over ranks is the plan's cost, apart from what all ranks share. The
     maxima of the other loads add up to its critical path. The objective weighs the two.
@@ -216,7 +216,7 @@ class Problem:
 
     @property
     def restricts_ranks(self) -> bool:
-        """Whether any unit may be refused by a rank for another reason than memory."""
+        """Whether constraints, not only memory, keep some unit away from a rank."""
         return self.allowed is not None or self.separated.size > 0
 
     def shape(self, unit: int, width: int) -> int:
@@ -233,7 +233,7 @@ class Problem:
         return dataclasses.replace(_without_margin(self), blocks=blocks)
 
     def processing_ms(self, load: Floats) -> Floats:
-        """Return the processing time [...] of loads [..., L]: what a single rank must do."""
+        """Return the processing time [...] of loads [..., L], the work of a single rank."""
         total: Floats = load[..., Load.PROCESSING].sum(axis=-1)
         return total
 

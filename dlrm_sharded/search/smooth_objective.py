@@ -27,9 +27,9 @@ class SmoothObjective:
     """The 128-norms of a state's loads, and their slopes.
 
     Attributes:
-        value_ms: their sum, and what ranks share; a little above `State.objective_ms`.
+        value_ms: their sum plus the shared time; a little above `State.objective_ms`.
         scale: [L], the largest loads, by which loads are divided before powers are taken.
-        powers: [W, L], of each rank's loads.
+        powers: [W, L], powers of each rank's loads.
         slope: [L], by how much the value grows with a sum of powers, to first order.
     """
 

@@ -1,4 +1,4 @@
-"""A plan in the making: which pieces are where, and what that costs, kept up to date.
+"""A plan in the making: the places of all pieces, and their cost, kept up to date.
 
 A state changes by edits only, and every edit can be undone.
 
@@ -95,7 +95,7 @@ class State:
 
     @property
     def objective_ms(self) -> float:
-        """What the search minimizes."""
+        """The objective, which the search minimizes."""
         return float(self.load.max(axis=0).sum()) + float(self.host_load.max()) + self.shared_ms
 
     def allowed_ranks(self, unit: int) -> Mask:

@@ -1,4 +1,4 @@
-"""From a state to the shards of a plan and back, and what moves between two plans."""
+"""Converts states to shards of plans and back, and computes what moves between two plans."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _column_shards(
 
 
 def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
-    """Return the memory of what a table has on ranks that did not have it before."""
+    """Return the bytes of a table on ranks that did not hold these bytes before."""
     topology, moved = task.topology, 0
     for shard in after:
         moved += shard.bytes_on(topology)

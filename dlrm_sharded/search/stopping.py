@@ -1,4 +1,4 @@
-"""When a search stops."""
+"""Rules that stop a search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Says when the time for a search is over.
+    """The deadline of a search.
 
     Args:
         deadline: a time of `time.perf_counter`.
@@ -23,13 +23,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When a search stops: at the first of these.
+    """Conditions that stop a search; the first that is met ends it.
 
     Args:
         patience: each part of the search ends after this many rebuilds in a row without a better
             plan; the plan then does not depend on the speed of the machine.
         good_gap: the objective is within this distance of the lower bound, relative to it.
-        clock: its time is over.
+        clock: its deadline has passed.
     """
 
     patience: int

@@ -80,7 +80,7 @@ def place_greedily(
     """Place tables one after another, in the given order, each within the free memory of a rank.
 
     Args:
-        weights: what each table adds to the load of its rank.
+        weights: load that each table adds to its rank.
         ranking: ties go to the rank with the least memory in use, then to the lowest rank.
 
     Returns:

@@ -37,7 +37,7 @@ class JobRefusedError(ConfigError, ComponentValidationException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """How many ranks a job has, which resources its nodes need, and how often it is tried.
+    """Ranks of a job, resources of its nodes, and number of attempts.
 
     Args:
         num_nodes, ranks_per_node: nodes, and ranks on each of them.

@@ -39,7 +39,7 @@ TERMINATION_S = 10
 
 
 MAX_UNKNOWN = 2
-"""Queries about an unknown app after which we fail; `torchx log` would ask for ever."""
+"""Queries about an unknown app before an error, because `torchx log` would repeat them for ever."""
 
 
 def create_scheduler(
@@ -73,21 +73,21 @@ class SharedLocalScheduler(LocalScheduler):
             gpu for app_id in self._apps if self._is_running(app_id) for gpu in self._gpus[app_id]
         }
         free = [gpu for gpu in visible if gpu not in used]
-        wanted = {role.name: role.resource.gpu if visible else 0 for role in app.roles}
-        total = sum(wanted[role.name] * role.num_replicas for role in app.roles)
+        gpus_by_role = {role.name: role.resource.gpu if visible else 0 for role in app.roles}
+        total = sum(gpus_by_role[role.name] * role.num_replicas for role in app.roles)
         if total > len(free):
             raise JobRefusedError(
-                f"j and gpu ask for {total} GPUs, this machine has {len(visible)}, of which "
-                f"{len(free)} are free; give fewer ranks, or gpu=0 for ranks on the CPU"
+                f"j and gpu request {total} GPUs, but this machine has {len(visible)}, of "
+                f"which {len(free)} are free; give fewer ranks, or gpu=0 for ranks on the CPU"
             )
         for role in app.roles:
             role.resource = dataclasses.replace(role.resource, gpu=0)
         info = super()._submit_dryrun(app, cfg)
         for role, replicas in info.request.role_params.items():
             for replica in replicas:
-                if wanted[role]:
-                    replica.env[ENV_CUDA_VISIBLE_DEVICES] = ",".join(free[: wanted[role]])
-                    free = free[wanted[role] :]
+                if gpus_by_role[role]:
+                    replica.env[ENV_CUDA_VISIBLE_DEVICES] = ",".join(free[: gpus_by_role[role]])
+                    free = free[gpus_by_role[role] :]
         return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[PopenRequest]) -> str:
@@ -157,13 +157,13 @@ class SharedLocalScheduler(LocalScheduler):
         return log_lines(path, app_id, self, regex, should_tail)
 
     def list(self) -> list[ListAppResponse]:
-        found = []
+        responses = []
         for path in sorted(_registry().glob("*.json"), key=lambda path: path.stat().st_mtime):
             app_id = path.stem
             response = self.describe(app_id) if app_id in self._apps else _describe_foreign(app_id)
             if response is not None:
-                found.append(ListAppResponse(app_id=app_id, state=response.state))
-        return found
+                responses.append(ListAppResponse(app_id=app_id, state=response.state))
+        return responses
 
     def _cancel_existing(self, app_id: str) -> None:
         known = _known(app_id)
@@ -179,8 +179,8 @@ class SharedLocalScheduler(LocalScheduler):
 def _registry() -> Path:
     folder = Path(tempfile.gettempdir()) / f"dlrm_torchx-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{folder} is not a folder of this user")
     return folder
 

@@ -28,7 +28,7 @@ FAILURES = "failure_*.json"
 
 @dataclass(frozen=True, slots=True)
 class HydraCall:
-    """What every rank of a job calls, and the state of Hydra that the call needs."""
+    """The function that every rank of a job calls, with its config and the state of Hydra."""
 
     function: Callable[[Any], Any]
     config: DictConfig
@@ -38,7 +38,7 @@ class HydraCall:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Why a rank ended, as the rank itself reported it."""
+    """The error that ended a rank, as the rank itself reported it."""
 
     rank: int
     reason: str
@@ -77,7 +77,7 @@ class JobMailbox:
         return call
 
     def remove_earlier_attempts(self) -> None:
-        """Remove what ranks of other attempts sent, as some ranks of this one may not get here."""
+        """Remove files from ranks of other attempts, which ranks of this one may not replace."""
         for path in (*self.folder.glob(RETURNS), *self.folder.glob(FAILURES)):
             if not path.stem.endswith(f"_{self.attempt}"):
                 path.unlink(missing_ok=True)

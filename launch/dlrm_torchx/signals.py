@@ -32,12 +32,12 @@ def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
         before: earlier handlers; a signal that was ignored, as under nohup, stays ignored.
     """
 
-    def end(number: int, frame: object) -> None:
+    def exit_process(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    wanted: dict[signal.Signals, Any] = dict.fromkeys(STOPPING_SIGNALS, end)
-    wanted[signal.SIGINT] = signal.default_int_handler
-    _set({n: signal.SIG_IGN if before[n] is signal.SIG_IGN else wanted[n] for n in wanted})
+    handlers: dict[signal.Signals, Any] = dict.fromkeys(STOPPING_SIGNALS, exit_process)
+    handlers[signal.SIGINT] = signal.default_int_handler
+    _set({n: signal.SIG_IGN if before[n] is signal.SIG_IGN else handlers[n] for n in handlers})
 
 
 @contextmanager

@@ -25,7 +25,7 @@ CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
 QUEUE_COLUMNS = ("JobID", "JobName", "State", "Restarts")
-"""Columns of a job in the queue. Older accounting has no restarts, so we do not ask it for them."""
+"""Columns of a job in the queue. Older accounting lacks restarts, so it is not queried for them."""
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
@@ -93,9 +93,9 @@ class TolerantSlurmScheduler(SlurmScheduler):
         for row in rows:
             role, _, replica = row["JobName"].rpartition("-")
             if role and replica.isdigit():
-                found = statuses.setdefault(role, RoleStatus(role, []))
+                role_status = statuses.setdefault(role, RoleStatus(role, []))
                 state = _app_state(row["State"])
-                found.replicas.append(
+                role_status.replicas.append(
                     ReplicaStatus(id=int(replica), role=role, state=state, hostname="")
                 )
         worst = _worst(row["State"] for row in rows)
@@ -120,8 +120,8 @@ class TolerantSlurmScheduler(SlurmScheduler):
         for row in _rows(["sacct", *ACCOUNTING, "--allocations", "--starttime=1970-01-01"]):
             parts.setdefault(row["JobID"].partition("+")[0], []).append(row["State"])
         return [
-            ListAppResponse(app_id=job_id, state=_app_state(_worst(words)))
-            for job_id, words in parts.items()
+            ListAppResponse(app_id=job_id, state=_app_state(_worst(states)))
+            for job_id, states in parts.items()
         ]
 
     def log_iter(
@@ -179,14 +179,14 @@ _GRAVITY = (
 )
 
 
-def _app_state(word: str) -> AppState:
+def _app_state(state: str) -> AppState:
     """Translate Slurm's state, which may have more words: `CANCELLED by 1000`."""
-    return _SLURM_STATES.get(word.split()[0], AppState.FAILED)
+    return _SLURM_STATES.get(state.split()[0], AppState.FAILED)
 
 
-def _worst(words: Iterable[str]) -> str:
+def _worst(states: Iterable[str]) -> str:
     """Return the worst state of a job's parts: they end together, so one failure is the job's."""
-    return max(words, key=lambda word: _GRAVITY.index(_app_state(word)))
+    return max(states, key=lambda state: _GRAVITY.index(_app_state(state)))
 
 
 def _accounted(app_id: str) -> list[dict[str, str]]:
@@ -198,7 +198,7 @@ def _queued(app_id: str) -> list[dict[str, str]]:
     """Return the queue's rows of a job and its parts.
 
     Raises:
-        subprocess.CalledProcessError: the queue did not answer, which says nothing of the job.
+        subprocess.CalledProcessError: the queue did not answer, so the state of the job is unknown.
     """
     command = ["squeue", *QUEUE, "-j", app_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

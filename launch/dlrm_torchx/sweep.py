@@ -215,7 +215,7 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
         reason = "" if job.reason is None else f": {job.reason}"
         lines.append(f"  {job.title}: {job.state}{reason}{where}")
     error = IncompleteSweepError("\n".join(lines))
-    found = []
+    job_returns = []
     for job in jobs:
         job_return = job.returned
         if job_return is None:
@@ -223,8 +223,8 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
             skipped = job.state is JobState.SKIPPED
             job_return.status = JobStatus.COMPLETED if skipped else JobStatus.FAILED
             job_return.return_value = None if skipped else error
-        found.append(job_return)
-    return found
+        job_returns.append(job_return)
+    return job_returns
 
 
 def earlier_jobs(sweep_dir: Path, *, before: int) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import ShardingTask
 
-SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
+MEASURED_SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of tasks, ids and order [%(default)s]"
     )
-    add_sharder_arguments(parser, SHARDERS)
+    add_sharder_arguments(parser, MEASURED_SHARDERS)
     add_round_arguments(parser, rounds=3, item="rank")
     add_row_arguments(parser, row="plan")
 

@@ -34,7 +34,15 @@ from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
 
-SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup", "lookup", "dim", "size")
+PLANNED_SHARDERS = (
+    "neuroshard",
+    "neuroshard_paper",
+    "torchrec",
+    "size_lookup",
+    "lookup",
+    "dim",
+    "size",
+)
 INFEASIBLE = "infeasible"
 MIB_OF_MAXRSS = 1 / 1024
 """Factor from `ru_maxrss`, which Linux gives in KiB, to MiB."""
@@ -44,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
     parser.add_argument("--num", type=int, help="number of tasks; by default, all of the set")
     parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
-    add_sharder_arguments(parser, SHARDERS)
+    add_sharder_arguments(parser, PLANNED_SHARDERS)
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="device of the ranks [%(default)s]"
     )
@@ -160,7 +168,7 @@ def _run_here(case: Case, sharders: Sequence[str]) -> Iterator[Row]:
 
 
 def _run_apart(case: Case, sharders: Sequence[str], limit_s: float) -> Iterator[Row]:
-    """Make every plan in a new process, so that each has its sharder_rows peak of memory."""
+    """Make every plan in a new process, so that each has its own peak of memory."""
     context = multiprocessing.get_context("spawn")
     for number, benchmark_task in enumerate(case.tasks()):
         for sharder in sharders:

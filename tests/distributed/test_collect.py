@@ -143,7 +143,7 @@ def test_what_the_ranks_find_wrong_is_said_once(tmp_path: Path) -> None:
     code, output = collect([sys.executable], out, "num_ranks=2")
     assert code == 2, output
     assert output.count("error: ") == 1
-    assert f"{out} is there already" in output
+    assert f"{out} exists already" in output
     assert "Traceback" not in output
     assert out.read_bytes() == b"precious"
     assert list(tmp_path.iterdir()) == [out]

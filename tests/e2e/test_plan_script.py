@@ -41,7 +41,7 @@ def test_writes_a_plan(task_json: Path, sharder: str) -> None:
     assert written["predicted"]["max_ms"] >= written["lower_bound_ms"] > 0
     cost_ms, gap = written["predicted"]["max_ms"], written["gap"]
     assert f"predicted {cost_ms:.2f} ms, at most {100 * gap:.1f} %" in done.stdout + done.stderr
-    assert "What bounds it" not in done.stdout + done.stderr
+    assert "Ranks that bound the cost" not in done.stdout + done.stderr
     assert sorted(p.name for p in task_json.parent.iterdir()) == ["p.json", "task.json"]
 
 
@@ -60,7 +60,7 @@ def test_explains_a_plan(task_json: Path, sharder: str) -> None:
     done = plan(task_json.parent, *overrides)
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
-    titles = ("What bounds it", "What splits bought", "What more would buy")
+    titles = ("Ranks that bound the cost", "Gains of splits", "Gains of alternatives")
     places = [shown.index(title) for title in titles]
     assert places == sorted(places)
     assert "one more rank: " in shown[places[-1] :]

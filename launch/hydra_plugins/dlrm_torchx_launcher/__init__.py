@@ -33,8 +33,8 @@ class TorchXLauncherConf:
         poll_s: seconds between questions to the scheduler.
         patience_s: time that a failed job with retries left has to be queued again, and that an
             unknown job has to become known, before it counts as failed.
-        after: function that is called with the sweep's folder when all jobs have ended; what it
-            returns is logged. An application sets its own as `after_sweep`.
+        after: function that is called with the sweep's folder when all jobs have ended; its return
+            value is logged. An application sets its own as `after_sweep`.
     """
 
     _target_: str = "hydra_plugins.dlrm_torchx_launcher.TorchXLauncher"

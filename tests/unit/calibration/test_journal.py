@@ -93,10 +93,10 @@ def test_what_is_there_is_not_overwritten(out: Path) -> None:
     out.parent.mkdir()
     write_costs(out, SAMPLES, {})
     before = out.read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         Journal(out, SETTINGS)
     manifest_path(out).unlink()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         Journal(out, SETTINGS)
     assert out.read_bytes() == before
     assert not out.with_name("costs.parquet.partial").exists()
@@ -105,7 +105,7 @@ def test_what_is_there_is_not_overwritten(out: Path) -> None:
 def test_the_manifest_of_other_data_is_not_overwritten(out: Path) -> None:
     out.parent.mkdir()
     manifest_path(out).write_text("{}")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         Journal(out, SETTINGS)
 
 

@@ -94,10 +94,10 @@ def test_a_truncated_file_is_noticed_at_open(folder, name):
     path = folder / name
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(DataError, match=rf"{name} should have {size:,} B, found {size - 4:,} B"):
+    with pytest.raises(DataError, match=rf"{name} should have {size:,} B, but has {size - 4:,} B"):
         BlockReader(folder)
     path.unlink()
-    with pytest.raises(DataError, match=f"{name}.*found 0 B.*convert again"):
+    with pytest.raises(DataError, match=f"{name}.*has 0 B.*convert again"):
         BlockReader(folder)
 
 

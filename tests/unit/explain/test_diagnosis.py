@@ -315,8 +315,8 @@ SHOWN = Diagnosis(
 
 def test_in_words() -> None:
     bounds, splits, more = sections(SHOWN)
-    assert (bounds.title, splits.title) == ("What bounds it", "What splits bought")
-    assert more.title == "What more would buy"
+    assert (bounds.title, splits.title) == ("Ranks that bound the cost", "Gains of splits")
+    assert more.title == "Gains of alternatives"
     summary, rank = bounds.lines
     assert "20.00 ms" in summary
     assert "2 of 4 ranks" in summary

@@ -89,9 +89,9 @@ def test_what_the_cost_model_says_of_the_plan(tmp_path: Path, alternatives: bool
         writer.plan(PLAN, dataclasses.replace(REPORT, diagnosis=diagnosis), TASK, MEASURED)
     explained = text(read(tmp_path), "plan/explained")
     assert "It is predicted 6.25 ms, at most 25.0 % above the best possible." in explained
-    for title in ("What bounds it", "What splits bought"):
+    for title in ("Ranks that bound the cost", "Gains of splits"):
         assert f"**{title}**" in explained
-    assert ("**What more would buy**" in explained) == alternatives
+    assert ("**Gains of alternatives**" in explained) == alternatives
 
 
 def test_what_a_plan_does_not_know_has_no_tag(tmp_path: Path) -> None:
