@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlrm_sharded.search.block_moves import BlockNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
 from dlrm_sharded.search.smooth_objective import SmoothObjective
@@ -45,6 +46,7 @@ class Descent:
         self._clock = clock
         self._budget = budget
         self._neighborhood = Neighborhood(state, rng, splits=splits, budget=budget)
+        self._blocks = BlockNeighborhood(state, rng, splits=splits, budget=budget)
 
     def run(self, max_stuck: int = MANY_RANKS) -> None:
         """Take a good move from the fullest rank that has one, until no rank has any.
@@ -59,7 +61,7 @@ class Descent:
             rank = _fullest_rank(objective, stuck) if len(stuck) < max_stuck else None
             if rank is None:
                 # Row blocks load many ranks alike, so no single rank would give them up.
-                joins = self._neighborhood.row_joins(objective)
+                joins = self._blocks.row_joins(objective)
                 if not has_moved and not self._make_one(joins, objective):
                     return
                 stuck.clear()
@@ -74,7 +76,7 @@ class Descent:
         # Row blocks come last: they cost all ranks of a group a reduce-scatter.
         moves = [*near.transfers(rank, objective), *near.swaps(rank, objective)]
         return self._make_one(moves, objective) or self._make_one(
-            near.row_cuts(rank, objective), objective
+            self._blocks.row_cuts(rank, objective), objective
         )
 
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:

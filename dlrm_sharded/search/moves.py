@@ -1,16 +1,16 @@
-"""Small changes of a state and their gains, computed in batches.
+"""Moves of column pieces between ranks and their gains, computed in batches.
 
 All moves that take load from one rank are priced at once: a move between two ranks changes two
 terms of each sum of powers. Shapes are priced here as on an ordinary rank, so a gain is an
 estimate; its exact value is known when the move is made.
 
-Letters: M moves, B other ranks or pieces, G groups of one kind, L loads, W ranks, U units.
+Letters: M moves, B other ranks or pieces, L loads.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +18,9 @@ import numpy as np
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.problem import Mask, by_group
+from dlrm_sharded.search.problem import Mask
 from dlrm_sharded.search.smooth_objective import SmoothObjective, power
-from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth, State
+from dlrm_sharded.search.state import Edit, SetWidth, State
 
 MAX_PARTS = 8
 """Largest number of sizes that are tried for the part moved from a piece."""
@@ -36,12 +36,6 @@ MAX_PIECES, MAX_OTHER_PIECES = 32, 512
 
 NUM_BEST = 3
 """Number of transfers, and of swaps, that are returned."""
-
-NUM_ROW_CUTS = 2
-"""Number of a rank's costliest pieces for which row blocks are tried."""
-
-MAX_ROW_JOINS = 16
-"""Largest number of units in row blocks that are tried whole at a time."""
 
 
 class Move(NamedTuple):
@@ -69,7 +63,7 @@ class _Parts(NamedTuple):
 
 
 class Neighborhood:
-    """The best few moves of each kind from a state.
+    """The best few transfers and swaps of a state's column pieces.
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
@@ -93,7 +87,7 @@ class Neighborhood:
     def transfers(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves of parts of pieces, or of whole ones, to other ranks."""
         state, problem = self._state, self._problem
-        slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
+        slots, others = changeable_slots(state, rank, self._budget), self._candidate_ranks(rank)
         if not len(slots) or not len(others):
             return []
         # M rows, one for each part of each piece; B columns, one for each other rank.
@@ -129,13 +123,15 @@ class Neighborhood:
     def swaps(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves that exchange a piece of the rank for a piece of another rank."""
         state, problem = self._state, self._problem
-        slots = self._changeable_slots(rank)
-        other_slots = [self._changeable_slots(int(r)) for r in self._candidate_ranks(rank)]
+        slots = changeable_slots(state, rank, self._budget)
+        other_slots = [
+            changeable_slots(state, int(r), self._budget) for r in self._candidate_ranks(rank)
+        ]
         others = np.concatenate([np.array([], dtype=np.int64), *other_slots])
         if not len(slots) or not len(others):
             return []
-        slots = self._sample(slots, MAX_PIECES)
-        others = self._sample(others, MAX_OTHER_PIECES)
+        slots = sample(self._rng, slots, MAX_PIECES)
+        others = sample(self._rng, others, MAX_OTHER_PIECES)
         shape, other_shape = state.piece_shape[slots], state.piece_shape[others]
         other_rank = state.piece_rank[others]
         # [M, B, L]: what the other rank gets more than it gives away
@@ -154,75 +150,6 @@ class Neighborhood:
             moves.append(Move(float(gains[m, b]), self._swap_edits(int(slots[m]), int(others[b]))))
         return moves
 
-    def row_cuts(self, rank: int, objective: SmoothObjective) -> list[Move]:
-        """Return moves that put the costliest units of a rank in row blocks."""
-        if not self._splits:
-            return []
-        state, problem = self._state, self._problem
-        slots = self._changeable_slots(rank)
-        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
-        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
-        moves: list[Move] = []
-        for unit in state.piece_unit[costliest].tolist():
-            if not any(blocks.possible[unit] for blocks in problem.blocks):
-                continue
-            # The ranks without the unit, whose pieces may be on several of them.
-            load, free_bytes = state.load.copy(), state.free_bytes.copy()
-            shared_ms = state.shared_ms
-            for other, width in state.widths[unit].items():
-                shape = problem.shape(unit, width)
-                load[other] -= problem.load[shape]
-                free_bytes[other] += problem.size_bytes[shape]
-                shared_ms -= float(problem.shared_ms[shape])
-            remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
-            moves += [
-                Move(value_ms + shared_ms - objective.value_ms, [*remove, SetGroup(unit, group)])
-                for group, value_ms in self._best_groups(unit, load, free_bytes, objective)
-            ]
-        return moves
-
-    def row_joins(self, objective: SmoothObjective) -> list[Move]:
-        """Return moves that make units in row blocks whole again, on the best rank for each."""
-        state, problem = self._state, self._problem
-        units = np.flatnonzero(state.group != COLUMNS)
-        if self._budget is not None and self._budget.changeable is not None:
-            units = units[self._budget.changeable[units]]
-        if not len(units):
-            return []
-        before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
-        moves = []
-        for unit in self._sample(units, MAX_ROW_JOINS).tolist():
-            group, whole = int(state.group[unit]), int(problem.whole_shape[unit])
-            members, blocks = problem.groups[group].members, problem.blocks_of_group(group)
-            load, free_bytes = state.load.copy(), state.free_bytes.copy()
-            load[members] -= blocks.load[unit]
-            free_bytes[members] += blocks.size_bytes[unit]
-            fits = (free_bytes >= problem.size_bytes[whole]) & state.allowed_ranks(unit)
-            if not fits.any():
-                continue
-            shared_ms = float(problem.shared_ms[whole] - blocks.shared_ms[unit])
-            if state.num_in_group[group] == 1:  # the group will reduce nothing any more
-                shared_ms -= blocks.fixed_shared_ms
-                load[members] -= blocks.fixed_load
-            powers = objective.powers_of(load)
-            after = objective.powers_of(load + problem.load[whole])
-            # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, less
-            # what the rank had, plus what it has then.
-            values = objective.norm_ms(powers.sum(axis=0) - powers + after)
-            rank = int(np.where(fits, values, np.inf).argmin())
-            edits: list[Edit] = [
-                SetGroup(unit, COLUMNS),
-                SetWidth(unit, rank, int(problem.num_steps[unit])),
-            ]
-            moves.append(Move(float(values[rank]) - before_ms + shared_ms, edits))
-        return moves
-
-    def _changeable_slots(self, rank: int) -> Indices:
-        slots = np.array(self._state.slots_on_rank[rank], dtype=np.int64)
-        if self._budget is not None and self._budget.changeable is not None and len(slots):
-            slots = slots[self._budget.changeable[self._state.piece_unit[slots]]]
-        return slots
-
     def _candidate_ranks(self, rank: int) -> Indices:
         """Return the other ranks that moves are tried with."""
         world_size = self._problem.world_size
@@ -233,9 +160,6 @@ class Neighborhood:
         least = np.argpartition(total, NUM_LEAST_LOADED)[:NUM_LEAST_LOADED]
         chosen = np.union1d(least, self._rng.integers(world_size, size=NUM_RANDOM_RANKS))
         return chosen[chosen != rank]
-
-    def _sample(self, values: Indices, size: int) -> Indices:
-        return values if len(values) <= size else self._rng.choice(values, size, replace=False)
 
     def _parts(self, slots: Indices) -> _Parts:
         """Return all parts that are tried of the pieces in these slots."""
@@ -362,39 +286,18 @@ class Neighborhood:
         allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
 
-    def _best_groups(
-        self, unit: int, load: Floats, free_bytes: Indices, objective: SmoothObjective
-    ) -> Iterator[tuple[int, float]]:
-        """Yield the best group for each kind of row blocks of a unit, and the value with them.
 
-        Args:
-            load: [W, L], loads of all ranks without the unit.
-        """
-        state, problem = self._state, self._problem
-        # Row blocks are small and on many ranks, so host loads are taken as unchanged.
-        norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
-        host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
-        powers = objective.powers_of(load)  # of the ranks without the unit
-        allowed = state.allowed_ranks(unit)
-        for blocks in problem.blocks:
-            if not blocks.possible[unit]:
-                continue
-            size = blocks.group_size
-            # [G]: a group that reduces nothing yet would also pay the fixed time.
-            is_first = state.num_in_group[blocks.groups.start : blocks.groups.stop] == 0
-            added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
-            # The sums of powers are those of all groups, less one group's before, plus it after.
-            before = by_group(powers, size).sum(axis=1)
-            after_powers = objective.powers_of(load + np.repeat(added, size, axis=0))
-            after = by_group(after_powers, size).sum(axis=1)
-            values = objective.norm_ms(before.sum(axis=0) - before + after)
-            fits = by_group(free_bytes, size) >= blocks.size_bytes[unit]
-            fits = (fits & by_group(allowed, size)).all(axis=1)
-            if fits.any():
-                best = int(np.where(fits, values, np.inf).argmin())
-                shared_ms = float(blocks.shared_ms[unit])
-                shared_ms += blocks.fixed_shared_ms * bool(is_first[best])
-                yield blocks.groups[best], float(values[best]) + (shared_ms + host_ms)
+def changeable_slots(state: State, rank: int, budget: MoveBudget | None) -> Indices:
+    """Return the slots of a rank's pieces that the budget lets change."""
+    slots = np.array(state.slots_on_rank[rank], dtype=np.int64)
+    if budget is not None and budget.changeable is not None and len(slots):
+        slots = slots[budget.changeable[state.piece_unit[slots]]]
+    return slots
+
+
+def sample(rng: np.random.Generator, values: Indices, size: int) -> Indices:
+    """Return the values, or so many of them at random if there are more."""
+    return values if len(values) <= size else rng.choice(values, size, replace=False)
 
 
 @functools.cache

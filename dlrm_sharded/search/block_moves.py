@@ -1,0 +1,144 @@
+"""Moves of units into row blocks and out of them.
+
+Letters: G groups of one kind, L loads, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.shapes import Indices
+from dlrm_sharded.search.move_budget import MoveBudget
+from dlrm_sharded.search.moves import Move, changeable_slots, sample
+from dlrm_sharded.search.problem import by_group
+from dlrm_sharded.search.smooth_objective import SmoothObjective
+from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth, State
+
+NUM_ROW_CUTS = 2
+"""Number of a rank's costliest pieces for which row blocks are tried."""
+
+MAX_ROW_JOINS = 16
+"""Largest number of units in row blocks that are tried whole at a time."""
+
+
+class BlockNeighborhood:
+    """Moves that cut units into row blocks, and that make units in row blocks whole.
+
+    Args:
+        splits: whether tables may be cut into more pieces than they are in.
+        budget: limits on what may move; None for no limits.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        rng: np.random.Generator,
+        *,
+        splits: bool,
+        budget: MoveBudget | None = None,
+    ) -> None:
+        self._state = state
+        self._problem = state.problem
+        self._rng = rng
+        self._splits = splits
+        self._budget = budget
+
+    def row_cuts(self, rank: int, objective: SmoothObjective) -> list[Move]:
+        """Return moves that put the costliest units of a rank in row blocks."""
+        if not self._splits:
+            return []
+        state, problem = self._state, self._problem
+        slots = changeable_slots(state, rank, self._budget)
+        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
+        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
+        moves: list[Move] = []
+        for unit in state.piece_unit[costliest].tolist():
+            if not any(blocks.possible[unit] for blocks in problem.blocks):
+                continue
+            # The ranks without the unit, whose pieces may be on several of them.
+            load, free_bytes = state.load.copy(), state.free_bytes.copy()
+            shared_ms = state.shared_ms
+            for other, width in state.widths[unit].items():
+                shape = problem.shape(unit, width)
+                load[other] -= problem.load[shape]
+                free_bytes[other] += problem.size_bytes[shape]
+                shared_ms -= float(problem.shared_ms[shape])
+            remove = [SetWidth(unit, other, 0) for other in state.widths[unit]]
+            moves += [
+                Move(value_ms + shared_ms - objective.value_ms, [*remove, SetGroup(unit, group)])
+                for group, value_ms in self._best_groups(unit, load, free_bytes, objective)
+            ]
+        return moves
+
+    def row_joins(self, objective: SmoothObjective) -> list[Move]:
+        """Return moves that make units in row blocks whole again, on the best rank for each."""
+        state, problem = self._state, self._problem
+        units = np.flatnonzero(state.group != COLUMNS)
+        if self._budget is not None and self._budget.changeable is not None:
+            units = units[self._budget.changeable[units]]
+        if not len(units):
+            return []
+        before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
+        moves = []
+        for unit in sample(self._rng, units, MAX_ROW_JOINS).tolist():
+            group, whole = int(state.group[unit]), int(problem.whole_shape[unit])
+            members, blocks = problem.groups[group].members, problem.blocks_of_group(group)
+            load, free_bytes = state.load.copy(), state.free_bytes.copy()
+            load[members] -= blocks.load[unit]
+            free_bytes[members] += blocks.size_bytes[unit]
+            fits = (free_bytes >= problem.size_bytes[whole]) & state.allowed_ranks(unit)
+            if not fits.any():
+                continue
+            shared_ms = float(problem.shared_ms[whole] - blocks.shared_ms[unit])
+            if state.num_in_group[group] == 1:  # the group will reduce nothing any more
+                shared_ms -= blocks.fixed_shared_ms
+                load[members] -= blocks.fixed_load
+            powers = objective.powers_of(load)
+            after = objective.powers_of(load + problem.load[whole])
+            # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, less
+            # what the rank had, plus what it has then.
+            values = objective.norm_ms(powers.sum(axis=0) - powers + after)
+            rank = int(np.where(fits, values, np.inf).argmin())
+            edits: list[Edit] = [
+                SetGroup(unit, COLUMNS),
+                SetWidth(unit, rank, int(problem.num_steps[unit])),
+            ]
+            moves.append(Move(float(values[rank]) - before_ms + shared_ms, edits))
+        return moves
+
+    def _best_groups(
+        self, unit: int, load: Floats, free_bytes: Indices, objective: SmoothObjective
+    ) -> Iterator[tuple[int, float]]:
+        """Yield the best group for each kind of row blocks of a unit, and the value with them.
+
+        Args:
+            load: [W, L], loads of all ranks without the unit.
+        """
+        state, problem = self._state, self._problem
+        # Row blocks are small and on many ranks, so host loads are taken as unchanged.
+        norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
+        host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0
+        powers = objective.powers_of(load)  # of the ranks without the unit
+        allowed = state.allowed_ranks(unit)
+        for blocks in problem.blocks:
+            if not blocks.possible[unit]:
+                continue
+            size = blocks.group_size
+            # [G]: a group that reduces nothing yet would also pay the fixed time.
+            is_first = state.num_in_group[blocks.groups.start : blocks.groups.stop] == 0
+            added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
+            # The sums of powers are those of all groups, less one group's before, plus it after.
+            before = by_group(powers, size).sum(axis=1)
+            after_powers = objective.powers_of(load + np.repeat(added, size, axis=0))
+            after = by_group(after_powers, size).sum(axis=1)
+            values = objective.norm_ms(before.sum(axis=0) - before + after)
+            fits = by_group(free_bytes, size) >= blocks.size_bytes[unit]
+            fits = (fits & by_group(allowed, size)).all(axis=1)
+            if fits.any():
+                best = int(np.where(fits, values, np.inf).argmin())
+                shared_ms = float(blocks.shared_ms[unit])
+                shared_ms += blocks.fixed_shared_ms * bool(is_first[best])
+                yield blocks.groups[best], float(values[best]) + (shared_ms + host_ms)
