@@ -136,7 +136,7 @@ class Relaxation:
         low = self.mean_ms(math.inf, kind)
         if low == math.inf:
             return low
-        # every `low` has passed the test, so the end of the bisection that is returned is a bound
+        # `low` is M(inf) or has passed the test, so the end that the bisection returns is a bound
         high = max(low, LEAST_MS)
         while self.mean_ms(high, kind) > high:
             low, high = high, 2.0 * high

@@ -82,9 +82,9 @@ class Descent:
     def _make_one(self, moves: list[Move], objective: SmoothObjective) -> bool:
         """Make the first of the best moves that also improves the exact smooth objective."""
         state = self._state
-        for move in sorted(moves, key=lambda move: move.gain_ms)[:NUM_TRIED]:
+        for move in sorted(moves, key=lambda move: move.change_ms)[:NUM_TRIED]:
             # They are in order of their gain, so no later one is better.
-            if move.gain_ms >= -MIN_MOVE_GAIN * objective.value_ms:
+            if move.change_ms >= -MIN_MOVE_GAIN * objective.value_ms:
                 return False
             log_length = len(state.log)
             for edit in move.edits:

@@ -42,10 +42,10 @@ class Move(NamedTuple):
     """A change of a state.
 
     Args:
-        gain_ms: estimated change of the smooth objective; negative for an improvement.
+        change_ms: estimated change of the smooth objective; negative for an improvement.
     """
 
-    gain_ms: float
+    change_ms: float
     edits: Sequence[Edit]
 
 
