@@ -128,7 +128,7 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
 
     other = train_policy(killed, *overrides, "seed=1")
     assert other.returncode == 2, other.stdout + other.stderr
-    assert "unfinished training of other settings" in other.stdout + other.stderr
+    assert "checkpoint of a training with other settings" in other.stdout + other.stderr
 
     again = train_policy(killed, *overrides)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -195,5 +195,5 @@ def test_gpus_of_this_machine(j: str, gpu: int, visible: str, given: list[str]) 
 def test_more_ranks_than_gpus_here() -> None:
     done = torchx("run", "-s", "local_cwd", COMPONENT, "-j", "1x4", gpus="0,1")
     assert done.returncode != 0
-    assert "ask for 4 GPUs, this machine has 2" in done.stderr
+    assert "request 4 GPUs, but this machine has 2" in done.stderr
     assert "Traceback" not in done.stderr
