@@ -11,11 +11,10 @@ import numpy as np
 
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.moves import Move, changeable_slots, sample
+from dlrm_sharded.search.moves import Move, StateMoves
 from dlrm_sharded.search.problem import by_group
 from dlrm_sharded.search.smooth_objective import SmoothObjective
-from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth, State
+from dlrm_sharded.search.state import COLUMNS, Edit, SetGroup, SetWidth
 
 NUM_ROW_CUTS = 2
 """Number of a rank's costliest pieces for which row blocks are tried."""
@@ -24,34 +23,15 @@ MAX_ROW_JOINS = 16
 """Largest number of units in row blocks that are tried whole at a time."""
 
 
-class BlockNeighborhood:
-    """Moves that cut units into row blocks, and that make units in row blocks whole.
-
-    Args:
-        splits: whether tables may be cut into more pieces than they are in.
-        budget: limits on what may move; None for no limits.
-    """
-
-    def __init__(
-        self,
-        state: State,
-        rng: np.random.Generator,
-        *,
-        splits: bool,
-        budget: MoveBudget | None = None,
-    ) -> None:
-        self._state = state
-        self._problem = state.problem
-        self._rng = rng
-        self._splits = splits
-        self._budget = budget
+class BlockNeighborhood(StateMoves):
+    """Moves that cut units into row blocks, and that make units in row blocks whole."""
 
     def row_cuts(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves that put the costliest units of a rank in row blocks."""
         if not self._splits:
             return []
         state, problem = self._state, self._problem
-        slots = changeable_slots(state, rank, self._budget)
+        slots = self._changeable_slots(rank)
         processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
         costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
         moves: list[Move] = []
@@ -83,7 +63,7 @@ class BlockNeighborhood:
             return []
         before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         moves = []
-        for unit in sample(self._rng, units, MAX_ROW_JOINS).tolist():
+        for unit in self._sample(units, MAX_ROW_JOINS).tolist():
             group, whole = int(state.group[unit]), int(problem.whole_shape[unit])
             members, blocks = problem.groups[group].members, problem.blocks_of_group(group)
             load, free_bytes = state.load.copy(), state.free_bytes.copy()

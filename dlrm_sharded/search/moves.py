@@ -62,8 +62,8 @@ class _Parts(NamedTuple):
     width: Indices
 
 
-class Neighborhood:
-    """The best few transfers and swaps of a state's column pieces.
+class StateMoves:
+    """The base of what finds moves from a state.
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
@@ -84,10 +84,25 @@ class Neighborhood:
         self._splits = splits
         self._budget = budget
 
+    def _changeable_slots(self, rank: int) -> Indices:
+        """Return the slots of a rank's pieces that the budget lets change."""
+        slots = np.array(self._state.slots_on_rank[rank], dtype=np.int64)
+        if self._budget is not None and self._budget.changeable is not None and len(slots):
+            slots = slots[self._budget.changeable[self._state.piece_unit[slots]]]
+        return slots
+
+    def _sample(self, values: Indices, size: int) -> Indices:
+        """Return the values, or so many of them at random if there are more."""
+        return values if len(values) <= size else self._rng.choice(values, size, replace=False)
+
+
+class Neighborhood(StateMoves):
+    """The best few transfers and swaps of a state's column pieces."""
+
     def transfers(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves of parts of pieces, or of whole ones, to other ranks."""
         state, problem = self._state, self._problem
-        slots, others = changeable_slots(state, rank, self._budget), self._candidate_ranks(rank)
+        slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
         if not len(slots) or not len(others):
             return []
         # M rows, one for each part of each piece; B columns, one for each other rank.
@@ -123,15 +138,13 @@ class Neighborhood:
     def swaps(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves that exchange a piece of the rank for a piece of another rank."""
         state, problem = self._state, self._problem
-        slots = changeable_slots(state, rank, self._budget)
-        other_slots = [
-            changeable_slots(state, int(r), self._budget) for r in self._candidate_ranks(rank)
-        ]
+        slots = self._changeable_slots(rank)
+        other_slots = [self._changeable_slots(int(r)) for r in self._candidate_ranks(rank)]
         others = np.concatenate([np.array([], dtype=np.int64), *other_slots])
         if not len(slots) or not len(others):
             return []
-        slots = sample(self._rng, slots, MAX_PIECES)
-        others = sample(self._rng, others, MAX_OTHER_PIECES)
+        slots = self._sample(slots, MAX_PIECES)
+        others = self._sample(others, MAX_OTHER_PIECES)
         shape, other_shape = state.piece_shape[slots], state.piece_shape[others]
         other_rank = state.piece_rank[others]
         # [M, B, L]: what the other rank gets more than it gives away
@@ -285,19 +298,6 @@ class Neighborhood:
         # Several moves may belong to one unit, so each unit is looked up once.
         allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
-
-
-def changeable_slots(state: State, rank: int, budget: MoveBudget | None) -> Indices:
-    """Return the slots of a rank's pieces that the budget lets change."""
-    slots = np.array(state.slots_on_rank[rank], dtype=np.int64)
-    if budget is not None and budget.changeable is not None and len(slots):
-        slots = slots[budget.changeable[state.piece_unit[slots]]]
-    return slots
-
-
-def sample(rng: np.random.Generator, values: Indices, size: int) -> Indices:
-    """Return the values, or so many of them at random if there are more."""
-    return values if len(values) <= size else rng.choice(values, size, replace=False)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the tests need beside Playwright: text within shadow roots, and waits for a value."""
+"""Helpers beside Playwright: they read text within shadow roots and wait for values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says in the terminal."""
+"""A run writes its main figures to the terminal."""
 
 from pathlib import Path
 

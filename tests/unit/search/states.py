@@ -1,4 +1,4 @@
-"""What tests of several modules check of states, and a clock that counts instead of measuring."""
+"""Checks of states that several test modules share, and a clock that counts calls."""
 
 from typing import Any
 
