@@ -13,9 +13,11 @@ Letters: B batch, F tables, D interaction dim.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -28,12 +30,12 @@ from torchrec.distributed.embeddingbag import (
 )
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
-from torchrec.models.dlrm import DenseArch, InteractionArch, InteractionDCNArch, OverArch, choose
-from torchrec.modules.crossnet import LowRankCrossNet
+from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
@@ -44,58 +46,106 @@ log = logging.getLogger(__name__)
 INIT_BLOCK_ROWS = 65_536
 """Rows of a table whose initial weights share one seed."""
 
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of torch.compile; the second and third replay the layers as CUDA graphs."""
+
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 """CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
 
 
 class SparseArch(nn.Module):
-    """Looks all tables up in one collection and projects their vectors to one dim.
+    """Looks all tables up in one collection."""
 
-    Args:
-        interaction_dim: D.
-    """
-
-    def __init__(
-        self, tables: Sequence[Table], interaction_dim: int, *, device: torch.device
-    ) -> None:
+    def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
         self.embedding_bag_collection = EmbeddingBagCollection(
             tables=bag_configs(tables), device=torch.device("meta")
         )
-        self.interaction_dim = interaction_dim
-        self.features_of_dim: dict[int, list[str]] = {}
-        for table in tables:
-            self.features_of_dim.setdefault(table.embedding_dim, []).append(table.name)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Begin the lookup; the first use of its result waits for the exchange between ranks."""
+        return cast(KeyedTensor, self.embedding_bag_collection(features))
+
+
+class VectorStack(nn.Module):
+    """Puts the vectors of all features beside each other, projected to one dim.
+
+    Args:
+        dim: D.
+    """
+
+    def __init__(self, tables: Sequence[Table], dim: int, *, device: torch.device) -> None:
+        super().__init__()
+        self.dim = dim
+        dims = dict.fromkeys(table.embedding_dim for table in tables)
+        ordered = [table.name for dim in dims for table in tables if table.embedding_dim == dim]
+        self._place = {name: place for place, name in enumerate(ordered)}
         self.projections = nn.ModuleDict(
             {
-                str(dim): nn.Linear(dim, interaction_dim, bias=False, device=device)
-                for dim in self.features_of_dim
-                if dim != interaction_dim
+                str(table_dim): nn.Linear(table_dim, dim, bias=False, device=device)
+                for table_dim in dims
+                if table_dim != dim
             }
         )
 
-    def lookup(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """Return pooled vectors [B, dim of the table] by table name."""
-        return cast(dict[str, Tensor], self.embedding_bag_collection(features).to_dict())
+    def forward(self, embedded: Tensor, pooled: KeyedTensor) -> Tensor:
+        """Return [B, 1 + F, D]: the dense vector, then tables grouped by dim, in the model's order.
 
-    def project(self, pooled: dict[str, Tensor]) -> Tensor:
-        """Return [B, F, D], the tables grouped by dim, in the model's order within a group."""
-        groups = []
-        for dim, names in self.features_of_dim.items():
-            group = torch.cat([pooled[name] for name in names], dim=1)
-            group = group.reshape(-1, len(names), dim)
-            if dim != self.interaction_dim:
-                group = self.projections[str(dim)](group)
-            groups.append(group)
-        return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)
+        Args:
+            embedded: [B, D]; the result has its dtype.
+            pooled: vectors of all tables in any order, which depends on the plan.
+        """
+        runs = _adjacent_tables(pooled.keys(), pooled.length_per_key(), self._place)
+        pieces = pooled.values().to(embedded.dtype).split([run.width for run in runs], dim=1)
+        vectors = [embedded]
+        in_order = sorted(zip(runs, pieces, strict=True), key=lambda pair: pair[0].place)
+        for dim, group in itertools.groupby(in_order, key=lambda pair: pair[0].dim):
+            of_dim = [piece for _, piece in group]
+            if dim != self.dim:
+                table_vectors = torch.cat(of_dim, dim=1).unflatten(1, (-1, dim))
+                of_dim = [self.projections[str(dim)](table_vectors).flatten(1)]
+            vectors += of_dim
+        return torch.cat(vectors, dim=1).unflatten(1, (-1, self.dim))
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tables of one dim that are adjacent both in pooled vectors and in the model's order.
+
+    Args:
+        place: place of the first table in the model's order.
+    """
+
+    place: int
+    dim: int
+    num_tables: int = 1
+
+    @property
+    def width(self) -> int:
+        return self.num_tables * self.dim
+
+
+def _adjacent_tables(
+    names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]
+) -> list[_Run]:
+    """Divide tables into runs that need not be taken apart to reorder them."""
+    runs: list[_Run] = []
+    for name, dim in zip(names, dims, strict=True):
+        last = runs[-1] if runs else None
+        if last and last.dim == dim and last.place + last.num_tables == place[name]:
+            last.num_tables += 1
+        else:
+            runs.append(_Run(place[name], dim))
+    return runs
 
 
 class Dlrm(nn.Module):
-    """DLRM (arXiv:1906.00091) with any of TorchRec's interactions, and its loss.
+    """DLRM (arXiv:1906.00091) with an interaction of `interaction.py`, and its loss.
 
     Args:
-        interaction: takes dense [B, D] and sparse [B, F, D] features, gives [B, over_in_features].
+        interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
         bf16: whether to autocast all but the embedding lookups to bfloat16.
+        compile_mode: mode in which torch.compile compiles the layers; None leaves them.
     """
 
     def __init__(
@@ -107,25 +157,35 @@ class Dlrm(nn.Module):
         over_layers: Sequence[int],
         interaction: nn.Module,
         over_in_features: int,
-        bf16: bool,
         device: torch.device,
+        bf16: bool = False,
+        compile_mode: str | None = None,
     ) -> None:
         super().__init__()
-        self.sparse_arch = SparseArch(tables, dense_layers[-1], device=device)
+        if compile_mode is not None and compile_mode not in COMPILE_MODES:
+            raise ConfigError(
+                f"model.compile_mode is {compile_mode!r}; known: null, {', '.join(COMPILE_MODES)}"
+            )
+        self.sparse_arch = SparseArch(tables)
+        self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
         self.dense_arch = DenseArch(num_dense, list(dense_layers), device=device)
         self.inter_arch = interaction.to(device)
         self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
         self.loss_fn = nn.BCEWithLogitsLoss()
         self._device_type = device.type
         self.bf16 = bf16
+        if compile_mode is not None:
+            for layers in (self.dense_arch, self.inter_arch, self.over_arch):
+                layers.compile(mode=compile_mode)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
-        pooled = self.sparse_arch.lookup(batch.sparse_features)
+        pooled = self.sparse_arch(batch.sparse_features)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self.bf16):
+            # The ranks exchange pooled vectors in the meantime, and likewise their gradients.
             embedded = self.dense_arch(batch.dense_features)
-            crossed = self.inter_arch(embedded, self.sparse_arch.project(pooled).to(embedded.dtype))
-            logits = self.over_arch(crossed).squeeze(-1)
+            vectors = self.vector_stack(embedded, pooled)
+            logits = self.over_arch(self.inter_arch(vectors)).squeeze(-1)
         logits = logits.float()
         loss = self.loss_fn(logits, batch.labels)
         return loss, (loss.detach(), logits.detach(), batch.labels)
@@ -139,18 +199,20 @@ def dlrm(
     over_layers: Sequence[int],
     device: torch.device,
     bf16: bool = False,
+    compile_mode: str | None = None,
 ) -> Dlrm:
     """Build a DLRM with dot interaction; the last of `dense_layers` is D."""
     _check_layers(dense_layers, over_layers)
-    num_tables, dim = len(tables), dense_layers[-1]
+    interaction = DotInteraction(1 + len(tables), device=device)
     return Dlrm(
         tables,
         num_dense,
         dense_layers=dense_layers,
         over_layers=over_layers,
-        interaction=InteractionArch(num_sparse_features=num_tables),
-        over_in_features=dim + choose(num_tables, 2) + num_tables,
+        interaction=interaction,
+        over_in_features=dense_layers[-1] + interaction.num_pairs,
         bf16=bf16,
+        compile_mode=compile_mode,
         device=device,
     )
 
@@ -165,25 +227,24 @@ def dlrm_dcnv2(
     cross_rank: int,
     device: torch.device,
     bf16: bool = False,
+    compile_mode: str | None = None,
 ) -> Dlrm:
     """Build a DLRM with DCNv2's low-rank cross network (arXiv:2008.13535), as MLPerf trains it."""
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)
     check_count("model.cross_rank", cross_rank, least=1)
-    width = (len(tables) + 1) * dense_layers[-1]
+    num_vectors, dim = 1 + len(tables), dense_layers[-1]
     return Dlrm(
         tables,
         num_dense,
         dense_layers=dense_layers,
         over_layers=over_layers,
-        interaction=InteractionDCNArch(
-            num_sparse_features=len(tables),
-            crossnet=LowRankCrossNet(
-                in_features=width, num_layers=num_cross_layers, low_rank=cross_rank
-            ),
+        interaction=CrossInteraction(
+            num_vectors, dim, num_layers=num_cross_layers, rank=cross_rank
         ),
-        over_in_features=width,
+        over_in_features=num_vectors * dim,
         bf16=bf16,
+        compile_mode=compile_mode,
         device=device,
     )
 

@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import ShardingTask, Table, Topology
 from dlrm_sharded.commands.planner import build_planner
@@ -173,10 +174,9 @@ def test_interaction(project: Path) -> None:
     make = instantiate(composed(project, "train", "model=concatenated").model)
 
     model = make(tables, 5, device=torch.device("cpu"))
-    pooled = {table.name: torch.rand(3, table.embedding_dim) for table in tables}
-    features = model.inter_arch(
-        model.dense_arch(torch.rand(3, 5)), model.sparse_arch.project(pooled)
-    )
+    pooled = KeyedTensor.from_tensor_list(["a", "b"], [torch.rand(3, 16), torch.rand(3, 8)])
+    vectors = model.vector_stack(model.dense_arch(torch.rand(3, 5)), pooled)
+    features = model.inter_arch(vectors)
 
     assert features.shape == (3, 3 * 16)
     assert model.over_arch(features).shape == (3, 1)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRM_DCN
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded import model as model_module
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.interaction import DotInteraction
 from dlrm_sharded.model import (
     Dlrm,
     dlrm,
@@ -103,7 +104,7 @@ def test_equal_dims_are_torchrecs_model(interaction: str) -> None:
 @pytest.mark.parametrize("interaction", ["dot", "dcnv2"])
 def test_mixed_dims_are_projected(interaction: str) -> None:
     model = make(interaction, MIXED)
-    projections = model.sparse_arch.projections
+    projections = model.vector_stack.projections
     assert {dim: tuple(p.weight.shape) for dim, p in projections.items()} == {
         "4": (8, 4),
         "16": (8, 16),
@@ -116,17 +117,32 @@ def test_mixed_dims_are_projected(interaction: str) -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_projection_is_of_the_tables_dim() -> None:
-    """[B, F, D]: tables of one dim together, each vector times the matrix of its dim."""
-    sparse = make("dot", MIXED).sparse_arch
-    pooled = sparse.lookup(batch(MIXED).sparse_features)
-    projected = sparse.project(pooled)
-    order = ["t0", "t3", "t1", "t2"]
-    assert projected.shape == (BATCH_SIZE, len(order), 8)
-    for place, name in enumerate(order):
-        dim = pooled[name].shape[1]
-        expected = pooled[name] if dim == 8 else sparse.projections[str(dim)](pooled[name])
-        torch.testing.assert_close(projected[:, place], expected)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_stack_is_in_the_models_order(order: tuple[int, ...]) -> None:
+    """[B, 1 + F, D]: tables of one dim together, each vector times the matrix of its dim."""
+    model = make("dot", MIXED)
+    vectors = {t.name: torch.rand(BATCH_SIZE, t.embedding_dim) for t in MIXED}
+    names = [MIXED[i].name for i in order]
+    pooled = KeyedTensor.from_tensor_list(names, [vectors[name] for name in names])
+    dense = torch.rand(BATCH_SIZE, 8)
+
+    stacked = model.vector_stack(dense, pooled)
+
+    assert stacked.shape == (BATCH_SIZE, 5, 8)
+    torch.testing.assert_close(stacked[:, 0], dense)
+    for place, name in enumerate(["t0", "t3", "t1", "t2"], start=1):
+        dim = vectors[name].shape[1]
+        project = model.vector_stack.projections[str(dim)] if dim != 8 else nn.Identity()
+        torch.testing.assert_close(stacked[:, place], project(vectors[name]))
+
+
+@pytest.mark.parametrize("num_vectors", [1, 2, 5])
+def test_dot_interaction_has_the_gradient_of_autograd(num_vectors: int) -> None:
+    interaction = DotInteraction(num_vectors, device=CPU)
+    vectors = torch.rand(3, num_vectors, 4, dtype=torch.float64, requires_grad=True)
+
+    assert interaction(vectors).shape == (3, 4 + interaction.num_pairs)
+    assert torch.autograd.gradcheck(interaction, vectors)
 
 
 def test_one_table() -> None:
