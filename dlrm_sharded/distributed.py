@@ -266,6 +266,7 @@ class Stopwatch:
     """Times work on a device: events on CUDA, the monotonic clock elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_cuda = device.type == "cuda"
         self._marks: list[Any] = []
 
@@ -280,10 +281,16 @@ class Stopwatch:
         else:
             self._marks.append(time.perf_counter())
 
+    def restarted(self) -> Stopwatch:
+        """Return a stopwatch whose first mark is the last one of this."""
+        watch = Stopwatch(self._device)
+        watch._marks = self._marks[-1:]
+        return watch
+
     def intervals_ms(self) -> list[float]:
-        """Wait for the device and return the times between successive marks, in ms."""
+        """Wait for the last mark and return the times between successive marks, in ms."""
         if self._on_cuda:
-            torch.cuda.synchronize()
+            self._marks[-1].synchronize()
             return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
         return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
 

@@ -1,4 +1,4 @@
-"""DLRM and DLRM-DCNv2, built from TorchRec's parts for tables of different dims, and sharded.
+"""DLRM and DLRM-DCNv2, built from TorchRec's parts for tables of different dims.
 
 All tables live in one `EmbeddingBagCollection`, so that a rank's lookups fuse into one kernel
 whatever their dims. Dense interactions need one dim for all features: tables of another dim pass
@@ -15,36 +15,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.datasets.utils import Batch
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.interaction import CrossInteraction, DotInteraction
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, to_torchrec
+from dlrm_sharded.tables import Table
+from dlrm_sharded.torchrec_adapter import bag_configs
 
 log = logging.getLogger(__name__)
-
-INIT_BLOCK_ROWS = 65_536
-"""Rows of a table whose initial weights share one seed."""
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes of torch.compile; the second and third replay the layers as CUDA graphs."""
@@ -258,64 +245,6 @@ def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
             "may train several times slower than with model.bf16=false",
             ", ".join(BF16_UNITS),
         )
-
-
-def shard_model(
-    model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology, *, seed: int
-) -> DistributedModelParallel:
-    """Shard the model by a plan, in TorchRec's DistributedModelParallel.
-
-    The seed alone decides the initial weights, so runs under different plans start from one model.
-    """
-    device = next(model.dense_arch.parameters()).device
-    wrapped = DistributedModelParallel(
-        module=model,
-        device=device,
-        plan=TorchRecPlan(
-            {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
-        ),
-        sharders=[EmbeddingBagCollectionSharder()],
-    )
-    initialize_tables(wrapped, seed)
-    return wrapped
-
-
-def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
-    """Return the sharded collection within a wrapped model."""
-    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
-
-
-def initialize_tables(model: nn.Module, seed: int) -> None:
-    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
-    for name, weight in sharded_embeddings(model).state_dict().items():
-        table = name.split(".")[-2]
-        assert isinstance(weight, ShardedTensor), f"{name} is a {type(weight).__name__}"
-        for shard in weight.local_shards():
-            fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
-
-
-def fill_table(
-    shard: Tensor, offsets: Sequence[int], num_embeddings: int, table: str, seed: int
-) -> None:
-    """Fill the rectangle of a table that begins at `offsets` = (row, column).
-
-    Every block of 65,536 rows x 4 columns has its own seed. So a weight depends on its place in its
-    table alone, and a rank draws little more than the weights that it holds.
-    """
-    bound = num_embeddings**-0.5
-    generator = torch.Generator(device=shard.device)
-    first_row, first_col = offsets
-    end_row = first_row + shard.shape[0]
-    for start in range(first_row - first_row % INIT_BLOCK_ROWS, end_row, INIT_BLOCK_ROWS):
-        rows = min(INIT_BLOCK_ROWS, num_embeddings - start)
-        in_block = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
-        into = slice(start + in_block.start - first_row, start + in_block.stop - first_row)
-        for col in range(0, shard.shape[1], COLUMN_MULTIPLE):
-            place = f"{seed}/{table}/{start}/{first_col + col}"
-            generator.manual_seed(zlib.crc32(place.encode()))
-            block = torch.empty(rows, COLUMN_MULTIPLE, device=shard.device)
-            block.uniform_(-bound, bound, generator=generator)
-            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[in_block])
 
 
 def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch.distributed as dist
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
+    ShardingEnv,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
@@ -18,6 +20,17 @@ from dlrm_sharded.layouts import Layout, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
+
+
+def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
+    """Return TorchRec's environment of a group, without a device mesh; None for all ranks.
+
+    TorchRec's own constructor makes a mesh, which plans without DTensors never use. On NCCL that is
+    a collective of all ranks of the job, so the ranks of a smaller group would wait for ever.
+    """
+    env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group))
+    env.process_group = group or dist.group.WORLD
+    return env
 
 
 def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:

@@ -33,7 +33,7 @@ from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.json_files import write_json
-from dlrm_sharded.model import Dlrm, shard_model, sharded_embeddings, warn_of_slow_bf16
+from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
@@ -42,6 +42,7 @@ from dlrm_sharded.runs.result import OBJECTIVES, run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
+from dlrm_sharded.sharded_model import check_exchange_precision, shard_model, sharded_embeddings
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
@@ -107,6 +108,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
     with all_or_none():
         torch.manual_seed(setup.seed)
+        torch.backends.cuda.matmul.allow_tf32 = setup.trainer.tf32
         model: Dlrm = instantiate(cfg.model)(
             task.tables, setup.dataset.num_dense, device=rank.device
         )
@@ -114,7 +116,14 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
     plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
-    sharded = shard_model(model, plan, task.tables, topology, seed=setup.seed)
+    sharded = shard_model(
+        model,
+        plan,
+        task.tables,
+        topology,
+        seed=setup.seed,
+        exchange_precision=cfg.exchange_precision,
+    )
     optimizer = setup.optimizer.build(sharded)
     with RunWriter(run_dir, enabled=rank.is_zero) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
@@ -152,6 +161,7 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
         )
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
+    check_exchange_precision(cfg.exchange_precision, rank.device)
     topology: Topology = instantiate(cfg.topology)
     return RunSetup(
         dataset=instantiate(cfg.data),

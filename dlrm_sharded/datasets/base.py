@@ -102,6 +102,14 @@ class BatchStream(Iterator[Batch]):
             np.random.default_rng([self._shuffle_seed, epoch]).shuffle(self._order)
 
 
+def page_locked(batch: Batch) -> Batch:
+    """Return the batch in page-locked memory, from which a GPU copies while it computes."""
+    if batch.dense_features.is_pinned():
+        return batch
+    pinned: Batch = batch.pin_memory()
+    return pinned
+
+
 def check_batch(batch: Batch, tables: Sequence[Table]) -> None:
     """Raise DataError if a batch does not fit the tables: other keys, or ids out of range.
 

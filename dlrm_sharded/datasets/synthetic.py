@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.datasets.base import Split, profiled_table
+from dlrm_sharded.datasets.base import Split, page_locked, profiled_table
 from dlrm_sharded.datasets.counter_random import counters, random_bits, stream_key, uniform_pairs
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.errors import ConfigError, check_count, check_number
@@ -176,6 +176,9 @@ class SyntheticDataset:
         num_samples = self.batch_size // share.world_size
         first = share.index * self.batch_size + share.rank * num_samples
         batch = self._samples(share.split, first, num_samples)
+        if torch.cuda.is_initialized():
+            # once, where a cached batch would be copied in every epoch
+            batch = page_locked(batch)
         return batch, self._cache.keep(share, batch)
 
     def _samples(self, split: Split, first: int, num_samples: int) -> Batch:

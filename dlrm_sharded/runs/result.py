@@ -103,6 +103,7 @@ class RunResult:
         per_rank: measured costs in rank order.
         spread: see `MeasuredCost`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
+        samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
     """
 
     sharder: str | None = _key(known_text)
@@ -126,6 +127,7 @@ class RunResult:
     plan_solve_s: float | None = _key(known_number)
     samples_per_s: float | None = _key(known_number, objective=True)
     samples_per_s_p10: float | None = _key(known_number, objective=True)
+    samples_per_s_overall: float | None = _key(known_number, objective=True)
     step_ms: float | None = _key(known_number, objective=True)
     loss: float | None = _key(known_number, objective=True)
     auroc: float | None = _key(known_number, objective=True)
@@ -223,6 +225,7 @@ def run_result(
         plan_solve_s=report.solve_s,
         samples_per_s=known_number(training.samples_per_s),
         samples_per_s_p10=known_number(training.samples_per_s_p10),
+        samples_per_s_overall=known_number(training.samples_per_s_overall),
         step_ms=known_number(training.step_ms),
         loss=known_number(training.loss),
         auroc=training.evaluation.auroc,

@@ -56,6 +56,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self.run_scalar("memory/peak_gib/max", result.peak_gib)
         if math.isfinite(result.samples_per_s):
             self.run_scalar(THROUGHPUT, result.samples_per_s)
+            self.run_scalar("train/samples_per_s/overall", result.samples_per_s_overall)
         for tag, value in self._run_scalars.items():
             self.scalar(tag, value, result.num_steps)
 

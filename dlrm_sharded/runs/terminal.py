@@ -67,5 +67,6 @@ def _throughput(training: TrainingResult) -> str:
         return f"unknown: all {training.num_steps} steps were warm-up (trainer.num_warmup_steps)"
     return (
         f"{training.samples_per_s:,.0f} samples/s ({training.step_ms:.1f} ms a step; "
-        f"slowest tenth {training.samples_per_s_p10:,.0f} samples/s)"
+        f"slowest tenth {training.samples_per_s_p10:,.0f}, "
+        f"with all stalls {training.samples_per_s_overall:,.0f} samples/s)"
     )

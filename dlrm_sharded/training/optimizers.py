@@ -22,6 +22,9 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
 }
+FUSED_ON = {"sgd": ("cpu", "cuda"), "adagrad": ("cpu",), "adam": ("cpu", "cuda")}
+"""Devices on which torch has a fused kernel of a dense optimizer."""
+
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
 """Optimizer state in bytes per weight and per row of a shard."""
 
@@ -112,7 +115,9 @@ class OptimizerConfig:
         """Build both optimizers of the sharded model, as one."""
 
         def make(params: list[nn.Parameter]) -> Optimizer:
-            kwargs: dict[str, Any] = {"lr": self.dense_learning_rate}
+            # one kernel for the whole step
+            fused = params[0].device.type in FUSED_ON[self.dense]
+            kwargs: dict[str, Any] = {"lr": self.dense_learning_rate, "fused": fused or None}
             return DENSE_OPTIMIZERS[self.dense](params, **kwargs)
 
         dense = KeyedOptimizerWrapper(

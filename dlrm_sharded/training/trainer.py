@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,10 +26,12 @@ from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.distributed import Rank, Stopwatch, reported_by_rank_zero
+from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
+from dlrm_sharded.training.prefetch import Prefetcher
+from dlrm_sharded.training.window import Window
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +51,11 @@ class TrainerConfig:
         num_steps: number of steps; None trains `num_epochs` epochs.
         eval_every_steps: interval of evaluations; None evaluates after the last step only.
         num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
-        log_every_steps: interval of logs. Losses stay on the device in between, so a loss that is
-            not finite is found at the next log.
+        log_every_steps: interval of logs. Losses stay on the device until the log after, so that
+            the host never waits for a step, and a loss that is not finite is found by then.
         num_warmup_steps: number of first steps that do not count for the throughput.
+        prefetch_batches: number of batches that a thread reads ahead; 0 for no thread.
+        tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
             "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
     """
@@ -60,12 +66,15 @@ class TrainerConfig:
     num_eval_batches: int | None = None
     log_every_steps: int = 20
     num_warmup_steps: int = 5
+    prefetch_batches: int = 2
     pipeline: str = "auto"
+    tf32: bool = True
 
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps"):
             check_count(f"trainer.{key}", getattr(self, key), least=1)
-        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
+        for key in ("num_warmup_steps", "prefetch_batches"):
+            check_count(f"trainer.{key}", getattr(self, key), least=0)
         for key, least in (("num_steps", 1), ("eval_every_steps", 1), ("num_eval_batches", 0)):
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
@@ -75,12 +84,20 @@ class TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up."""
+    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up.
+
+    Args:
+        step_ms: median time of a step, from which `samples_per_s` follows.
+        samples_per_s_p10: throughput that nine tenths of the steps exceed.
+        samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
+            except the evaluation at the end.
+    """
 
     num_steps: int
     step_ms: float
     samples_per_s: float
     samples_per_s_p10: float
+    samples_per_s_overall: float
     loss: float
     evaluation: Evaluation
     peak_gib: float
@@ -110,9 +127,13 @@ class Trainer:
         self._rank = rank
         self._log_scalar = log_scalar
         self._num_steps = config.num_steps or config.num_epochs * len(train_stream)
-        self._batches = _Timed(_endless(train_stream), pinned=rank.device.type == "cuda")
+        self._batches = Prefetcher(
+            _endless(train_stream), depth=config.prefetch_batches, device=rank.device
+        )
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
+        self._unread: deque[Window] = deque()
         self._step_ms: list[float] = []
+        self._steady_since_s = self._steady_until_s = float("nan")
         self._loss = float("nan")
         self._evaluation = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)
 
@@ -123,52 +144,55 @@ class Trainer:
             DivergenceError: the loss was not finite; all ranks raise it.
         """
         self._model.train()
-        losses: list[Tensor] = []
-        watch = self._started_watch()
-        with tqdm(total=self._num_steps, unit="step", disable=not self._rank.is_zero) as bar:
-            for step in range(self._num_steps):
+        progress = tqdm(total=self._num_steps, unit="step", disable=not self._rank.is_zero)
+        with progress as bar, self._batches:
+            window = Window(0, self._rank)
+            for num_done in range(1, self._num_steps + 1):
+                if num_done == self._config.num_warmup_steps + 1:
+                    self._steady_since_s = time.perf_counter()
                 loss, _, _ = self._pipeline.progress(self._batches)
                 self._lr_scheduler.step()
-                losses.append(loss)
-                watch.mark()
-                num_done = step + 1
+                window.add(loss)
                 is_last = num_done == self._num_steps
                 evaluates = is_last or self._is_every(self._config.eval_every_steps, num_done)
                 if evaluates or self._is_every(self._config.log_every_steps, num_done):
-                    self._report(num_done, losses, watch.intervals_ms(), bar)
-                    losses = []
-                    if evaluates:
-                        self._evaluate(num_done)
-                    watch = self._started_watch()
+                    following = window.close(self._batches.take_wait_ms())
+                    self._unread.append(window)
+                    window = following
+                    self._report(bar, num_unread=0 if evaluates else 1)
+                if is_last:
+                    self._steady_until_s = time.perf_counter()
+                if evaluates:
+                    self._evaluate(num_done)
+                    window = Window(num_done, self._rank)
         return self._result()
 
-    def _report(
-        self, num_done: int, losses: list[Tensor], step_ms: list[float], bar: tqdm[None]
-    ) -> None:
-        """Log the mean loss over ranks and steps, and the speed, since the last report."""
-        mean_losses = torch.stack(losses).float()
-        dist.all_reduce(mean_losses)
-        mean_losses /= self._rank.world_size
-        finite = mean_losses.isfinite()
-        if not finite.all():
-            first_bad = num_done - len(losses) + int((~finite).nonzero()[0]) + 1
-            raise reported_by_rank_zero(
-                DivergenceError(
-                    f"the loss is {float(mean_losses[~finite][0])} at step {first_bad}; lower "
-                    "optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
+    def _report(self, bar: tqdm[None], *, num_unread: int) -> None:
+        """Log the windows that are not read yet, except the last `num_unread`."""
+        while len(self._unread) > num_unread:
+            window = self._unread.popleft()
+            losses = window.mean_losses()
+            finite = losses.isfinite()
+            if not finite.all():
+                first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
+                raise reported_by_rank_zero(
+                    DivergenceError(
+                        f"the loss is {float(losses[~finite][0])} at step {first_bad}; lower "
+                        "optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
+                    )
                 )
-            )
-        self._loss = float(mean_losses.mean())
-        skipped = max(0, self._config.num_warmup_steps - (num_done - len(losses)))
-        self._step_ms += step_ms[skipped:]
-        median_ms = float(np.median(step_ms))
-        samples_per_s = self._batch_size / median_ms * 1e3
-        self._log_scalar("train/loss", self._loss, num_done)
-        self._log_scalar("train/step_ms", median_ms, num_done)
-        self._log_scalar("train/samples_per_s", samples_per_s, num_done)
-        self._log_scalar("train/data_wait_ms", self._batches.take_wait_ms(), num_done)
-        bar.update(len(losses))
-        bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
+            self._loss = float(losses.mean())
+            step_ms = window.step_ms()
+            self._step_ms += step_ms[max(0, self._config.num_warmup_steps - window.first_step) :]
+            median_ms = float(np.median(step_ms))
+            samples_per_s = self._batch_size / median_ms * 1e3
+            step = window.first_step + len(losses)
+            self._log_scalar("train/loss", self._loss, step)
+            self._log_scalar("train/step_ms", median_ms, step)
+            self._log_scalar("train/samples_per_s", samples_per_s, step)
+            self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
+            bar.update(len(losses))
+            bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self._eval_stream)
@@ -176,9 +200,14 @@ class Trainer:
             num_batches = min(num_batches, self._config.num_eval_batches)
         if num_batches == 0:
             return
-        self._evaluation = evaluate(
-            self._model, self._pipeline, self._eval_stream, num_batches, self._rank.device
+        self._eval_stream.seek(0)
+        batches = Prefetcher(
+            itertools.islice(self._eval_stream, num_batches),
+            depth=self._config.prefetch_batches,
+            device=self._rank.device,
+            beside=self._batches,
         )
+        self._evaluation = evaluate(self._model, self._pipeline, batches, self._rank.device)
         for tag in ("auroc", "normalized_entropy"):
             value = getattr(self._evaluation, tag)
             if value is not None:
@@ -201,15 +230,13 @@ class Trainer:
             step_ms=float(median_ms),
             samples_per_s=float(self._batch_size / median_ms * 1e3),
             samples_per_s_p10=float(self._batch_size / slow_ms * 1e3),
+            samples_per_s_overall=self._batch_size
+            * (self._num_steps - self._config.num_warmup_steps)
+            / (self._steady_until_s - self._steady_since_s),
             loss=self._loss,
             evaluation=self._evaluation,
             peak_gib=_peak_gib(self._rank),
         )
-
-    def _started_watch(self) -> Stopwatch:
-        watch = Stopwatch(self._rank.device)
-        watch.mark()
-        return watch
 
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
@@ -230,52 +257,23 @@ def make_pipeline(
 def evaluate(
     model: DistributedModelParallel,
     pipeline: TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]],
-    stream: BatchStream,
-    num_batches: int,
+    batches: Iterable[Batch],
     device: torch.device,
 ) -> Evaluation:
-    """Evaluate the first batches of a stream; the training pipeline keeps its own batches."""
+    """Evaluate some batches; the training pipeline keeps its own batches."""
     rewritten = isinstance(pipeline, TrainPipelineSparseDist)
     if rewritten:
         pipeline.detach()
     model.eval()
     evaluator = Evaluator(device)
-    stream.seek(0)
     with torch.no_grad():
-        for _ in range(num_batches):
-            _, (_, logits, labels) = model(next(stream).to(device))
+        for batch in batches:
+            _, (_, logits, labels) = model(batch.to(device, non_blocking=True))
             evaluator.update(logits, labels)
     model.train()
     if rewritten:
         pipeline.attach(model)
     return evaluator.compute()
-
-
-class _Timed(Iterator[Batch]):
-    """Measures how long the loop waits for its next batch.
-
-    Args:
-        pinned: whether to move batches to page-locked memory, from which CUDA copies while it
-            computes.
-    """
-
-    def __init__(self, batches: Iterator[Batch], *, pinned: bool) -> None:
-        self._batches = batches
-        self._pinned = pinned
-        self._waits_s: list[float] = []
-
-    def __next__(self) -> Batch:
-        started = time.perf_counter()
-        batch = next(self._batches)
-        if self._pinned:
-            batch = batch.pin_memory()
-        self._waits_s.append(time.perf_counter() - started)
-        return batch
-
-    def take_wait_ms(self) -> float:
-        """Return the median wait since the last call."""
-        waits_s, self._waits_s = self._waits_s, []
-        return 1e3 * float(np.median(waits_s)) if waits_s else 0.0
 
 
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:

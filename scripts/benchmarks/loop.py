@@ -19,7 +19,8 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank, detect_topology, process_group
-from dlrm_sharded.model import dlrm, shard_model
+from dlrm_sharded.model import dlrm
+from dlrm_sharded.sharded_model import shard_model
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.optimizers import OptimizerConfig

@@ -6,8 +6,9 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.model import Dlrm, dlrm, sharded_embeddings
+from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.sharded_model import sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training.optimizers import OptimizerConfig
 

@@ -9,9 +9,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.model import dlrm, shard_model, sharded_embeddings
+from dlrm_sharded.model import dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig

@@ -6,7 +6,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.model import shard_model
+from dlrm_sharded.sharded_model import shard_model
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig, Schedule
 from tests.distributed.ranks import run_ranks

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.model import shard_model
+from dlrm_sharded.sharded_model import shard_model
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.trainer import make_pipeline
 from tests.distributed.ranks import run_ranks

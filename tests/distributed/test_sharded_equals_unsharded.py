@@ -10,7 +10,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.model import fill_table, shard_model, sharded_embeddings
+from dlrm_sharded.sharded_model import fill_table, shard_model, sharded_embeddings
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs
 from dlrm_sharded.validation import validate

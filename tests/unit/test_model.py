@@ -1,6 +1,5 @@
-"""The model is TorchRec's where dims are equal; table weights depend on their place alone."""
+"""The model is TorchRec's where dims are equal."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -11,17 +10,9 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from dlrm_sharded import model as model_module
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.interaction import DotInteraction
-from dlrm_sharded.model import (
-    Dlrm,
-    dlrm,
-    dlrm_dcnv2,
-    embedding_parameters,
-    fill_table,
-    warn_of_slow_bf16,
-)
+from dlrm_sharded.model import Dlrm, dlrm, dlrm_dcnv2, embedding_parameters, warn_of_slow_bf16
 from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs
 
@@ -218,46 +209,6 @@ def test_tables_wait_for_the_sharding() -> None:
     assert {p.device.type for p in model.parameters() if id(p) in others} == {"cpu"}
 
 
-def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
-    shard = torch.full((rows[1] - rows[0], cols[1] - cols[0]), float("nan"))
-    arguments = {"table": "t", "seed": 3, **changes}
-    fill_table(shard, [rows[0], cols[0]], num_rows, **arguments)
-    return shard
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "block_rows", "row_cuts"),
-    [
-        (70_000, 65_536, [35_000]),
-        (70_000, 65_536, [65_536]),
-        (50, 16, [1, 15, 16, 17, 40]),
-        (50, 64, [25]),
-        (48, 16, [32]),
-    ],
-    ids=["half", "at_block_end", "many", "one_block", "even_blocks"],
-)
-def test_pieces_are_the_whole(
-    num_rows: int, block_rows: int, row_cuts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_module, "INIT_BLOCK_ROWS", block_rows)
-    whole = filled((0, num_rows), (0, 8), num_rows)
-    bounds = [0, *row_cuts, num_rows]
-    rows = [filled(part, (0, 8), num_rows) for part in itertools.pairwise(bounds)]
-    assert torch.equal(torch.cat(rows), whole)
-    cols = [filled((0, num_rows), part, num_rows) for part in ((0, 4), (4, 8))]
-    assert torch.equal(torch.cat(cols, dim=1), whole)
-
-
-def test_weights_are_uniform_and_all_different() -> None:
-    whole = filled((0, 70_000), (0, 8), 70_000)
-    bound = 70_000**-0.5
-    assert whole.abs().max() <= bound
-    assert whole.std() == pytest.approx(bound / 3**0.5, rel=0.01)
-    first_rows = [whole[start, :4] for start in (0, 65_536)] + [whole[0, 4:]]
-    others = [filled((0, 70_000), (0, 4), 70_000, **c)[0] for c in ({"seed": 4}, {"table": "u"})]
-    assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
-
-
 @pytest.mark.parametrize(
     ("layers", "key"),
     [
@@ -274,3 +225,22 @@ def test_weights_are_uniform_and_all_different() -> None:
 def test_bad_layers(interaction: str, layers: dict[str, list[int]], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make(interaction, EQUAL, **layers)
+
+
+def test_bad_compile_mode() -> None:
+    with pytest.raises(ConfigError, match=r"model\.compile_mode is 'fast'; known: null, default"):
+        make("dot", EQUAL, compile_mode="fast")
+
+
+def test_compiles_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, mode: compiled.append((type(module).__name__, mode))
+    )
+    make("dot", EQUAL, compile_mode="reduce-overhead")
+    assert compiled == [
+        (layers, "reduce-overhead") for layers in ("DenseArch", "DotInteraction", "OverArch")
+    ]
+    compiled.clear()
+    make("dot", EQUAL)
+    assert not compiled

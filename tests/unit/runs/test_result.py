@@ -34,7 +34,7 @@ PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
 REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0)
 UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
-TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 0.5, Evaluation(None, None, 0), 0.25)
+TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25)
 PREDICTION = {
     "predicted_ms": 6.25,
     "predicted_critical_path_ms": 7.75,
@@ -85,6 +85,7 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         "plan_solve_s": 0.5,
         "samples_per_s": 6400.0,
         "samples_per_s_p10": 6000.0,
+        "samples_per_s_overall": 5000.0,
         "step_ms": 10.0,
         "loss": 0.5,
         "auroc": None,
@@ -114,9 +115,9 @@ def test_what_is_not_predicted_is_null(report: PlanReport, tmp_path: Path) -> No
 
 
 def test_a_run_of_warm_up_steps_knows_no_throughput(tmp_path: Path) -> None:
-    training = TrainingResult(3, *(math.nan,) * 4, Evaluation(0.7, 0.9, 64), 0.25)
+    training = TrainingResult(3, *(math.nan,) * 5, Evaluation(0.7, 0.9, 64), 0.25)
     fields = written(tmp_path, result_of(training=training))
-    keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "loss")
+    keys = ("step_ms", "samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "loss")
     assert {fields[key] for key in keys} == {None}
     assert (fields["auroc"], fields["normalized_entropy"]) == (0.7, 0.9)
 
@@ -136,6 +137,7 @@ def test_objectives_are_figures() -> None:
     assert set(OBJECTIVES) == {
         "samples_per_s",
         "samples_per_s_p10",
+        "samples_per_s_overall",
         "step_ms",
         "embedding_cost_ms",
         "critical_path_ms",

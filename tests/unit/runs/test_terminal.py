@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 def closing(report: PlanReport, evaluation: Evaluation, samples_per_s: float = 6400.0) -> str:
-    training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 0.5, evaluation, 0.25)
+    training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25)
     return closing_text(report, MEASURED, training, Path("runs/x"))
 
 
@@ -33,7 +33,16 @@ def test_the_prediction_beside_what_was_measured() -> None:
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])
 def test_closing(cost: PlanCost | None) -> None:
     text = closing(PlanReport("neuroshard", 0.5, cost=cost), UNVALIDATED)
-    for shown in ("neuroshard", "2 ranks", "10.00 ms", "14.00 ms", "0.75 ms", "6,400", "runs/x"):
+    for shown in (
+        "neuroshard",
+        "2 ranks",
+        "10.00 ms",
+        "14.00 ms",
+        "0.75 ms",
+        "6,400",
+        "5,000",
+        "runs/x",
+    ):
         assert shown in text
     assert ("predicted 6.25" in text) == (cost is not None)
     assert "no validation" in text

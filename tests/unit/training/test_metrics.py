@@ -1,23 +1,13 @@
 """The evaluation against its definitions, in a job of one process."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
-
-
-@pytest.fixture(scope="module")
-def rank() -> Iterator[Rank]:
-    with pytest.MonkeyPatch.context() as patch:
-        for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
-            patch.delenv(key, raising=False)
-        with process_group() as me:
-            yield me
 
 
 def evaluate(rank: Rank, logits: Tensor, labels: Tensor, num_batches: int = 1) -> Evaluation:

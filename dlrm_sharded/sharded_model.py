@@ -1,0 +1,145 @@
+"""The model sharded by a plan, and the initial weights of its tables."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.types import QuantizedCommCodecs, ShardingEnv
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.model import Dlrm
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import Topology
+from dlrm_sharded.torchrec_adapter import sharding_env, to_torchrec
+
+INIT_BLOCK_ROWS = 65_536
+"""Rows of a table whose initial weights share one seed."""
+
+EXCHANGE_PRECISIONS = ("fp32", "bf16", "fp16")
+FP16_LOSS_SCALE = 1024.0
+"""Factor of gradients in an exchange in fp16, whose smallest number is 6e-8."""
+
+
+def shard_model(
+    model: Dlrm,
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    *,
+    seed: int,
+    exchange_precision: str = "fp32",
+) -> DistributedModelParallel:
+    """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
+
+    The seed alone decides the initial weights, so runs under different plans start from one model.
+
+    Args:
+        exchange_precision: precision of pooled vectors and their gradients between ranks, which
+            passes `check_exchange_precision`.
+    """
+    device = next(model.dense_arch.parameters()).device
+    codecs = _codecs(exchange_precision, device)
+    is_alone = topology.world_size == 1
+    wrapped = DistributedModelParallel(
+        module=model,
+        env=sharding_env(None if is_alone else dist.new_group()),
+        device=device,
+        plan=TorchRecPlan(
+            {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
+        ),
+        sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
+        init_data_parallel=not is_alone,
+        data_parallel_wrapper=_DenseInOwnGroup(),
+    )
+    initialize_tables(wrapped, seed)
+    return wrapped
+
+
+def check_exchange_precision(precision: object, device: torch.device) -> None:
+    """Raise ConfigError if ranks on such devices do not exchange numbers of this precision."""
+    if precision not in EXCHANGE_PRECISIONS:
+        raise ConfigError(
+            f"exchange_precision is {precision!r}; known: {', '.join(EXCHANGE_PRECISIONS)}"
+        )
+    if precision == "bf16" and device.type == "cpu":
+        raise ConfigError("exchange_precision is 'bf16', which gloo does not exchange; use fp16")
+
+
+def _codecs(precision: str, device: torch.device) -> dict[str, QuantizedCommCodecs] | None:
+    """Return what TorchRec converts pooled vectors with, before and after their exchange."""
+    return get_qcomm_codecs_registry(
+        QCommsConfig(
+            forward_precision=CommType(precision),
+            backward_precision=CommType(precision),
+            backward_loss_scale=FP16_LOSS_SCALE if precision == "fp16" else None,
+        ),
+        device=device,
+    )
+
+
+class _DenseInOwnGroup(DefaultDataParallelWrapper):
+    """Reduces the gradients of the dense part in the job's group, not in that of the tables.
+
+    The exchanges of a group happen one after the other, and the tables' would wait.
+    """
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        super().wrap(dmp, sharding_env(), device)
+
+
+def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
+    """Return the sharded collection within a wrapped model."""
+    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
+
+
+def initialize_tables(model: nn.Module, seed: int) -> None:
+    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
+    for name, weight in sharded_embeddings(model).state_dict().items():
+        table = name.split(".")[-2]
+        assert isinstance(weight, ShardedTensor), f"{name} is a {type(weight).__name__}"
+        for shard in weight.local_shards():
+            fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+
+
+def fill_table(
+    shard: Tensor, offsets: Sequence[int], num_embeddings: int, table: str, seed: int
+) -> None:
+    """Fill the rectangle of a table that begins at `offsets` = (row, column).
+
+    Every block of 65,536 rows x 4 columns has its own seed. So a weight depends on its place in its
+    table alone, and a rank draws little more than the weights that it holds.
+    """
+    bound = num_embeddings**-0.5
+    generator = torch.Generator(device=shard.device)
+    first_row, first_col = offsets
+    end_row = first_row + shard.shape[0]
+    for start in range(first_row - first_row % INIT_BLOCK_ROWS, end_row, INIT_BLOCK_ROWS):
+        rows = min(INIT_BLOCK_ROWS, num_embeddings - start)
+        in_block = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
+        into = slice(start + in_block.start - first_row, start + in_block.stop - first_row)
+        for col in range(0, shard.shape[1], COLUMN_MULTIPLE):
+            place = f"{seed}/{table}/{start}/{first_col + col}"
+            generator.manual_seed(zlib.crc32(place.encode()))
+            block = torch.empty(rows, COLUMN_MULTIPLE, device=shard.device)
+            block.uniform_(-bound, bound, generator=generator)
+            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[in_block])

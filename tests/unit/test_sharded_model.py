@@ -1,0 +1,72 @@
+"""Table weights depend on their place alone; exchanges have a precision."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_sharded import sharded_model
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.sharded_model import check_exchange_precision, fill_table
+
+
+def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
+    shard = torch.full((rows[1] - rows[0], cols[1] - cols[0]), float("nan"))
+    arguments = {"table": "t", "seed": 3, **changes}
+    fill_table(shard, [rows[0], cols[0]], num_rows, **arguments)
+    return shard
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "block_rows", "row_cuts"),
+    [
+        (70_000, 65_536, [35_000]),
+        (70_000, 65_536, [65_536]),
+        (50, 16, [1, 15, 16, 17, 40]),
+        (50, 64, [25]),
+        (48, 16, [32]),
+    ],
+    ids=["half", "at_block_end", "many", "one_block", "even_blocks"],
+)
+def test_pieces_are_the_whole(
+    num_rows: int, block_rows: int, row_cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded_model, "INIT_BLOCK_ROWS", block_rows)
+    whole = filled((0, num_rows), (0, 8), num_rows)
+    bounds = [0, *row_cuts, num_rows]
+    rows = [filled(part, (0, 8), num_rows) for part in itertools.pairwise(bounds)]
+    assert torch.equal(torch.cat(rows), whole)
+    cols = [filled((0, num_rows), part, num_rows) for part in ((0, 4), (4, 8))]
+    assert torch.equal(torch.cat(cols, dim=1), whole)
+
+
+def test_weights_are_uniform_and_all_different() -> None:
+    whole = filled((0, 70_000), (0, 8), 70_000)
+    bound = 70_000**-0.5
+    assert whole.abs().max() <= bound
+    assert whole.std() == pytest.approx(bound / 3**0.5, rel=0.01)
+    first_rows = [whole[start, :4] for start in (0, 65_536)] + [whole[0, 4:]]
+    others = [filled((0, 70_000), (0, 4), 70_000, **c)[0] for c in ({"seed": 4}, {"table": "u"})]
+    assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "message"),
+    [
+        ("int8", "cuda", r"exchange_precision is 'int8'; known: fp32, bf16, fp16"),
+        (None, "cpu", r"exchange_precision is None; known: fp32, bf16, fp16"),
+        ("bf16", "cpu", r"exchange_precision is 'bf16', which gloo does not exchange; use fp16"),
+    ],
+)
+def test_bad_exchange_precision(precision: object, device: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_exchange_precision(precision, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("precision", "device"), [("fp32", "cpu"), ("fp16", "cpu"), ("bf16", "cuda")]
+)
+def test_good_exchange_precision(precision: str, device: str) -> None:
+    check_exchange_precision(precision, torch.device(device))

@@ -1,0 +1,108 @@
+"""The loop around a pipeline: what it logs and when, in a job of one process."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.datasets.utils import Batch
+
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.errors import DivergenceError
+from dlrm_sharded.tables import Table
+from dlrm_sharded.training import trainer as trainer_module
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
+
+BATCH_SIZE = 4
+
+
+class Events:
+    """Stands for a pipeline: a step's loss is its number. Notes steps and logs in their order."""
+
+    def __init__(self, step: Callable[[int], float] = float) -> None:
+        self._step = step
+        self.seen: list[Any] = []
+
+    def progress(self, batches: Iterator[Batch]) -> tuple[Tensor, None, None]:
+        next(batches)
+        number = 1 + sum(isinstance(event, int) for event in self.seen)
+        self.seen.append(number)
+        return torch.tensor(self._step(number)), None, None
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        if tag == "train/loss":
+            self.seen.append((step, value))
+
+
+class NoScheduler:
+    def step(self) -> None:
+        pass
+
+
+def run(
+    events: Events, rank: Rank, monkeypatch: pytest.MonkeyPatch, **config: Any
+) -> TrainingResult:
+    dataset = SyntheticDataset(
+        (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
+    )
+    monkeypatch.setattr(trainer_module, "make_pipeline", lambda *args: events)
+    arguments: dict[str, Any] = {
+        "optimizer": None,
+        "lr_scheduler": NoScheduler(),
+        "train_stream": BatchStream(dataset, "train"),
+        "eval_stream": BatchStream(dataset, "val"),
+        "config": TrainerConfig(**config),
+        "batch_size": BATCH_SIZE,
+        "rank": rank,
+        "log_scalar": events.log,
+    }
+    return Trainer(nn.Linear(1, 1), **arguments).run()
+
+
+def test_reads_losses_one_log_late(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has time until the next log; at the end nothing is left unread."""
+    events = Events()
+    result = run(events, rank, monkeypatch, num_steps=7, log_every_steps=3)
+    # the mean loss of the steps 1 to 3 is 2, that of 4 to 6 is 5
+    assert events.seen == [1, 2, 3, 4, 5, 6, (3, 2.0), 7, (6, 5.0), (7, 7.0)]
+    assert result.loss == 7.0
+
+
+def test_evaluation_waits_for_all_logs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events()
+    run(events, rank, monkeypatch, num_steps=4, log_every_steps=1, eval_every_steps=3)
+    assert events.seen == [1, 2, (1, 1.0), 3, (2, 2.0), (3, 3.0), 4, (4, 4.0)]
+
+
+@pytest.mark.parametrize("bad_step", [1, 3, 4, 7])
+def test_divergence_names_its_step(
+    bad_step: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Events(lambda number: float("nan") if number >= bad_step else 1.0)
+    with pytest.raises(DivergenceError, match=rf"the loss is nan at step {bad_step};"):
+        run(events, rank, monkeypatch, num_steps=7, log_every_steps=3)
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_overall_throughput_has_the_stalls(
+    warmup: int, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step of 9 waits for half a second, which a median does not show."""
+
+    def step(number: int) -> float:
+        time.sleep(0.5 if number == 6 else 1e-3)
+        return 1.0
+
+    result = run(Events(step), rank, monkeypatch, num_steps=9, num_warmup_steps=warmup)
+    assert 0 < result.samples_per_s_overall < (9 - warmup) * BATCH_SIZE / 0.5
+    assert result.samples_per_s > result.samples_per_s_overall
+
+
+def test_warm_up_has_no_throughput(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(Events(), rank, monkeypatch, num_steps=2, num_warmup_steps=2)
+    assert result.samples_per_s != result.samples_per_s  # not a number
+    assert result.samples_per_s_overall != result.samples_per_s_overall
