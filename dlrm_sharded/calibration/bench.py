@@ -52,7 +52,6 @@ class Bench:
         tables: Sequence[Table],
         plan: EmbeddingModuleShardingPlan,
         batches: Sequence[KeyedJaggedTensor],
-        env: ShardingEnv,
         *,
         group: dist.ProcessGroup | None = None,
     ) -> MeasuredCost:
@@ -60,13 +59,13 @@ class Bench:
 
         Args:
             batches: ids of this rank, used in turn.
-            group: process group of `env`; None for all ranks of the job.
+            group: ranks that the plan is for; None for all ranks of the job.
         """
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
         fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
         with _TablesInArena(self._arena):
             sharder = EmbeddingBagCollectionSharder()
-            embeddings = sharder.shard(unsharded, plan, env, self._device)
+            embeddings = sharder.shard(unsharded, plan, _sharding_env(group), self._device)
         measured = measure(
             embeddings, [batch.to(self._device) for batch in batches], self._config, group=group
         )
@@ -75,6 +74,19 @@ class Bench:
             del embeddings
             gc.collect()
         return measured
+
+
+def _sharding_env(group: dist.ProcessGroup | None) -> ShardingEnv:
+    """Return TorchRec's environment of a group, without a device mesh.
+
+    `ShardingEnv.from_process_group` makes a mesh, which TorchRec reads only if it returns DTensors.
+    With NCCL the mesh of a part of the ranks splits the group of all ranks, and its members wait
+    for ever for the ranks outside, which do not take part.
+    """
+    group = group or dist.group.WORLD
+    env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group))
+    env.process_group = group
+    return env
 
 
 class _TablesInArena(TorchFunctionMode):

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchrec.distributed.types import ShardingEnv
 from tqdm import tqdm
 
 from dlrm_sharded.calibration.bench import Bench
@@ -238,13 +237,6 @@ class _PlanMeasurer:
         self._rank = rank
         groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
         self._groups = {size: group for size, group in groups.items() if rank.rank < size}
-        # Made once for all plans, as each can start a process group whose threads stay, and after
-        # all other groups, as ranks outside it do not count that group.
-        self._envs = {
-            size: ShardingEnv.from_process_group(group)
-            for size, group in self._groups.items()
-            if group is not None
-        }
         computing, _ = group_sizes(rank)
         self._bench = Bench(
             config.measure,
@@ -289,7 +281,6 @@ class _PlanMeasurer:
             tables,
             to_torchrec(ShardingPlan(slot.world_size, tuple(shards)), tables, topology),
             batches,
-            self._envs[slot.world_size],
             group=self._groups[slot.world_size],
         )
         return _sample(slot, drawn, batch_size, ranks_per_host, measured)
