@@ -14,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, STATE_BYTES, fuse
 from dlrm_sharded.model import Dlrm, embedding_parameters
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -22,8 +22,6 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
 }
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
-"""Optimizer state in bytes per weight and per row of a shard."""
 
 
 @dataclass(frozen=True, slots=True)
