@@ -15,6 +15,8 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "rowwise_adagrad": RowWiseAdagrad,
     "adam": torch.optim.Adam,
 }
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
+"""Optimizer state in bytes per weight and per row of a shard."""
 
 
 def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -> None:

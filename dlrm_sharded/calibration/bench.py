@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.fused_optimizers import fuse
 from dlrm_sharded.tables import Table
-from dlrm_sharded.torchrec_adapter import bag_configs
+from dlrm_sharded.torchrec_adapter import bag_configs, sharding_env
 
 ARENA_SLACK = 1.25
 """Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row,
@@ -52,7 +52,6 @@ class Bench:
         tables: Sequence[Table],
         plan: EmbeddingModuleShardingPlan,
         batches: Sequence[KeyedJaggedTensor],
-        env: ShardingEnv,
         *,
         group: dist.ProcessGroup | None = None,
     ) -> MeasuredCost:
@@ -60,13 +59,13 @@ class Bench:
 
         Args:
             batches: ids of this rank, used in turn.
-            group: process group of `env`; None for all ranks of the job.
+            group: ranks that the plan is for; None for all ranks of the job.
         """
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
         fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
         with _TablesInArena(self._arena):
             sharder = EmbeddingBagCollectionSharder()
-            embeddings = sharder.shard(unsharded, plan, env, self._device)
+            embeddings = sharder.shard(unsharded, plan, sharding_env(group), self._device)
         measured = measure(
             embeddings, [batch.to(self._device) for batch in batches], self._config, group=group
         )

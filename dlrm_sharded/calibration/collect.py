@@ -18,28 +18,27 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchrec.distributed.types import ShardingEnv
 from tqdm import tqdm
 
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
+from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
-    RankLimits,
     draw_communication,
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
-from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.layouts import RowBlocks, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.provenance import commit, device_name, versions
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.task import Topology
 from dlrm_sharded.torchrec_adapter import to_torchrec
 from dlrm_sharded.zipf import cached_zipf
 
@@ -60,8 +59,9 @@ class CollectConfig:
         num_samples: number of random plans, unless the time budget ends before.
         time_budget_s: time for this start; samples of earlier starts are kept.
         batch_sizes: global batch sizes; every plan is measured with one of them.
-        table_gib: memory for tables per rank.
+        table_gib: memory for tables per rank, with the state of their optimizer.
         ids_per_step: largest number of ids that one rank looks up, so that no plan takes long.
+            None for the `default_sizes` of the device, as of the two before.
         optimizer: one of `EMBEDDING_OPTIMIZERS`, fused into the backward pass.
         repeat_every, num_repeats: every n-th plan is measured this many more times, which shows how
             well measurements repeat; n = 19 gives 5 % of the plans.
@@ -71,9 +71,9 @@ class CollectConfig:
     num_samples: int = 2000
     time_budget_s: float = 540.0
     seed: int = 0
-    batch_sizes: Sequence[int] = (1024, 2048, 4096, 8192)
-    table_gib: float = 2.0
-    ids_per_step: int = 1_500_000
+    batch_sizes: Sequence[int] | None = None
+    table_gib: float | None = None
+    ids_per_step: int | None = None
     optimizer: str = "rowwise_adagrad"
     repeat_every: int = 19
     num_repeats: int = 1
@@ -87,13 +87,15 @@ class CollectConfig:
         check_count("num_samples", self.num_samples, least=1)
         check_number("time_budget_s", self.time_budget_s, above=True)
         check_count("seed", self.seed, least=0)
-        check_number("table_gib", self.table_gib, above=True)
-        check_count("ids_per_step", self.ids_per_step, least=1)
+        if self.table_gib is not None:
+            check_number("table_gib", self.table_gib, above=True)
+        if self.ids_per_step is not None:
+            check_count("ids_per_step", self.ids_per_step, least=1)
         check_count("repeat_every", self.repeat_every, least=1)
         check_count("num_repeats", self.num_repeats, least=0)
-        if not self.batch_sizes:
+        if self.batch_sizes is not None and not self.batch_sizes:
             raise ConfigError("batch_sizes is empty; give at least one global batch size")
-        for batch_size in self.batch_sizes:
+        for batch_size in self.batch_sizes or ():
             check_count("a size in batch_sizes", batch_size, least=1)
         if self.optimizer not in EMBEDDING_OPTIMIZERS:
             raise ConfigError(
@@ -122,18 +124,17 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     An unfinished collection of an earlier call is in `<out>.partial`, and continues there.
 
     Raises:
-        ConfigError: `out` exists already, or a batch size does not divide by the ranks.
+        ConfigError: `out` exists already, a batch size does not divide by the ranks, or
+            `table_gib` does not fit a GPU.
         DataError: the unfinished collection has other hardware or other settings.
     """
-    for batch_size in config.batch_sizes:
-        if batch_size % rank.world_size:
-            raise reported_by_rank_zero(
-                ConfigError(
-                    f"batch_sizes has {batch_size}, which does not divide by {rank.world_size} "
-                    "ranks; give multiples of the ranks, or other ranks"
-                )
-            )
-    conditions = _conditions(config, rank)
+    sizes = plan_sizes(
+        rank,
+        batch_sizes=config.batch_sizes,
+        table_gib=config.table_gib,
+        ids_per_step=config.ids_per_step,
+    )
+    conditions = _conditions(config, sizes, rank)
     journal = None
     with all_or_none():
         if rank.is_zero:
@@ -142,7 +143,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     done = {(sample.number, sample.attempt) for sample in earlier}
     slots = list(schedule(config, *group_sizes(rank)))
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
-    measurer = _PlanMeasurer(config, rank, {slot.world_size for slot in slots})
+    measurer = PlanMeasurer(config, sizes, rank, {slot.world_size for slot in slots})
     started, load_before = time.perf_counter(), os.getloadavg()
     bar = tqdm(
         total=len(slots), initial=len(slots) - len(missing), unit="plan", disable=not journal
@@ -165,6 +166,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
             samples,
             {
                 **conditions,
+                **_cpu(),
                 "commit": commit(),
                 "collect_s": round(time.perf_counter() - started, 1),
                 "load_average": {"before": load_before, "after": os.getloadavg()},
@@ -172,6 +174,11 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
         )
         journal.remove()
         log.info("%d of %d measurements in %s", len(samples), len(slots), out)
+        if measurer.num_exposed:
+            log.warning(
+                "%d measurements contain host time: the host is slow, or waits within a stage",
+                measurer.num_exposed,
+            )
 
 
 def schedule(
@@ -198,7 +205,10 @@ def schedule(
 
 
 def group_sizes(rank: Rank) -> tuple[int, list[int]]:
-    """Return how many ranks compute at once, at most one per core, and sizes of exchange groups."""
+    """Return how many ranks compute at once, and sizes of exchange groups.
+
+    Of the ranks on CPUs, at most one per core computes at once.
+    """
     computing, per_host = rank.world_size, rank.local_world_size
     if rank.device.type == "cpu":
         computing = min(per_host, _num_cores())
@@ -212,7 +222,12 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
+def _cpu() -> dict[str, int]:
+    """Return what this process has of the CPU."""
+    return {"cores": _num_cores(), "threads": torch.get_num_threads()}
+
+
+def _conditions(config: CollectConfig, sizes: PlanSizes, rank: Rank) -> dict[str, Any]:
     """Return hardware, versions and settings, which are the same for all samples of a file."""
     settings = dataclasses.asdict(config)
     del settings["time_budget_s"], settings["num_samples"]
@@ -220,37 +235,40 @@ def _conditions(config: CollectConfig, rank: Rank) -> dict[str, Any]:
     return {
         "hardware": device_name(rank.device),
         "device": rank.device.type,
-        "cores": _num_cores(),
-        "threads": torch.get_num_threads(),
         "versions": versions(),
         "computation_ranks": computing,
         "communication_ranks": communicating,
         **settings,
-        "batch_sizes": list(config.batch_sizes),
+        **dataclasses.asdict(sizes),
+        # lookups on a GPU are as fast with other cores
+        **(_cpu() if rank.device.type == "cpu" else {}),
     }
 
 
-class _PlanMeasurer:
-    """Draws and measures the plans of slots on the ranks of this job."""
+class PlanMeasurer:
+    """Draws and measures the plans of slots on the ranks of this job.
 
-    def __init__(self, config: CollectConfig, rank: Rank, world_sizes: set[int]) -> None:
+    Args:
+        world_sizes: numbers of ranks of the slots.
+    """
+
+    def __init__(
+        self, config: CollectConfig, sizes: PlanSizes, rank: Rank, world_sizes: set[int]
+    ) -> None:
+        self.num_exposed = 0
+        """Number of measurements with host time in a stage on a GPU."""
         self._config = config
+        self._sizes = sizes
+        self._limits = sizes.rank_limits(config.optimizer)
         self._rank = rank
         groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
         self._groups = {size: group for size, group in groups.items() if rank.rank < size}
-        # Made once for all plans, as each can start a process group whose threads stay, and after
-        # all other groups, as ranks outside it do not count that group.
-        self._envs = {
-            size: ShardingEnv.from_process_group(group)
-            for size, group in self._groups.items()
-            if group is not None
-        }
         computing, _ = group_sizes(rank)
         self._bench = Bench(
             config.measure,
             rank.device,
             optimizer=config.optimizer,
-            table_bytes=int(config.table_gib * GIB) if rank.rank < computing else 0,
+            table_bytes=self._limits.table_bytes if rank.rank < computing else 0,
         )
 
     def measure(self, slot: Slot) -> Sample | None:
@@ -258,11 +276,10 @@ class _PlanMeasurer:
         if self._rank.rank >= slot.world_size:
             return None
         rng = np.random.default_rng([self._config.seed, slot.number])
-        batch_size = int(rng.choice(np.asarray(self._config.batch_sizes)))
+        batch_size = int(rng.choice(np.asarray(self._sizes.batch_sizes)))
         batch_size -= batch_size % slot.world_size  # there may be 3 cores for 4 ranks
         draw = draw_computation if slot.kind == "computation" else draw_communication
-        limits = RankLimits(int(self._config.table_gib * GIB), self._config.ids_per_step)
-        drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=limits)
+        drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=self._limits)
         batches = [
             draw_batch(drawn, batch_size // slot.world_size, batch_rng)
             for batch_rng in rng.spawn(slot.world_size)[self._rank.rank].spawn(
@@ -289,9 +306,9 @@ class _PlanMeasurer:
             tables,
             to_torchrec(ShardingPlan(slot.world_size, tuple(shards)), tables, topology),
             batches,
-            self._envs[slot.world_size],
             group=self._groups[slot.world_size],
         )
+        self.num_exposed += bool(measured.exposed)
         return _sample(slot, drawn, batch_size, ranks_per_host, measured)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,13 @@ import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from numpy.typing import NDArray
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.distributed import Stopwatch
+from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
 from dlrm_sharded.errors import check_count, check_number
 from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
-
-log = logging.getLogger(__name__)
 
 MIN_ITERATIONS = 3
 """Smallest number of timed iterations, which the time budget does not reduce."""
@@ -57,11 +55,17 @@ class MeasuredCost:
         spread: interquartile range relative to the median, averaged over ranks, for each stage
             and for the redistribution of the ids.
         iterations: number of timed iterations.
+        launch_ms: median host time to launch each stage, on the slowest rank. It is not part of
+            the cost, as it passes while a GPU computes something else. On a CPU, where nothing is
+            launched, there is none.
+        exposed: stages whose times contain host time on a GPU all the same.
     """
 
     cost: PlanCost
     spread: dict[str, float]
     iterations: int
+    launch_ms: Mapping[str, float] = field(default_factory=dict)
+    exposed: tuple[str, ...] = ()
 
 
 def measure(
@@ -82,9 +86,11 @@ def measure(
         group: ranks that share the module; None for all ranks of the job.
     """
     device = batches[0].device()
+    clock = StageClock(device, group)
 
-    def time_once(i: int) -> dict[str, float]:
-        return _time_once(embeddings, batches[i % len(batches)], device, group)
+    def time_once(i: int) -> Iteration:
+        _time_once(embeddings, batches[i % len(batches)], clock)
+        return clock.finish_iteration()
 
     with _optimizer_steps_kept(embeddings):
         started = time.perf_counter()
@@ -93,34 +99,24 @@ def measure(
             time_once(i)
         ended = time.perf_counter()
         # the first iteration allocates memory, so the last one predicts how long others take
-        spent_s = _max_over_ranks(ended - started, device, group)
-        once_s = _max_over_ranks(ended - last_started, device, group)
+        spent_s = max_over_ranks(ended - started, device, group)
+        once_s = max_over_ranks(ended - last_started, device, group)
         affordable = int((config.time_budget_s - spent_s) / once_s)
         iterations = max(MIN_ITERATIONS, min(config.iterations, affordable))
-        samples = [time_once(i) for i in range(iterations)]
-    return _over_ranks(samples, group)
+        timed = [time_once(i) for i in range(iterations)]
+    return _over_ranks(timed, group)
 
 
 def _time_once(
-    embeddings: ShardedEmbeddingBagCollection,
-    ids: KeyedJaggedTensor,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> dict[str, float]:
-    """Return the times of the stages and of the ids' redistribution in ms, on this rank."""
-    times_ms: dict[str, float] = {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        dist.barrier(group)
-        watch = Stopwatch(device)
-        watch.mark()
-        result = work()
-        watch.mark()
-        [times_ms[name]] = watch.intervals_ms()
-        return result
-
+    embeddings: ShardedEmbeddingBagCollection, ids: KeyedJaggedTensor, clock: StageClock
+) -> None:
+    """Time the stages and the ids' redistribution once."""
+    timed = clock.timed
     context = embeddings.create_context()
-    received = timed(INPUT_DIST, lambda: embeddings.input_dist(context, ids).wait().wait())
+    # the host waits for the numbers of ids that it is going to receive
+    received = timed(
+        INPUT_DIST, lambda: embeddings.input_dist(context, ids).wait().wait(), waits=True
+    )
     looked_up = timed("fwd_compute", lambda: embeddings.compute(context, received))
     leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
     output = timed("fwd_comm", lambda: embeddings.output_dist(context, leaves).values())
@@ -128,7 +124,6 @@ def _time_once(
     timed("bwd_comm", lambda: output.backward(output_gradient))
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     timed("bwd_compute", lambda: torch.autograd.backward(looked_up, gradients))
-    return times_ms
 
 
 @contextmanager
@@ -149,30 +144,34 @@ def _optimizer_steps_kept(embeddings: ShardedEmbeddingBagCollection) -> Iterator
             module.iter_cpu.copy_(step_cpu)
 
 
-def _max_over_ranks(value: float, device: torch.device, group: dist.ProcessGroup | None) -> float:
-    tensor = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
-    return float(tensor)
+def _over_ranks(iterations: Sequence[Iteration], group: dist.ProcessGroup | None) -> MeasuredCost:
+    """Gather the times of every rank and take the quartiles over its iterations.
 
+    Letters: W ranks, N iterations.
+    """
+    by_rank: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(by_rank, iterations, group=group)
 
-def _over_ranks(
-    samples: Sequence[dict[str, float]], group: dist.ProcessGroup | None
-) -> MeasuredCost:
-    """Gather the quartiles of every rank over its iterations."""
-    quartiles = {
-        name: np.percentile([sample[name] for sample in samples], [25, 50, 75]).tolist()
-        for name in samples[0]
-    }
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, quartiles, group=group)
+    def gathered(quantity: str) -> dict[str, NDArray[Any]]:
+        """Return a quantity of `Iteration` by stage, [W, N]."""
+        return {
+            name: np.array([[getattr(i, quantity)[name] for i in of_rank] for of_rank in by_rank])
+            for name in getattr(iterations[0], quantity)
+        }
+
     medians_ms, spread = {}, {}
-    for name in quartiles:
-        low, median, high = np.array([rank_quartiles[name] for rank_quartiles in gathered]).T
+    for name, times_ms in gathered("times_ms").items():
+        low, median, high = np.percentile(times_ms, [25, 50, 75], axis=1)
         medians_ms[name] = median.tolist()
         spread[name] = float(((high - low) / np.maximum(median, 1e-9)).mean())
     input_dist_ms = medians_ms.pop(INPUT_DIST)
+    launch_ms = gathered("launch_ms")
+    is_exposed = gathered("is_exposed")
     return MeasuredCost(
         cost=PlanCost.from_stages(medians_ms, input_dist_ms=input_dist_ms),
         spread=spread,
-        iterations=len(samples),
+        iterations=len(iterations),
+        launch_ms={name: float(np.median(ms, axis=1).max()) for name, ms in launch_ms.items()},
+        # more than half of a rank's iterations, so that the median is one of them
+        exposed=tuple(name for name, flags in is_exposed.items() if flags.mean(axis=1).max() > 0.5),
     )

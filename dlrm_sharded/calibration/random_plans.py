@@ -8,6 +8,7 @@ exponents from 0 to beyond those of Criteo and Meta's dlrm_datasets (about 0.9).
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,10 +52,17 @@ class DrawnTable:
 
 @dataclass(frozen=True, slots=True)
 class RankLimits:
-    """Largest memory of one rank for tables, and largest number of ids that it looks up."""
+    """Largest values of one rank.
+
+    Args:
+        table_bytes: memory for tables.
+        ids_per_step: number of ids that it looks up.
+        pooled_bytes: size of the pooled vectors that it looks up, before they are exchanged.
+    """
 
     table_bytes: int
     ids_per_step: int
+    pooled_bytes: float = math.inf
 
 
 def draw_computation(
@@ -127,7 +135,8 @@ def _draw_cols(rng: np.random.Generator) -> int:
 def _within(
     limits: RankLimits, tables: list[DrawnTable], world_size: int, batch_size: int
 ) -> list[DrawnTable]:
-    """Scale rows and pooling factors down until every rank is within the limits."""
+    """Scale columns, rows and pooling factors down until every rank is within the limits."""
+    tables = _narrowed(tables, world_size, max_cols=limits.pooled_bytes / (4 * batch_size))
     num_bytes, num_ids = np.zeros(world_size), np.zeros(world_size)
     for table in tables:
         ranks = slice(None) if table.rank is None else table.rank
@@ -144,6 +153,20 @@ def _within(
         pooled = table.pooling_factor * pooling_factor
         scaled.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=pooled))
     return scaled
+
+
+def _narrowed(tables: list[DrawnTable], world_size: int, *, max_cols: float) -> list[DrawnTable]:
+    """Scale the tables' columns down until no rank looks up more than `max_cols` of them."""
+    num_cols = np.zeros(world_size)
+    for table in tables:
+        num_cols[slice(None) if table.rank is None else table.rank] += table.num_cols
+    if num_cols.max() <= max_cols:
+        return tables
+    factor = max_cols / num_cols.max() / COLUMN_MULTIPLE
+    return [
+        dataclasses.replace(t, num_cols=max(1, int(t.num_cols * factor)) * COLUMN_MULTIPLE)
+        for t in tables
+    ]
 
 
 def _whole_blocks(num_rows: int, world_size: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.bench import Bench
@@ -93,7 +93,6 @@ class RankBench:
         assert dist.get_world_size() == 1, "a job of several ranks would share the cores"
         self._bench = Bench(config, device, optimizer=optimizer, table_bytes=table_bytes)
         self._topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
-        self._env = ShardingEnv.from_process_group(dist.group.WORLD)
 
     def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms.
@@ -124,7 +123,7 @@ class RankBench:
             _jagged([ids.shard_ids(shard, batch) for shard in shards])
             for batch in range(len(ids.batches))
         ]
-        [stages] = self._bench.measure(pieces, plan, batches, self._env).cost.per_rank
+        [stages] = self._bench.measure(pieces, plan, batches).cost.per_rank
         return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
 
 

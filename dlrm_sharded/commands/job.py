@@ -226,6 +226,16 @@ def _measure(
             measured.iterations,
             100 * measured.spread["fwd_compute"],
         )
+        if measured.launch_ms:
+            log.info(
+                "host time to launch the stages, which is not in their times: %s",
+                ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
+            )
+        if measured.exposed:
+            log.warning(
+                "the times of %s contain host time: the host is slow, or waits within them",
+                ", ".join(measured.exposed),
+            )
         if report.cost is not None:
             log.info("%s", prediction_text(report.cost, measured.cost))
     return measured

@@ -101,7 +101,7 @@ class RunResult:
         device: name of the hardware.
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
-        spread: see `MeasuredCost`.
+        spread, launch_ms: see `MeasuredCost`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
     """
@@ -117,6 +117,7 @@ class RunResult:
     per_rank: tuple[StageCost, ...] | None = _key(_known_ranks)
     imbalance: float | None = _key(known_number, objective=True)
     spread: Mapping[str, float] | None = _key(_known_numbers)
+    launch_ms: Mapping[str, float] | None = _key(_known_numbers)
     measured_iterations: int | None = _key(known_count)
     predicted_ms: float | None = _key(known_number)
     predicted_critical_path_ms: float | None = _key(known_number)
@@ -218,6 +219,7 @@ def run_result(
         per_rank=cost.per_rank,
         imbalance=cost.imbalance,
         spread=measured.spread,
+        launch_ms=measured.launch_ms or None,
         measured_iterations=measured.iterations,
         **predicted,
         lower_bound_ms=report.lower_bound_ms,

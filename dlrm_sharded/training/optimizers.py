@@ -14,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, STATE_BYTES, fuse
 from dlrm_sharded.model import Dlrm, embedding_parameters
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -24,9 +24,6 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 FUSED_ON = {"sgd": ("cpu", "cuda"), "adagrad": ("cpu",), "adam": ("cpu", "cuda")}
 """Devices on which torch has a fused kernel of a dense optimizer."""
-
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
-"""Optimizer state in bytes per weight and per row of a shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """Measuring gives the stages of every rank and leaves the model as it was."""
 
+import types
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.calibration import measure as measure_module
+from dlrm_sharded.calibration import stage_clock
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.layouts import row_blocks
@@ -23,12 +26,12 @@ ITERATIONS = 4
 
 
 def measure_plan(rank: Rank) -> dict[str, Any]:
-    """Row- and column-wise shards; rank 1 has no column shard at all."""
+    """Row- and column-wise shards; ranks but the first have no column shard at all."""
     a, b, c = TABLES
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    blocks = enumerate(row_blocks(c.num_embeddings, rank.world_size))
-    rows = [Shard(c.name, r, block, (0, c.embedding_dim)) for r, block in blocks]
-    plan = ShardingPlan(rank.world_size, (Shard.whole(a, 0), Shard.whole(b, 0), *rows))
+    topology = Topology(rank.world_size, 10**9, compute_device=rank.device.type)
+    blocks = enumerate(row_blocks(a.num_embeddings, rank.world_size))
+    rows = [Shard(a.name, r, block, (0, a.embedding_dim)) for r, block in blocks]
+    plan = ShardingPlan(rank.world_size, (*rows, Shard.whole(b, 0), Shard.whole(c, 0)))
     config = OptimizerConfig(
         embedding="rowwise_adagrad",
         embedding_learning_rate=0.1,
@@ -40,7 +43,7 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
     sharded = shard_model(model, plan, TABLES, topology, seed=0)
     # A step first, so that there is optimizer state to change.
     optimizer = config.build(sharded)
-    batches = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
+    batches = [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
     sharded(batches[0])[0].backward()
     optimizer.step()
 
@@ -60,6 +63,8 @@ def measure_plan(rank: Rank) -> dict[str, Any]:
         "input_dist_ms": list(measured.cost.input_dist_ms),
         "spread": measured.spread,
         "iterations": measured.iterations,
+        "launch_ms": dict(measured.launch_ms),
+        "exposed": list(measured.exposed),
         "agree": len(set(gathered(rank, measured.cost))) == 1,
     }
 
@@ -87,6 +92,67 @@ def test_measures_and_leaves_the_model_alone() -> None:
         assert set(cost) == {f"{stage}_ms" for stage in STAGES}
         assert all(ms > 0 for ms in cost.values())
     assert set(result["spread"]) == {"input_dist", *STAGES}
+    assert result["launch_ms"] == {}
+
+
+def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
+    """Measure as on GPUs, which write down what they are told and compute nothing."""
+    calls: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self) -> None:
+            calls.append("event")
+
+        def query(self) -> bool:
+            return rank.rank == 1  # this rank's sleeps are over too early
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 2.0 + rank.rank
+
+    class FakeClock(stage_clock.StageClock):
+        def __init__(self, device: torch.device, group: Any) -> None:
+            super().__init__(torch.device("cuda", rank.rank), group)
+            self._device = device  # from here on, tensors are real
+
+        def timed(self, name: str, work: Any, **waits: bool) -> Any:
+            calls.append(name)
+            return super().timed(name, work, **waits)
+
+    stage_clock.torch = types.SimpleNamespace(  # type: ignore[attr-defined]
+        cuda=types.SimpleNamespace(
+            Event=Event,
+            _sleep=lambda cycles: calls.append(cycles),
+            synchronize=lambda: None,
+        ),
+        zeros=lambda size, device: torch.zeros(size),
+        tensor=torch.tensor,
+        float64=torch.float64,
+    )
+    stage_clock._cycles_per_ms = lambda device: 1e6  # type: ignore[assignment]
+    measure_module.StageClock = FakeClock  # type: ignore[misc]
+    result = measure_plan(rank)
+    return {**result, "calls": gathered(rank, calls)}
+
+
+def test_stages_on_gpus_are_behind_sleeps_that_are_alike() -> None:
+    result = run_ranks(measure_on_fake_gpus, 2)
+    calls, *others = result["calls"]
+    assert others == [calls]
+    sleeps = [call for call in calls if isinstance(call, int)]
+    in_order = ["sleep" if isinstance(call, int) else call for call in calls]
+    iterations = [
+        ["input_dist", *(call for stage in STAGES for call in (stage, "sleep", "event", "event"))]
+    ] * (ITERATIONS + MeasureConfig().warmup)
+    assert in_order == [call for iteration in iterations for call in iteration]
+    assert min(sleeps) >= 1e6 * stage_clock.MIN_SLEEP_MS
+    assert set(result["launch_ms"]) == set(result["exposed"]) == set(STAGES)
+    assert min(result["launch_ms"].values()) > 0
+    for number, cost in enumerate(result["per_rank"]):
+        assert cost == {f"{stage}_ms": 2.0 + number for stage in STAGES}
+    assert result["changed"] == [[], []]
 
 
 def measure_big(rank: Rank) -> list[float]:

@@ -1,5 +1,6 @@
 """What is collected, and when: whenever a collection ends, what it has is a fair part."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from dlrm_sharded.calibration.collect import (
     KINDS,
     CollectConfig,
     Slot,
+    _conditions,
     collect,
     group_sizes,
     schedule,
 )
+from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import ConfigError
 
@@ -142,3 +145,19 @@ def test_batches_divide_by_the_ranks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch_sizes has 33, which does not divide by 2 ranks"):
         collect(CollectConfig(batch_sizes=(64, 33)), tmp_path / "costs.parquet", rank)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "names_cores"), [("cpu", True), ("cuda", False)])
+def test_only_a_collection_on_a_cpu_depends_on_its_cores(
+    device: str, names_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, a collection is resumed in another set of cores."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "gpu: test")
+    rank = Rank(0, 2, 0, 2, torch.device(device, 0) if device == "cuda" else torch.device(device))
+    before = _conditions(CollectConfig(), GPU_SIZES, rank)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(1000)))
+    after = _conditions(CollectConfig(), GPU_SIZES, rank)
+    assert ({"cores", "threads"} <= before.keys()) == names_cores
+    assert (before != after) == names_cores
+    assert before["batch_sizes"] == GPU_SIZES.batch_sizes
+    assert before["table_gib"] == GPU_SIZES.table_gib

@@ -1,5 +1,6 @@
 """Random plans: within their limits, and over the whole range that real plans have."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -75,6 +76,38 @@ def test_computation_keeps_within_limits(world_size: int, limits: RankLimits) ->
             floor = sum(4 * MIN_DRAWN_ROWS * (table.num_cols + 1) for _, table in shards)
             used = sum(4 * rows * (table.num_cols + 1) for rows, table in shards)
             assert used <= limits.table_bytes + floor
+
+
+@pytest.mark.parametrize("world_size", [*WORLD_SIZES, *ODD_WORLD_SIZES])
+def test_pooled_vectors_keep_within_a_limit(world_size: int) -> None:
+    max_cols = 1000
+    limits = dataclasses.replace(LIMITS, pooled_bytes=4.0 * BATCH_SIZE * max_cols)
+    is_narrower = False
+    for draw in (draw_computation, draw_communication):
+        for seed in range(40):
+            free, tables = (
+                draw(
+                    np.random.default_rng(seed),
+                    world_size=world_size,
+                    batch_size=BATCH_SIZE,
+                    limits=limits_,
+                )
+                for limits_ in (LIMITS, limits)
+            )
+            assert len(tables) == len(free)
+            assert all(table.num_cols % COLUMN_MULTIPLE == 0 for table in tables)
+            narrowest = [t.num_cols for t in tables if t.num_cols == COLUMN_MULTIPLE]
+            for shards, unlimited in zip(
+                shards_by_rank(tables, world_size), shards_by_rank(free, world_size), strict=True
+            ):
+                num_cols = sum(table.num_cols for _, table in shards)
+                assert num_cols <= max_cols + sum(narrowest)
+                is_narrower |= num_cols < sum(table.num_cols for _, table in unlimited)
+            if max(sum(t.num_cols for _, t in on) for on in shards_by_rank(free, world_size)) <= (
+                max_cols
+            ):
+                assert tables == free
+    assert is_narrower
 
 
 @pytest.mark.parametrize("world_size", [*WORLD_SIZES, *ODD_WORLD_SIZES])

@@ -28,6 +28,7 @@ MEASURED = MeasuredCost(
     cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75)),
     spread={"fwd_compute": 0.1},
     iterations=20,
+    launch_ms={"fwd_compute": 0.25, "fwd_comm": 0.125},
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
@@ -80,6 +81,7 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         ],
         "imbalance": 10 / 9.5,
         "spread": {"fwd_compute": 0.1},
+        "launch_ms": {"fwd_compute": 0.25, "fwd_comm": 0.125},
         "measured_iterations": 20,
         **PREDICTION,
         "plan_solve_s": 0.5,

@@ -1,0 +1,158 @@
+"""Measuring on the device that it is for, under TorchRec's own kernels and collectives."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torchrec.distributed.types
+
+from dlrm_sharded.calibration import bench as bench_module
+from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, Slot
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.plan_sizes import plan_sizes
+from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.tables import Table
+from tests.gpu.ranks import NUM_CPU_RANKS, ON_GPUS, run_on
+
+HERE = "tests.gpu.test_measuring"
+
+
+def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
+    """Measure plans on 1, 2 and all ranks, as a collection does."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a device mesh of some ranks waits for all others, under NCCL")
+
+    torchrec.distributed.types.init_device_mesh = refuse
+    config = CollectConfig(
+        batch_sizes=[64 * rank.world_size],
+        table_gib=0.01,
+        ids_per_step=5000,
+        measure=MeasureConfig(iterations=3, warmup=2, num_batches=2, time_budget_s=0.1),
+    )
+    sizes = plan_sizes(
+        rank,
+        batch_sizes=config.batch_sizes,
+        table_gib=config.table_gib,
+        ids_per_step=config.ids_per_step,
+    )
+    world_sizes = sorted({1, min(2, rank.world_size), rank.world_size})
+    measurer = PlanMeasurer(config, sizes, rank, set(world_sizes))
+    samples = []
+    for i, world_size in enumerate(world_sizes):
+        for j, kind in enumerate(("computation", "communication")[: 1 + (world_size > 1)]):
+            samples.append(measurer.measure(Slot(kind, 2 * i + j, 0, world_size)))
+    dist.barrier()
+    return [sample.to_row() for sample in samples if sample is not None]
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_collects_in_groups_of_the_ranks(device: str) -> None:
+    rows = run_on(device, f"{HERE}:collect_in_groups")
+    if device == "cpu":
+        assert [row["world_size"] for row in rows] == [1, 2, 2, NUM_CPU_RANKS, NUM_CPU_RANKS]
+    assert len(rows) >= 1
+    for row in rows:
+        assert len(row["per_rank"]) == row["world_size"]
+        for rank in row["per_rank"]:
+            assert set(rank) == {"input_dist_ms", *(f"{stage}_ms" for stage in STAGES)}
+            # without a column on a rank, or exchanged with nobody, a stage may launch nothing
+            assert min(rank.values()) >= 0
+            if row["kind"] == "computation":
+                assert rank["fwd_compute_ms"] > 0
+                assert rank["bwd_compute_ms"] > 0
+
+
+@pytest.mark.parametrize("device", [ON_GPUS])
+def test_measuring_leaves_weights_and_states(device: str) -> None:
+    """As it does on CPUs in `tests/distributed`."""
+    result = run_on(device, "tests.distributed.test_measure:measure_plan")
+    assert result["num_states"] > 4
+    assert not any(result["changed"]), result["changed"]
+    assert result["agree"]
+    assert min(min(cost.values()) for cost in result["per_rank"]) > 0
+    assert set(result["launch_ms"]) == set(STAGES)
+
+
+def measure_beside_a_reference(rank: Rank) -> dict[str, Any]:
+    """Measure lookups with `measure`, and many of them in a row between two looks at a clock."""
+    on_gpu = rank.device.type == "cuda"
+    batch_size, num_ids = (65536, 10.0) if on_gpu else (256, 2.0)
+    tables = [Table(f"t{i}", 200_000 if on_gpu else 1000, 128, num_ids) for i in range(4)]
+    ids = draw_ids(tables, batch_size=batch_size, num_batches=1, seed=0)
+    given: list[Any] = []
+    found: list[Any] = []
+    measure = bench_module.measure
+
+    def spy(embeddings: Any, batches: Any, config: MeasureConfig, **group: Any) -> Any:
+        given.append((embeddings, batches[0]))
+        found.append(measure(embeddings, batches, config, **group))
+        return found[0]
+
+    bench_module.measure = spy
+    bench = RankBench(
+        MeasureConfig(iterations=10, warmup=3, num_batches=1),
+        rank.device,
+        optimizer="rowwise_adagrad",
+        table_bytes=10**9 if on_gpu else 10**7,
+    )
+    bench.measure([Shard.whole(table, rank=0) for table in tables], ids)
+    [(embeddings, batch)] = given
+    context = embeddings.create_context()
+    received = embeddings.input_dist(context, batch).wait().wait()
+
+    def forward() -> Any:
+        return embeddings.compute(context, received)
+
+    gradients = [torch.zeros_like(pooled) for pooled in forward()]
+
+    def step() -> None:
+        torch.autograd.backward(forward(), gradients)
+
+    [cost] = found[0].cost.per_rank
+    return {
+        "measured_ms": [cost.fwd_compute_ms, cost.fwd_compute_ms + cost.bwd_compute_ms],
+        "reference_ms": [once_ms(forward, on_gpu=on_gpu), once_ms(step, on_gpu=on_gpu)],
+        "launch_ms": dict(found[0].launch_ms),
+        "exposed": found[0].exposed,
+    }
+
+
+def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
+    """Time of work among more of its kind, so that launches are hidden behind what runs."""
+    for _ in range(3):
+        work()
+    if not on_gpu:
+        started = time.perf_counter()
+        for _ in range(times):
+            work()
+        return 1e3 * (time.perf_counter() - started) / times
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / times
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_measures_what_a_row_of_lookups_takes(device: str) -> None:
+    """Kernels of a millisecond, so that the reference has no launches in it either."""
+    found = run_on(device, f"{HERE}:measure_beside_a_reference", num_ranks=1)
+    for measured_ms, reference_ms in zip(found["measured_ms"], found["reference_ms"], strict=True):
+        assert measured_ms > 0
+        assert reference_ms > 0
+        if device == "cuda":
+            assert 0.5 < measured_ms / reference_ms < 2
+    if device == "cuda":
+        assert found["exposed"] == []
+        assert set(found["launch_ms"]) == set(STAGES)
+        assert min(found["launch_ms"].values()) > 0
