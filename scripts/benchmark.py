@@ -3,6 +3,7 @@
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
+python scripts/benchmark.py plain       training against a plain TorchRec script
 python scripts/benchmark.py costs       predicted against measured costs
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    measured costs of the sharders' plans
@@ -24,6 +25,7 @@ from benchmarks import (
     hosts,
     loop,
     measured,
+    plain,
     planning,
     plans,
     policies,
@@ -34,6 +36,7 @@ PARTS = {
     "data": data,
     "planning": planning,
     "loop": loop,
+    "plain": plain,
     "costs": costs,
     "plans": plans,
     "measured": measured,

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
-import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
+from benchmarks import on_ranks
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
@@ -30,19 +23,12 @@ BATCH_SIZE = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--steps", type=int, default=140, help="steps of one loop in one round [%(default)s]"
-    )
-    parser.add_argument("--rounds", type=int, default=6)
+    on_ranks.add_arguments(parser, steps=140, rounds=6)
 
 
 def run(options: argparse.Namespace) -> None:
     """Start the ranks; each runs `main` below."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(options.ranks), str(Path(__file__).resolve())]
-    arguments = [str(options.steps), str(options.rounds)]
-    subprocess.run([*command, *arguments], env={"OMP_NUM_THREADS": "1", **os.environ}, check=True)
+    on_ranks.start(__file__, options)
 
 
 def main(steps: int, rounds: int) -> None:
@@ -98,35 +84,7 @@ def compare(rank: Rank, steps: int, rounds: int) -> None:
             log_scalar=lambda tag, value, step: None,
         ).run()
 
-    bare()
-    ratios = []
-    for i in range(rounds):
-        # Each loop goes first in every other round, so that neither gains from the order.
-        order = (bare, trained) if i % 2 else (trained, bare)
-        seconds = {loop: timed(loop, rank) for loop in order}
-        ratios.append(seconds[trained] / seconds[bare])
-        if rank.is_zero:
-            print(
-                f"bare {1e3 * seconds[bare] / steps:7.2f} ms a step, "
-                f"trainer {1e3 * seconds[trained] / steps:7.2f} ms, ratio {ratios[-1]:.4f}",
-                flush=True,
-            )
-    if rank.is_zero:
-        low, median, high = np.percentile(ratios, [25, 50, 75])
-        print(
-            f"trainer / bare: median {median:.4f}, quartiles {low:.4f} to {high:.4f}, "
-            f"{rounds} rounds of {steps} steps"
-        )
-
-
-def timed(loop: Callable[[], None], rank: Rank) -> float:
-    dist.barrier()
-    started = time.perf_counter()
-    loop()
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize()
-    dist.barrier()
-    return time.perf_counter() - started
+    on_ranks.compare({"bare": bare, "trainer": trained}, rank, steps=steps, rounds=rounds)
 
 
 if __name__ == "__main__":
