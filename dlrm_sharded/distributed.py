@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, RankError, UserError, check_number
 from dlrm_sharded.process import die_with_parent, keep_freed_memory
 from dlrm_sharded.task import GIB, Topology
@@ -52,10 +53,14 @@ class Rank:
 
 
 def rank_from_environment() -> Rank:
-    """Return the rank that torchrun set for this process; the only rank without torchrun."""
+    """Return the rank that torchrun set for this process; the only rank without torchrun.
+
+    Raises:
+        ConfigError: there are GPUs that torch cannot use; see `device_type`.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if device_type() == "cuda" else torch.device("cpu")
     return Rank(
         rank=int(os.environ.get("RANK", "0")),
         world_size=world_size,
@@ -78,7 +83,7 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
 
     Raises:
-        ConfigError: the host shows fewer GPUs than it has ranks.
+        ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
     """
     rank = rank_from_environment()
     on_cuda = rank.device.type == "cuda"
