@@ -24,7 +24,7 @@ from dlrm_sharded.distributed import (
     all_or_none,
     is_restart,
     on_rank_zero,
-    patient_group,
+    patiently_on_rank_zero,
     process_group,
     reported_by_rank_zero,
     with_memory_of_all_ranks,
@@ -91,7 +91,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
             )
     # A dataset may convert its files at first use, which can take hours on rank 0.
-    on_rank_zero(lambda: setup.dataset.num_batches("train"), group=patient_group())
+    patiently_on_rank_zero(lambda: setup.dataset.num_batches("train"))
     with all_or_none():
         streams = {
             split: BatchStream(
