@@ -241,7 +241,8 @@ def _conclude(
         seed=setup.seed,
     )
     write_result(run_dir, result)
-    log.info("%s", closing_text(report, measured.cost, training, run_dir))
+    on_cuda = rank.device.type == "cuda"
+    log.info("%s", closing_text(report, measured.cost, training, run_dir, on_cuda=on_cuda))
     value = getattr(result, setup.objective)
     return math.nan if value is None else float(value)
 

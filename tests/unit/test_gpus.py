@@ -1,5 +1,8 @@
 """The GPUs that CUDA would see, under an nvidia-smi and environments that are made up."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from dlrm_sharded import gpus
 from dlrm_sharded.gpus import driver_version, visible_gpus
 from tests.nvidia import PARTS, UUIDS, install_nvidia_smi
 
+ROOT = Path(__file__).resolve().parents[2]
 DRIVER_FILES = {
     "open": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
     "closed": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sat Aug 19 01:15:15 UTC",
@@ -110,3 +114,44 @@ def test_driver_of_the_kernel(kind: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_driver_of_nvidia_smi() -> None:
     assert driver_version() == "580.65.06"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., str]:
+    """Call make as a user does on a machine with four GPUs, before an environment is installed."""
+
+    def output(*arguments: str, listed: str | None) -> str:
+        environment = {"PATH": install_nvidia_smi(tmp_path, 4)}
+        if listed is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = listed
+        # -S hides the packages that this test's Python has.
+        command = ["make", f"PYTHON={sys.executable} -S", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    return output
+
+
+DRY_RUN = ("--dry-run", "--always-make")
+
+
+@pytest.mark.parametrize(("listed", "ranks"), [(None, 4), ("0,1", 2), ("GPU-3", 1), ("", None)])
+def test_make_starts_a_rank_for_every_visible_gpu(
+    listed: str | None, ranks: int | None, make: Callable[..., str]
+) -> None:
+    commands = make(*DRY_RUN, "run", listed=listed)
+    assert f"--nproc-per-node {ranks or 2} " in commands
+    assert ("experiment=gpu_demo" in commands) == (ranks is not None)
+    assert ("requirements/cuda.txt" in commands) == (ranks is not None)
+    assert f"hydra.launcher.j=1x{ranks or 2}\n" in make(*DRY_RUN, "sweep", listed=listed)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_make_demands_the_device_that_it_was_given(device: str, make: Callable[..., str]) -> None:
+    """Although the other one is what it would choose."""
+    listed = None if device == "cpu" else ""
+    assert f"requirements/{device}.txt" in make(*DRY_RUN, "run", f"DEVICE={device}", listed=listed)
+    probe = "--eval=probe: ; @echo demands $$DLRM_SHARDED_DEVICE"
+    assert make(probe, "probe", f"DEVICE={device}", listed=listed) == f"demands {device}\n"
