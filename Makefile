@@ -2,14 +2,19 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
-NUM_GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-DEVICE ?= $(if $(filter-out 0,$(NUM_GPUS)),cuda,cpu)
 PYTHON ?= python3
+GPUS := $(shell $(PYTHON) dlrm_sharded/gpus.py)
+DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
+# Ranks end with an error, rather than compute on the CPU, where torch cannot use the GPUs.
+export DLRM_SHARDED_DEVICE := $(DEVICE)
+REQUIREMENTS ?= requirements/$(DEVICE).txt
 VENV := .venv-$(DEVICE)
 BIN := $(VENV)/bin
 
 ifeq ($(DEVICE),cuda)
-NPROC ?= $(NUM_GPUS)
+NPROC ?= $(words $(or $(GPUS),none))
+# The demo for the CPU is so small that on a GPU all plans take equally long.
+DEMO := experiment=gpu_demo
 else
 NPROC ?= 2
 export CUDA_VISIBLE_DEVICES :=
@@ -20,10 +25,10 @@ export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0
 
 .PHONY: run sweep calibrate test check lint unit tensorboard benchmark docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
-	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(ARGS)
+	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
-	$(BIN)/python -m dlrm_sharded.train -m $(ARGS) "sharder=glob(*,exclude=plan_file)" \
+	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \
 	    hydra.launcher.j=1x$(NPROC)
 
 calibrate: $(VENV)/installed  ## fit a cost model to this machine, which must be idle (10 minutes)
@@ -55,9 +60,10 @@ docs: $(VENV)/installed  ## the documentation's site, in site/
 help:  ## this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-$(VENV)/installed: requirements/$(DEVICE).txt requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
+$(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/$(DEVICE).txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
+	$(BIN)/dlrm-check-install
 	touch $@
 
 clean:  ## remove the environments

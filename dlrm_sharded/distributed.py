@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
+from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, RankError, UserError, check_number
 from dlrm_sharded.process import die_with_parent, keep_freed_memory
 from dlrm_sharded.task import GIB, Topology
@@ -29,8 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-LONG_TIMEOUT = timedelta(days=7)
-"""Timeout of waits whose length nobody knows."""
+POLL_S = 0.1
+"""Time between two looks at whether rank 0 has finished work of unknown length."""
 
 MEMORY_TOLERANCE = 0.01
 """Relative difference below which free memory of two ranks counts as equal."""
@@ -52,10 +55,14 @@ class Rank:
 
 
 def rank_from_environment() -> Rank:
-    """Return the rank that torchrun set for this process; the only rank without torchrun."""
+    """Return the rank that torchrun set for this process; the only rank without torchrun.
+
+    Raises:
+        ConfigError: there are GPUs that torch cannot use; see `device_type`.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if device_type() == "cuda" else torch.device("cpu")
     return Rank(
         rank=int(os.environ.get("RANK", "0")),
         world_size=world_size,
@@ -78,7 +85,7 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
 
     Raises:
-        ConfigError: the host shows fewer GPUs than it has ranks.
+        ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
     """
     rank = rank_from_environment()
     on_cuda = rank.device.type == "cuda"
@@ -105,13 +112,17 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     )
     try:
         yield rank
-    except BaseException:
+    except BaseException as error:
         # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
         # them: there the process ends with its group, and torchrun ends the others.
-        if not on_cuda:
+        if not on_cuda or _is_raised_by_all_ranks(error):
             _leave_group()
         raise
     _leave_group()
+
+
+def _is_raised_by_all_ranks(error: BaseException) -> bool:
+    return isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
 
 
 def _leave_group() -> None:
@@ -119,6 +130,24 @@ def _leave_group() -> None:
     # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
     # interpreter aborts the process when it next wants the GIL.
     gc.collect()
+
+
+def wait_for_all_ranks(timeout_s: float) -> None:
+    """Return when every rank of the job has called this, before or after the job had a group.
+
+    It needs neither a device nor a connection between ranks: only torchrun's store.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    # torchrun's store may outlive a restart of the ranks.
+    store = dist.PrefixStore(f"wait_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if store.add("arrivals", 1) == world_size:
+        store.set("all_are_here", "")
+    store.wait(["all_are_here"], timeout)
+    if store.add("departures", 1) == world_size:
+        store.set("all_have_left", "")
+    if rank == 0:  # its process may serve the store to the others
+        store.wait(["all_have_left"], timeout)
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
@@ -131,13 +160,34 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
             pickle.dumps(result)  # fails here rather than in the broadcast, which others wait for
         except Exception as error:
             dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
-            raise
+            raise error from _agreed(error, failed_rank=source, reporter=source, group=group)
         dist.broadcast_object_list([result, None], src=source, group=group)
         return result
     dist.broadcast_object_list(sent, src=source, group=group)
     if sent[1] is not None:
-        raise sent[1] from RankError(sent[1], failed_rank=source, reporter=source)
+        raise sent[1] from _agreed(sent[1], failed_rank=source, reporter=source, group=group)
     return cast(T, sent[0])
+
+
+def patiently_on_rank_zero(fn: Callable[[], T]) -> T:
+    """Do what `on_rank_zero` does, for work of unknown length, such as the conversion of a dataset.
+
+    The other ranks ask the job's store whether rank 0 has finished, because a collective ends with
+    an error after the timeout of its group. They do not block in the store, which watchdogs share.
+    """
+    # Stores may outlive a restart of the ranks, so each call has a key that no other call has.
+    key = on_rank_zero(lambda: f"finished_{uuid.uuid4().hex}")
+    store = distributed_c10d._get_default_store()
+
+    def work() -> T:
+        try:
+            return fn()
+        finally:
+            store.set(key, "")
+
+    while dist.get_rank() != 0 and not store.check([key]):
+        time.sleep(POLL_S)
+    return on_rank_zero(work)
 
 
 @contextmanager
@@ -159,14 +209,13 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
         return
     mine = error if error is not None and failed == dist.get_rank(group) else errors[failed]
     failed, first = (r if group is None else dist.get_global_rank(group, r) for r in (failed, 0))
-    raise mine from RankError(mine, failed_rank=failed, reporter=first)
+    raise mine from _agreed(mine, failed_rank=failed, reporter=first, group=group)
 
 
-def patient_group() -> dist.ProcessGroup:
-    """Return a group of all ranks, on the CPU, whose collectives may wait for days."""
-    group = dist.new_group(backend="gloo", timeout=LONG_TIMEOUT)
-    assert group is not None
-    return group
+def _agreed(
+    error: Exception, *, failed_rank: int, reporter: int, group: dist.ProcessGroup | None
+) -> RankError:
+    return RankError(error, failed_rank=failed_rank, reporter=reporter, on_all_ranks=group is None)
 
 
 def detect_topology(
@@ -297,7 +346,7 @@ class Stopwatch:
 
 def reported_by_rank_zero(error: E) -> E:
     """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
-    error.__cause__ = RankError(error, failed_rank=0, reporter=0)
+    error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)
     return error
 
 

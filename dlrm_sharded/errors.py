@@ -50,13 +50,24 @@ class RankError(Exception):
     """The cause of an error that ranks agreed on; names its rank, and the rank that reports it.
 
     The original cause of the error is the cause of this one.
+
+    Args:
+        on_all_ranks: whether every rank of the job raises the error.
     """
 
-    def __init__(self, error: BaseException, *, failed_rank: int, reporter: int) -> None:
+    def __init__(
+        self,
+        error: BaseException,
+        *,
+        failed_rank: int,
+        reporter: int,
+        on_all_ranks: bool = False,
+    ) -> None:
         super().__init__(f"raised on rank {failed_rank}, reported by rank {reporter}")
         self.__cause__ = error.__cause__
         self.failed_rank = failed_rank
         self.reporter = reporter
+        self.on_all_ranks = on_all_ranks
 
 
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:

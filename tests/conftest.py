@@ -16,6 +16,7 @@ SMALL_RUN = [
 ]
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.pop("DLRM_SHARDED_DEVICE", None)  # the Makefile's choice
 # Commands that tests start are those of this checkout, wherever the package is installed from.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
 

@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -24,8 +23,10 @@ from torch.distributed.run import parse_args, run
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.devices import device_type
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count
+from dlrm_sharded.gpus import visible_gpus
 
 MODULE = "dlrm_sharded.commands.collect_costs"
 CPU_RANKS = 4
@@ -39,7 +40,8 @@ def hydra_main(cfg: DictConfig) -> None:
             instantiate(cfg.collect)  # reports what is wrong with it once, before ranks start
             if cfg.num_ranks is not None:
                 check_count("num_ranks", cfg.num_ranks, least=1)
-        sys.exit(_start_ranks(cfg.num_ranks or torch.cuda.device_count() or CPU_RANKS))
+            num_ranks = cfg.num_ranks or default_num_ranks()
+        sys.exit(_start_ranks(num_ranks))
     # TorchRec uses what torch deprecates; users cannot change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     with exit_codes(), process_group(timeout_s=1800) as rank:
@@ -50,6 +52,11 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def main() -> None:
     run_hydra(hydra_main)
+
+
+def default_num_ranks() -> int:
+    """Return one rank for every visible GPU, or `CPU_RANKS` if there are none."""
+    return max(len(visible_gpus()), 1) if device_type() == "cuda" else CPU_RANKS
 
 
 def _start_ranks(num_ranks: int) -> int:

@@ -69,7 +69,10 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if _rank() == source.reporter:
             _report(message, failed_rank=source.failed_rank)
         if on_every_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _wait_for_all_ranks()
+            # Else torchrun would kill the others before they end with this exit code.
+            from dlrm_sharded.distributed import wait_for_all_ranks  # loads torch
+
+            wait_for_all_ranks(MEETING_TIMEOUT_S)
         incomplete = isinstance(error, IncompleteSweepError)
         code, reason = EXIT_INCOMPLETE if incomplete else EXIT_USER_ERROR, message
     else:
@@ -89,13 +92,3 @@ def _report(message: str, *, failed_rank: int) -> None:
         log.error(line)
     else:
         print(line, file=sys.stderr, flush=True)
-
-
-def _wait_for_all_ranks() -> None:
-    """Let every rank end with its own exit code: torchrun kills the others when the first ends."""
-    import torch.distributed as dist
-
-    from dlrm_sharded.distributed import process_group
-
-    with process_group(timeout_s=MEETING_TIMEOUT_S):
-        dist.barrier()

@@ -24,7 +24,7 @@ from dlrm_sharded.distributed import (
     all_or_none,
     is_restart,
     on_rank_zero,
-    patient_group,
+    patiently_on_rank_zero,
     process_group,
     reported_by_rank_zero,
     with_memory_of_all_ranks,
@@ -92,7 +92,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
             )
     # A dataset may convert its files at first use, which can take hours on rank 0.
-    on_rank_zero(lambda: setup.dataset.num_batches("train"), group=patient_group())
+    patiently_on_rank_zero(lambda: setup.dataset.num_batches("train"))
     with all_or_none():
         streams = {
             split: BatchStream(
@@ -261,7 +261,8 @@ def _conclude(
         seed=setup.seed,
     )
     write_result(run_dir, result)
-    log.info("%s", closing_text(report, measured.cost, training, run_dir))
+    on_cuda = rank.device.type == "cuda"
+    log.info("%s", closing_text(report, measured.cost, training, run_dir, on_cuda=on_cuda))
     value = getattr(result, setup.objective)
     return math.nan if value is None else float(value)
 

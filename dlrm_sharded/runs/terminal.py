@@ -13,6 +13,9 @@ from dlrm_sharded.plan_report import PlanReport
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.trainer import TrainingResult
 
+LAUNCH_BOUND_MS = 0.3
+"""A GPU's lookups that take less than this mostly wait for Python to launch kernels."""
+
 
 def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
     """Write the predicted cost and its error."""
@@ -31,12 +34,18 @@ def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
 
 
 def closing_text(
-    report: PlanReport, cost: PlanCost, training: TrainingResult, run_dir: Path
+    report: PlanReport,
+    cost: PlanCost,
+    training: TrainingResult,
+    run_dir: Path,
+    *,
+    on_cuda: bool,
 ) -> str:
     """Write the results of a run in a few lines.
 
     Args:
         cost: measured cost.
+        on_cuda: whether the ranks compute on GPUs.
     """
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
     predicted = "" if report.cost is None else f"predicted {report.cost.cost_ms:.2f}; "
@@ -47,12 +56,19 @@ def closing_text(
             f"AUROC {evaluation.auroc:.4f}, normalized entropy "
             f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
         )
+    launch_bound = []
+    if on_cuda and cost.stage_max_ms("fwd_compute") < LAUNCH_BOUND_MS:
+        launch_bound = [
+            f"  lookups that take less than {LAUNCH_BOUND_MS} ms mostly launch kernels, so plans "
+            "hardly differ; use larger tables or a larger batch_size"
+        ]
     return "\n".join(
         [
             f"done: sharder {report.sharder}, {len(cost.per_rank)} ranks, "
             f"{training.num_steps} steps",
             f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
             f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
+            *launch_bound,
             f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(training)}",
             f"  loss {training.loss:.4f}, {quality}",

@@ -5,12 +5,9 @@ Both the component and the sweep launcher describe their jobs by a `JobShape`.
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +17,13 @@ from torchx.specs.api import BindMount, DeviceMount, VolumeMount
 from torchx.specs.finder import ComponentValidationException
 
 from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.gpus import DEVICE_VARIABLE
 
 ROLE = "train"
-CPUS_PER_RANK = 2
+THREADS_PER_RANK = 2
+CORES_PER_GPU = 8
+"""Cores for the threads of a rank on a GPU: OpenMP's, autograd's, NCCL's, and those of the data."""
+
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Ports below those that Linux uses for outgoing connections."""
 
@@ -42,6 +43,7 @@ class JobShape:
     Args:
         num_nodes, ranks_per_node: nodes, and ranks on each of them.
         cpus, gpus: cores and GPUs of a node.
+        threads_per_rank: threads of OpenMP in a rank, if the node has a core for each.
         memory_mb: memory of a node in 2**20 B; 0 leaves it to the scheduler.
         max_restarts: how often torchrun starts all ranks again in the same job.
         max_retries: how often the scheduler starts the job again.
@@ -51,6 +53,7 @@ class JobShape:
     ranks_per_node: int
     cpus: int
     gpus: int
+    threads_per_rank: int
     memory_mb: int
     max_restarts: int
     max_retries: int
@@ -88,11 +91,14 @@ class JobShape:
                 f"j is {j!r}, but gpu is {gpu}: every rank needs a GPU of its own; "
                 f"give j={num_nodes}x{gpu}, or gpu=0 for ranks on the CPU"
             )
+        gpus = ranks_per_node if gpu < 0 else gpu
+        cores_per_rank = CORES_PER_GPU if gpus else THREADS_PER_RANK
         return cls(
             num_nodes=num_nodes,
             ranks_per_node=ranks_per_node,
-            cpus=ranks_per_node * CPUS_PER_RANK if cpu < 0 else cpu,
-            gpus=ranks_per_node if gpu < 0 else gpu,
+            cpus=ranks_per_node * cores_per_rank if cpu < 0 else cpu,
+            gpus=gpus,
+            threads_per_rank=THREADS_PER_RANK if cpu < 0 else max(cpu // ranks_per_node, 1),
             memory_mb=memMB,
             max_restarts=max_restarts,
             max_retries=max_retries,
@@ -123,8 +129,7 @@ def torchrun_app(
         # Otherwise restarted gloo ranks connect to the store of earlier ranks (pytorch #135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
-        # Ranks use the GPUs that they see.
-        **({"CUDA_VISIBLE_DEVICES": ""} if shape.gpus == 0 else {}),
+        **({"CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu"} if shape.gpus == 0 else {}),
         # TorchX substitutes its own `${...}` in values too.
         **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
     }
@@ -155,11 +160,12 @@ def torchrun_command(
 ) -> str:
     """Return the command for bash on every node; TorchX substitutes its own `${...}` first.
 
-    One thread too many costs more than one too few, so OMP_NUM_THREADS counts the cores that the
-    node has, or those requested if they are fewer.
+    One thread too many costs more than one too few, so OMP_NUM_THREADS is lower than requested if
+    the node has fewer cores.
     """
+    most = shape.threads_per_rank
     threads = (
-        f"n=$$(nproc); n=$$(( (n < {shape.cpus} ? n : {shape.cpus}) / {shape.ranks_per_node} )); "
+        f"n=$$(( $$(nproc) / {shape.ranks_per_node} )); n=$$(( n < {most} ? n : {most} )); "
         "export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( n > 0 ? n : 1 ))}"
     )
     endpoint = "localhost:0"
@@ -181,19 +187,3 @@ def torchrun_command(
 def _quoted(word: str) -> str:
     """Quote a word for bash, and for TorchX, which substitutes its own `${...}`."""
     return shlex.quote(word).replace("$", "$$")
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        try:
-            command = ["nvidia-smi", "-L"]
-            listed = subprocess.run(command, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return []
-        count = sum(line.startswith("GPU") for line in listed.stdout.splitlines())
-        return [str(i) for i in range(count)]
-    names = [name.strip() for name in visible.split(",")]
-    # Like CUDA, ignore everything after the first invalid name.
-    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))

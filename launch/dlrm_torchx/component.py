@@ -32,7 +32,7 @@ def train(
     Args:
         overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
         j: NODESxRANKS: nodes, and ranks on each of them
-        cpu: cores of a node; -1 for two per rank
+        cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
         gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
         memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
         max_restarts: how often torchrun starts all ranks again after one failed

@@ -30,8 +30,9 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
+from dlrm_sharded.gpus import visible_gpus
 from dlrm_sharded.json_files import replace_file
-from dlrm_torchx.app import JobRefusedError, visible_gpus
+from dlrm_torchx.app import JobRefusedError
 from dlrm_torchx.logs import log_lines
 
 TERMINATION_S = 10

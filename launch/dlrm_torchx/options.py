@@ -15,7 +15,8 @@ from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app, visible_gpus
+from dlrm_sharded.gpus import visible_gpus
+from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
 
 RANKS_WITHOUT_GPUS = 2
 LOCAL_POLL_S = 0.1

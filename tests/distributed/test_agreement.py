@@ -1,15 +1,21 @@
 """Ranks agree: what one of them raises, all of them raise."""
 
 import functools
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
     on_rank_zero,
+    patiently_on_rank_zero,
+    wait_for_all_ranks,
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, RankError
@@ -17,6 +23,7 @@ from dlrm_sharded.task import Topology
 from tests.distributed.ranks import gathered, run_ranks
 
 WORLD_SIZE = 2
+RunOnZero = Callable[[Callable[[], Any]], Any]
 
 
 class TwoPartsError(Exception):
@@ -33,12 +40,12 @@ def local_error(message: str) -> Exception:
     return LocalError(message)
 
 
-def raise_on_rank_zero(rank: Rank, error: Exception) -> None:
+def raise_on_rank_zero(rank: Rank, error: Exception, run: RunOnZero = on_rank_zero) -> None:
     def fail() -> None:
         assert rank.is_zero, "ran on another rank"
         raise error
 
-    on_rank_zero(fail)
+    run(fail)
 
 
 def raise_alone(rank: Rank, errors: dict[int, Exception]) -> None:
@@ -51,6 +58,9 @@ CASES: dict[str, Callable[[Rank], None]] = {
     "rank_zero-ours": lambda rank: raise_on_rank_zero(rank, InfeasibleTaskError("no room")),
     "rank_zero-local": lambda rank: raise_on_rank_zero(rank, local_error("odd")),
     "rank_zero-two_parts": lambda rank: raise_on_rank_zero(rank, TwoPartsError("file", "gone")),
+    "rank_zero-patiently": lambda rank: raise_on_rank_zero(
+        rank, DataError("0 is cut"), patiently_on_rank_zero
+    ),
     "all-on_0": lambda rank: raise_alone(rank, {0: DataError("0 is cut")}),
     "all-on_1": lambda rank: raise_alone(rank, {1: DataError("1 is cut")}),
     "all-on_both": lambda rank: raise_alone(rank, {0: ConfigError("0"), 1: DataError("1")}),
@@ -68,6 +78,7 @@ EXPECTED = {
         ("TwoPartsError", "file: gone", False),
         ("RuntimeError", "TwoPartsError: file: gone", True),
     ],
+    "rank_zero-patiently": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
     "all-on_0": [("DataError", "0 is cut", False), ("DataError", "0 is cut", True)],
     "all-on_1": [("DataError", "1 is cut", False), ("DataError", "1 is cut", True)],
     "all-on_both": [("ConfigError", "0", False), ("ConfigError", "0", True)],
@@ -103,6 +114,63 @@ def fail_in_every_way(rank: Rank) -> dict[str, Any]:
         found = topology.memory_bytes, topology.memory_bytes_by_rank
         outcomes[f"memory-{name}"] = gathered(rank, found)
     return outcomes
+
+
+def wait_without_a_collective(rank: Rank, folder: str) -> list[Any]:
+    """For each of three calls: the result, and whether the work was done at the second broadcast.
+
+    The first broadcast agrees on a key. Whoever is in the second one waits under a timeout.
+    """
+    broadcast = torch.distributed.broadcast_object_list
+    found = []
+    for call in range(3):
+        is_done, seen = Path(folder) / str(call), []
+
+        def work(is_done: Path = is_done, call: int = call) -> int:
+            time.sleep(0.5)
+            is_done.touch()
+            return call
+
+        def observed(
+            *arguments: Any, is_done: Path = is_done, seen: list[bool] = seen, **options: Any
+        ) -> None:
+            seen.append(is_done.exists())
+            broadcast(*arguments, **options)
+
+        torch.distributed.broadcast_object_list = observed
+        try:
+            result = patiently_on_rank_zero(work)
+        finally:
+            torch.distributed.broadcast_object_list = broadcast
+        found.append(gathered(rank, (result, seen[1])))
+    return found
+
+
+def test_a_long_wait_is_in_no_collective(tmp_path: Path) -> None:
+    """Which would end with an error after the group's timeout."""
+    found = run_ranks(wait_without_a_collective, WORLD_SIZE, str(tmp_path))
+    assert found == [[(call, True)] * WORLD_SIZE for call in range(3)]
+
+
+def meet_without_a_group(rank: Rank) -> list[list[tuple[float, float]]]:
+    """When each rank began and ended to wait, in three meetings, as after restarts of torchrun."""
+    start = torch.distributed.init_process_group
+    times = []
+    for attempt in range(3):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        torch.distributed.init_process_group = None
+        time.sleep(0.5 * rank.rank)
+        began = time.monotonic()
+        wait_for_all_ranks(60)
+        ended = time.monotonic()
+        torch.distributed.init_process_group = start
+        times.append(gathered(rank, (began, ended)))
+    return times
+
+
+def test_ranks_wait_for_all_others() -> None:
+    for times in run_ranks(meet_without_a_group, 3):
+        assert max(began for began, _ in times) <= min(ended for _, ended in times)
 
 
 @functools.cache

@@ -12,17 +12,20 @@ from torchx.specs.finder import get_component
 
 from dlrm_sharded.errors import ConfigError
 from dlrm_torchx.app import JobShape, torchrun_command
+from tests.nvidia import install_nvidia_smi
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = "launch/component.py:train"
 
 
-def torchx(*arguments: str, gpus: str = "") -> subprocess.CompletedProcess[str]:
+def torchx(
+    *arguments: str, path: str | None = None, gpus: str = ""
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [TORCHX, *arguments],
         cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus} | ({"PATH": path} if path else {}),
         capture_output=True,
         text=True,
         check=False,
@@ -49,7 +52,39 @@ def test_passes_torchxs_own_checks() -> None:
 
 def test_defaults_depend_on_the_ranks() -> None:
     found = shape(j="2x8")
-    assert (found.num_nodes, found.ranks_per_node, found.cpus, found.gpus) == (2, 8, 16, 8)
+    assert (found.num_nodes, found.ranks_per_node, found.cpus, found.gpus) == (2, 8, 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "cpus", "threads"),
+    [
+        ({"j": "1x4"}, 32, 2),
+        ({"j": "1x4", "gpu": 0}, 8, 2),
+        ({"j": "1x4", "cpu": 18}, 18, 4),
+        ({"j": "1x4", "gpu": 0, "cpu": 3}, 3, 1),
+    ],
+    ids=str,
+)
+def test_cores_and_threads(given: dict[str, object], cpus: int, threads: int) -> None:
+    """Ranks with GPUs get cores for threads that are not OpenMP's."""
+    found = shape(**given)
+    assert (found.cpus, found.threads_per_rank) == (cpus, threads)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(64, 4), (12, 3), (2, 1)])
+def test_no_more_threads_than_cores(cores: int, threads: int, tmp_path: Path) -> None:
+    nproc = tmp_path / "nproc"
+    nproc.write_text(f"#!/bin/sh\necho {cores}\n")
+    nproc.chmod(0o755)
+    command = torchrun_command("json.tool", [], shape(j="1x4", cpu=18), python="env", rdzv_port=1)
+    done = subprocess.run(
+        ["bash", "-c", command.replace("$$", "$").partition("exec ")[0] + "env"],
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"OMP_NUM_THREADS={threads}\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -166,34 +201,36 @@ def test_refused_before_submission(arguments: list[str], said: list[str]) -> Non
     assert "://" not in done.stdout  # no app was started
 
 
-def gpus_of_replicas(j: str, gpu: int, visible: str) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each node of a local app."""
-    done = torchx(
-        *("run", "--dryrun", "-s", "local_cwd", COMPONENT, "-j", j, "--gpu", str(gpu)),
-        gpus=visible,
-    )
-    assert done.returncode == 0, done.stderr
-    return re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", done.stdout.partition("role_params")[2])
-
-
 @pytest.mark.parametrize(
     ("j", "gpu", "visible", "given"),
     [
         ("1x2", -1, "4,5,6,7", ["4,5"]),
         ("2x2", -1, "4,5,6,7", ["4,5", "6,7"]),
-        ("1x1", 2, "GPU-a,GPU-b", ["GPU-a,GPU-b"]),
+        ("1x1", 2, "GPU-1,GPU-3", ["GPU-1,GPU-3"]),
         ("1x2", 0, "4,5", [""]),
         ("1x2", -1, "", []),
         ("1x2", -1, "-1", []),
     ],
 )
-def test_gpus_of_this_machine(j: str, gpu: int, visible: str, given: list[str]) -> None:
+def test_gpus_of_this_machine(
+    j: str, gpu: int, visible: str, given: list[str], tmp_path: Path
+) -> None:
     """Those that are visible, shared out to the nodes; none of them for ranks on the CPU."""
-    assert gpus_of_replicas(j, gpu, visible) == given
+    done = torchx(
+        *("run", "--dryrun", "-s", "local_cwd", COMPONENT, "-j", j, "--gpu", str(gpu)),
+        path=install_nvidia_smi(tmp_path, 8),
+        gpus=visible,
+    )
+    assert done.returncode == 0, done.stderr
+    replicas = done.stdout.partition("role_params")[2]
+    assert re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", replicas) == given
+    assert ("'DLRM_SHARDED_DEVICE': 'cpu'" in replicas) == (gpu == 0)
 
 
-def test_more_ranks_than_gpus_here() -> None:
-    done = torchx("run", "-s", "local_cwd", COMPONENT, "-j", "1x4", gpus="0,1")
+def test_more_ranks_than_gpus_here(tmp_path: Path) -> None:
+    """The machine has two, although three are listed."""
+    path = install_nvidia_smi(tmp_path, 2)
+    done = torchx("run", "-s", "local_cwd", COMPONENT, "-j", "1x4", path=path, gpus="0,1,2")
     assert done.returncode != 0
     assert "request 4 GPUs, but this machine has 2" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,7 +1,8 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from dlrm_sharded.distributed import (
     available_host_bytes,
     detect_topology,
     on_rank_zero,
+    patiently_on_rank_zero,
     process_group,
     rank_from_environment,
     reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, RankError
+from dlrm_sharded.errors import ConfigError, DivergenceError, InfeasibleTaskError, RankError
 from dlrm_sharded.task import GIB, Topology
 
 SECOND_HOST = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -76,26 +78,91 @@ def test_group_ends_after_an_error(cpu: None) -> None:
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.usefixtures("alone")
-def test_on_rank_zero_gives_the_result() -> None:
-    assert on_rank_zero(lambda: (1, "a")) == (1, "a")
-    assert on_rank_zero(lambda: None) is None
-
-
-@pytest.mark.usefixtures("alone")
-def test_errors_pass_unchanged() -> None:
-    error = InfeasibleTaskError("no room")
-
+def fail_with(error: Exception) -> Callable[[], None]:
     def fail() -> None:
         raise error
 
-    with pytest.raises(InfeasibleTaskError) as from_rank_zero:
-        on_rank_zero(fail)
-    with pytest.raises(InfeasibleTaskError) as from_all, all_or_none():
-        fail()
-    assert from_rank_zero.value is from_all.value is error
+    return fail
+
+
+def all_or_nothing(fn: Callable[[], None]) -> None:
+    with all_or_none():
+        fn()
+
+
+ON_ALL_RANKS: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "on_rank_zero": on_rank_zero,
+    "patiently_on_rank_zero": patiently_on_rank_zero,
+    "all_or_none": all_or_nothing,
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("run", [on_rank_zero, patiently_on_rank_zero])
+def test_the_result_of_rank_zero(run: Callable[[Callable[[], Any]], Any]) -> None:
+    assert run(lambda: (1, "a")) == (1, "a")
+    assert run(lambda: None) is None
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ON_ALL_RANKS)
+def test_errors_pass_unchanged(name: str) -> None:
+    error, cause = InfeasibleTaskError("no room"), KeyError("why")
+    error.__cause__ = cause
+    with pytest.raises(InfeasibleTaskError) as raised:
+        ON_ALL_RANKS[name](fail_with(error))
+    assert raised.value is error
     assert isinstance(error.__cause__, RankError)
     assert (error.__cause__.failed_rank, error.__cause__.reporter) == (0, 0)
+    assert error.__cause__.__cause__ is cause
+
+
+@pytest.fixture
+def left_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The groups that were left, in a process that believes to have a GPU and NCCL."""
+    left: list[str] = []
+    start, leave = torch.distributed.init_process_group, distributed._leave_group
+
+    def start_on_cpu(*, backend: str, device_id: torch.device, **options: Any) -> None:
+        assert (backend, device_id) == ("nccl", torch.device("cuda", 0))
+        start(backend="gloo", **options)
+
+    monkeypatch.setattr(distributed, "device_type", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", start_on_cpu)
+    monkeypatch.setattr(distributed, "_leave_group", lambda: (left.append("nccl"), leave()))
+    yield left
+    if torch.distributed.is_initialized():
+        leave()
+
+
+@pytest.mark.parametrize("name", ON_ALL_RANKS)
+def test_nccl_ends_properly_after_an_error_of_all_ranks(name: str, left_groups: list[str]) -> None:
+    with pytest.raises(ConfigError), process_group():
+        ON_ALL_RANKS[name](fail_with(ConfigError("bad")))
+    assert left_groups == ["nccl"]
+
+
+def test_nccl_ends_properly_after_a_divergence(left_groups: list[str]) -> None:
+    with pytest.raises(DivergenceError), process_group():
+        raise reported_by_rank_zero(DivergenceError("nan"))
+    assert left_groups == ["nccl"]
+
+
+def test_nccl_is_left_alone_after_an_error_of_one_rank(left_groups: list[str]) -> None:
+    """Others may wait for this rank, and to leave NCCL's group would be to wait for them."""
+    with pytest.raises(KeyError), process_group():
+        raise KeyError
+    assert left_groups == []
+
+
+def test_nccl_is_left_alone_after_an_error_of_a_smaller_group(left_groups: list[str]) -> None:
+    with pytest.raises(ConfigError), process_group():
+        on_rank_zero(
+            fail_with(ConfigError("bad")), group=torch.distributed.new_group(backend="gloo")
+        )
+    assert left_groups == []
 
 
 @pytest.mark.usefixtures("alone")

@@ -23,7 +23,8 @@ class TorchXLauncherConf:
         scheduler_args: its options, as `torchx run -cfg` takes them, such as {partition: gpu};
             .torchxconfig holds their defaults.
         j: NODESxRANKS; by default, on this machine, one node with all GPUs or with 2 CPU ranks.
-        cpu, gpu, memMB: resources of a node; -1 for two cores and for one GPU per rank.
+        cpu, gpu, memMB: resources of a node; -1 for one GPU per rank, and for eight cores per rank
+            with a GPU, two per rank on the CPU.
         max_restarts, max_retries: starts after a failure, by torchrun and by the scheduler.
         env: environment of the ranks, such as {NCCL_DEBUG: INFO}.
         image: container of the ranks; empty for this environment.

@@ -18,10 +18,11 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
+from dlrm_sharded.profiles import with_expected_profile
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -132,6 +133,21 @@ def test_sharder_builds(name: str, config: str) -> None:
         OmegaConf.update(cfg, key, "plan.json")
     planner = build_planner(cfg, RunContext())
     assert callable(planner.sharder.shard)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+@pytest.mark.parametrize("sharder", ["random", "size_lookup", "torchrec"])
+def test_the_demo_for_gpus_fits_gpus_of_24_gib(sharder: str, world_size: int) -> None:
+    cfg = composed("experiment=gpu_demo", f"sharder={sharder}", "cost_model=none")
+    tables = with_expected_profile(
+        instantiate(cfg.data.tables), batch_size=cfg.batch_size, exponent=cfg.data.alpha
+    )
+    memory_bytes = int(cfg.topology.memory_fraction * 24 * GIB)
+    topology = Topology(world_size, memory_bytes, compute_device="cuda")
+    task = ShardingTask(tables, topology, cfg.batch_size)
+    assert 4 * GIB < task.table_bytes < memory_bytes // 2, "activations need memory too"
+    plan, _ = build_planner(cfg, RunContext(device="cuda")).plan(task)
+    assert {shard.rank for shard in plan.shards} == {*range(world_size)}
 
 
 class Contextual(GreedySharder):

@@ -16,9 +16,16 @@ UNVALIDATED = Evaluation(None, None, 0)
 NAN = float("nan")
 
 
-def closing(report: PlanReport, evaluation: Evaluation, samples_per_s: float = 6400.0) -> str:
+def closing(
+    report: PlanReport,
+    evaluation: Evaluation,
+    samples_per_s: float = 6400.0,
+    *,
+    cost: PlanCost = MEASURED,
+    on_cuda: bool = False,
+) -> str:
     training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25)
-    return closing_text(report, MEASURED, training, Path("runs/x"))
+    return closing_text(report, cost, training, Path("runs/x"), on_cuda=on_cuda)
 
 
 def test_the_prediction_beside_what_was_measured() -> None:
@@ -58,3 +65,17 @@ def test_closing_after_warm_up_alone() -> None:
     text = closing(PlanReport("dim", 0.5), UNVALIDATED, samples_per_s=NAN)
     assert "trainer.num_warmup_steps" in text
     assert "nan" not in text
+
+
+@pytest.mark.parametrize(
+    ("fwd_compute_ms", "on_cuda", "is_said"),
+    [(0.29, True, True), (0.31, True, False), (0.29, False, False)],
+)
+def test_closing_after_lookups_too_short_for_a_gpu(
+    fwd_compute_ms: float, on_cuda: bool, is_said: bool
+) -> None:
+    """The slowest rank decides, and a CPU launches no kernels."""
+    stages = StageCost(0.1, 2.0, 2.0, 2.0), StageCost(fwd_compute_ms, 0.0, 0.0, 0.0)
+    cost = PlanCost(stages, (0.5, 0.5))
+    text = closing(PlanReport("dim", 0.5), UNVALIDATED, cost=cost, on_cuda=on_cuda)
+    assert ("use larger tables or a larger batch_size" in text) == is_said

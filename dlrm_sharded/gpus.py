@@ -1,0 +1,116 @@
+"""The NVIDIA GPUs that processes on this machine see, and the driver.
+
+The Makefile runs this file as a script to choose an environment before any is installed, so it
+needs nothing but Python. The script prints one name for each GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
+"""Environment variable whose value, cuda or cpu, demands a device."""
+
+DEVICE_FILES = Path("/dev")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+NVIDIA_SMI_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """A GPU by its UUID, and by the UUIDs of the parts (MIG) that it is divided into."""
+
+    uuid: str
+    parts: tuple[str, ...] = ()
+
+    def has_name(self, name: str) -> bool:
+        """Return whether CUDA_VISIBLE_DEVICES can name the GPU, or a part of it, like this."""
+        uuids = (self.uuid, *self.parts)
+        return name.startswith(("GPU-", "MIG-")) and any(uuid.startswith(name) for uuid in uuids)
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the names in CUDA_VISIBLE_DEVICES of the GPUs that a process would see.
+
+    As in CUDA, names after the first unknown one do not count, a repeated name hides all GPUs, and
+    a process sees one part of one divided GPU and nothing else.
+
+    Args:
+        environment: environment of the process. `DLRM_SHARDED_DEVICE=cpu` hides all GPUs.
+    """
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed in ("", "-1") or environment.get(DEVICE_VARIABLE) == "cpu":
+        return []
+    gpus = _gpus_of_machine()
+    names = [str(index) for index in range(len(gpus))] if listed is None else listed.split(",")
+    visible: dict[str, _Gpu] = {}
+    for name in map(str.strip, names):
+        gpu = _find(name, gpus)
+        if gpu is None:
+            break
+        if name in visible:
+            return []
+        visible[name] = gpu
+    divided = [name for name, gpu in visible.items() if gpu.parts]
+    return divided[:1] or list(visible)
+
+
+def driver_version() -> str | None:
+    """Return the version of the loaded NVIDIA driver, or None if it cannot be read."""
+    if DRIVER_FILE.exists():
+        text = DRIVER_FILE.read_text()
+    else:  # as in Windows' subsystem for Linux
+        text = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    version = re.search(r"(?<!\S)\d{3,}(\.\d+)+", text)
+    return None if version is None else version[0]
+
+
+def _find(name: str, gpus: list[_Gpu]) -> _Gpu | None:
+    if name.isdecimal():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    return next((gpu for gpu in gpus if gpu.has_name(name)), None)
+
+
+def _gpus_of_machine() -> list[_Gpu]:
+    """Return all GPUs, in the order of their numbers.
+
+    If nvidia-smi is missing or fails, as it does while an update of the driver waits for a reboot,
+    the files that CUDA would open are counted. A scheduler may deny a job to open them.
+    """
+    gpus: list[_Gpu] = []
+    for line in _nvidia_smi("-L").splitlines():
+        uuid = re.search(r"UUID: ([^)\s]+)", line)
+        if line.startswith("GPU"):
+            gpus.append(_Gpu(uuid[1] if uuid else ""))
+        elif gpus and uuid and line.lstrip().startswith("MIG"):
+            gpus[-1] = _Gpu(gpus[-1].uuid, (*gpus[-1].parts, uuid[1]))
+    return gpus or [_Gpu("") for file in DEVICE_FILES.glob("nvidia[0-9]*") if _can_open(file)]
+
+
+def _can_open(file: Path) -> bool:
+    try:
+        os.close(os.open(file, os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def _nvidia_smi(*options: str) -> str:
+    """Return what nvidia-smi prints, or nothing if it is missing, fails or hangs."""
+    command = ["nvidia-smi", *options]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+if __name__ == "__main__":
+    print(*visible_gpus(), sep="\n")
