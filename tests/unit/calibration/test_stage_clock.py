@@ -72,6 +72,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         def query(self) -> bool:
             return self.reached_ms <= gpu.host_ms
 
+        def synchronize(self) -> None:
+            gpu.calls.append("wait")
+            gpu.host_ms = max(gpu.host_ms, self.reached_ms)
+
         def elapsed_time(self, end: "Event") -> float:
             return end.reached_ms - self.reached_ms
 
@@ -129,7 +133,7 @@ def test_a_stage_that_waits_for_the_device_is_not(gpu: Gpu) -> None:
         "event",
         "work",
         "event",
-        "synchronize",
+        "wait",
     ]
     once = clock.finish_iteration()
     assert once.times_ms == pytest.approx({"input_dist": 0.75})
