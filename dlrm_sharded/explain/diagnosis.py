@@ -170,8 +170,13 @@ class _PricedPlan:
         return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
     def _whole_ms(self, places: Sequence[int], whole: Shard, vector: Floats) -> float | None:
-        """Return the cost of the plan with a table whole, on the rank where that costs least."""
+        """Return the cost of the plan with a table whole, on the rank where that costs least.
+
+        It is None if the table fits no rank whole.
+        """
         model, topology = self._model, self._task.topology
+        if whole.num_cols > topology.max_shard_columns:
+            return None
         others = np.ones(len(self._plan.shards), dtype=bool)
         others[list(places)] = False
         workload = _selected(self._workload, others)

@@ -123,8 +123,9 @@ def _place_largest_first(
 def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -> bool:
     """Fill the freest ranks with as many columns as each has room for; or change nothing."""
     problem = state.problem
-    first, num_steps = int(problem.first_shape[unit]), int(problem.num_steps[unit])
-    sizes = problem.size_bytes[first : first + num_steps]  # of widths 1, 2, ..., ascending
+    first = int(problem.first_shape[unit])
+    # Of widths 1, 2, ..., ascending.
+    sizes = problem.size_bytes[first : first + problem.max_width(unit)]
     widths, allowed = state.widths[unit], state.allowed_ranks(unit)
     parts = []
     for rank in np.argsort(-placer.free_bytes, kind="stable").tolist():

@@ -42,7 +42,10 @@ class GreedyPlacer:
 
     def best_rank(self, unit: int, width: int, score: Floats) -> int | None:
         """Return the rank of least score [W] that may hold the piece; None if there is none."""
-        fits = self.free_bytes >= self._problem.size_bytes[self._problem.shape(unit, width)]
+        shape = self._problem.shape(unit, width)
+        if not self._problem.possible[shape]:
+            return None
+        fits = self.free_bytes >= self._problem.size_bytes[shape]
         if self._problem.restricts_ranks:
             fits &= self._state.allowed_ranks(unit)
         # A rank that holds a piece of the unit would get a wider piece, not a second one.

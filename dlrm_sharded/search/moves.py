@@ -230,7 +230,7 @@ class Neighborhood(StateMoves):
                 change += problem.shared_ms[after] - problem.shared_ms[before]
                 gains[m, b] = change_here[m] + change
                 added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
-                fits[m, b] = added_bytes <= state.free_bytes[other]
+                fits[m, b] = added_bytes <= state.free_bytes[other] and problem.possible[after]
                 held_widths[m, b] = width
         return held_widths
 

@@ -163,6 +163,7 @@ class Problem:
         tables: places in the task of each unit's tables.
         columns_per_step: [U], 0 for units that may not be split.
         first_shape: [U + 1], index of each unit's first shape; its shapes have 1, 2, ... steps.
+        possible: [N], whether lookups support the widths of the shape.
         demand: [N, D], what a column shape adds to its rank.
         load: [N, L], the same in ms, on a rank that reads as much as ranks do on average.
         margin: [N, L], part of the load that allows for the model's error on partial tables.
@@ -184,6 +185,7 @@ class Problem:
     tables: tuple[tuple[int, ...], ...]
     columns_per_step: Indices
     first_shape: Indices
+    possible: Mask
     demand: Floats
     load: Floats
     margin: Floats
@@ -222,6 +224,10 @@ class Problem:
     def shape(self, unit: int, width: int) -> int:
         """Return the index of the shape of a unit that has so many steps."""
         return int(self.first_shape[unit]) + width - 1
+
+    def max_width(self, unit: int) -> int:
+        """Return the steps of the widest piece of a unit; 0 if it has to stay whole and cannot."""
+        return int(self.possible[self.first_shape[unit] : self.first_shape[unit + 1]].sum())
 
     def blocks_of_group(self, group: int) -> Blocks:
         """Return the row blocks that a group holds."""
