@@ -71,12 +71,26 @@ def cost_model_kind(name: str) -> Kind:
         noun="cost model",
         made_with=CALIBRATE,
         other_device="its computation says nothing about this device, and its exchanges follow "
-        f"from stated bandwidths; {calibrate}",
+        f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
         other_hardware="its times may be wrong by a factor, and its order of plans is less "
         f"reliable; {calibrate}",
         other_optimizer="backward computation may be wrong; run `make calibrate "
         "ARGS=collect.optimizer={optimizer}`",
         required=("ranges", "measured_links"),
+    )
+
+
+def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
+    """Return what to know of a cost model of some hardware that is used on ranks of a device type.
+
+    It is None if that is the device type of the hardware.
+    """
+    if device == used_on:
+        return None
+    return (
+        f"the predicted times are those of another device ({hardware}, {device}) than the ranks' "
+        f"({used_on}), so they do not tell which plan is better; run {CALIBRATE} on these ranks, "
+        "or plan with sharder=torchrec"
     )
 
 
@@ -205,12 +219,14 @@ def load_artifact(
     """
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     loaded = read_artifact(path, kind=kind, features=features)
-    artifact_hardware, run_hardware = loaded.meta["hardware"], context.hardware
-    if context.device == "cpu":
+    is_of_device = loaded.meta["device"] == context.device
+    artifact_hardware = loaded.meta["hardware"]
+    # Without hardware, as for a plan that is made elsewhere, the device is all that can differ.
+    run_hardware = context.hardware or (artifact_hardware if is_of_device else context.device)
+    if context.device == "cpu" and context.hardware is not None:
         artifact_hardware = f"{artifact_hardware}, {loaded.meta['cores']} cores"
         run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
-    is_of_device = loaded.meta["device"] == context.device
-    if context.hardware is not None and not (is_of_device and artifact_hardware == run_hardware):
+    if not (is_of_device and artifact_hardware == run_hardware):
         log.warning(
             "the %s belongs to %s, the run is on %s: %s",
             kind.noun,

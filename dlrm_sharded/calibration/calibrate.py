@@ -82,7 +82,8 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
         arrays = neuroshard_paper.to_arrays(nets)
         kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
-        predict = PaperCostModel(nets).predict_workload
+        hardware, device = costs.manifest["hardware"], costs.manifest["device"]
+        predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
     comparisons = compare(predict, held_out)
     provenance_keys = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
@@ -119,6 +120,7 @@ def fit_learned(
         ),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
+        device=manifest["device"],
         ranges=fitted_ranges(samples),
         measured_links=measured_links(samples),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
+from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact, other_device_caveat
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -54,6 +54,7 @@ class LearnedCostModel:
 
     Args:
         name: name of the hardware.
+        device: type of the device that computed, "cpu" or "cuda".
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
@@ -62,6 +63,7 @@ class LearnedCostModel:
     compute: ComputeModel
     communication: CommunicationModel
     name: str
+    device: str
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
 
@@ -87,6 +89,10 @@ class LearnedCostModel:
                 link,
             )
         return self.predict_workload(workload, self.hosts(task.topology))
+
+    def caveat(self, topology: Topology) -> str | None:
+        """Return the caveat for ranks of another device; None for ranks of the same."""
+        return other_device_caveat(self.name, self.device, topology.compute_device)
 
     def hosts(self, topology: Topology) -> Hosts:
         """Return the topology as the communication model sees it."""
@@ -160,6 +166,7 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
         compute,
         communication,
         name=loaded.meta["hardware"],
+        device=loaded.meta["device"],
         ranges=ranges,
         measured_links=measured_links,
     )

@@ -25,6 +25,7 @@ def model(fitted: Fitted) -> LearnedCostModel:
     return LearnedCostModel(
         *from_arrays(fitted.arrays),
         name=fitted.meta["hardware"],
+        device=fitted.meta["device"],
         ranges=fitted.meta["ranges"],
         measured_links=tuple(fitted.meta["measured_links"]),
     )

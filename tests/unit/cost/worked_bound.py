@@ -48,6 +48,7 @@ def worked_model() -> LearnedCostModel:
         compute,
         CommunicationModel(exchange, reduce),
         name="worked example",
+        device="cpu",
         ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
         measured_links=LINKS,
     )

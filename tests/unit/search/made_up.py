@@ -88,6 +88,7 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         compute,
         CommunicationModel(exchange, reduce),
         name=name,
+        device="cpu",
         ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
         measured_links=LINKS,
     )
