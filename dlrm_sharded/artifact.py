@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ SHIPPED = Path(__file__).resolve().parent / "artifacts"
 CALIBRATED = Path("calibration")
 
 Arrays = dict[str, NDArray[Any]]
+Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+"""Names of the arrays' axes, or a function of the artefact's device that returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,11 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
     return path
 
 
-def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Artifact:
+def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
     """Read an artefact and check its checksum, its kind and its features.
 
     Args:
-        features: names of the arrays' axes, as this version computes them.
+        features: as this version computes them.
 
     Raises:
         DataError: the file is missing, damaged, or of another kind or other features.
@@ -172,7 +174,8 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
         raise DataError(f"{path} was changed since it was written; {make_one}")
     if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
         raise DataError(f"{path} lacks the fields {', '.join(missing)}; {make_one}")
-    if meta.get("features") != json.loads(json.dumps(features)):
+    expected = features(meta["device"]) if callable(features) else features
+    if meta.get("features") != json.loads(json.dumps(expected)):
         raise DataError(
             f"{path} was fitted to other features than this version computes; {make_one}"
         )
@@ -210,7 +213,7 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
 
 
 def load_artifact(
-    artifact: str | None, kind: Kind, features: Mapping[str, Any], context: RunContext
+    artifact: str | None, kind: Kind, features: Features, context: RunContext
 ) -> Artifact:
     """Read a named artefact, or the one for the run's hardware, and warn if the run differs.
 

@@ -20,13 +20,14 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
 from dlrm_sharded.cost.features import (
+    DEVICE_WORK,
     EXTENT,
     PROFILE,
-    WORK_TERMS,
     Floats,
     Workload,
     workload_of_plan,
 )
+from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
@@ -35,12 +36,6 @@ from dlrm_sharded.task import ShardingTask, Topology
 log = logging.getLogger(__name__)
 
 KIND = "learned"
-LEARNED_FEATURES = {
-    "work": list(WORK_TERMS),
-    "profile": list(PROFILE),
-    "exchange": list(EXCHANGE_TERMS),
-    "reduce": list(REDUCE_TERMS),
-}
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
 
@@ -155,8 +150,8 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    loaded = load_artifact(artifact, cost_model_kind(KIND), LEARNED_FEATURES, context)
-    compute, communication = from_arrays(loaded.arrays)
+    loaded = load_artifact(artifact, cost_model_kind(KIND), learned_features, context)
+    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
     measured_links = tuple(loaded.meta["measured_links"])
     if loaded.meta["device"] != context.device:
         # Exchanges between CPUs do not predict exchanges between GPUs.
@@ -170,6 +165,18 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
         ranges=ranges,
         measured_links=measured_links,
     )
+
+
+def learned_features(device: str) -> dict[str, list[str]]:
+    """Return the names of a model's inputs on a type of device, for the header of its artefact."""
+    work = DEVICE_WORK[device]
+    return {
+        "work": list(work.terms),
+        "profile": list(PROFILE),
+        "exchange": list(EXCHANGE_TERMS),
+        "reduce": list(REDUCE_TERMS),
+        **({"widest": list(WIDEST_TERMS)} if work.has_warps else {}),
+    }
 
 
 def _number(value: float) -> str:
@@ -189,11 +196,13 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         for key in ("cache_gain", "cache_mb", "cache_slope"):
             arrays[f"{direction}.{key}"] = getattr(net, key)
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
+    if compute.widest_ms is not None:
+        arrays["widest_ms"] = compute.widest_ms
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
 
-def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
-    """Build the models from the arrays of `to_arrays`."""
+def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, CommunicationModel]:
+    """Build the models of a type of device from the arrays of `to_arrays`."""
 
     def net(direction: str) -> PriceNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
@@ -214,5 +223,7 @@ def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
         profile_high=arrays["profile_high"],
         forward=net("forward"),
         backward=net("backward"),
+        device=DEVICE_WORK[device],
+        widest_ms=arrays.get("widest_ms"),
     )
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"])

@@ -249,8 +249,9 @@ class _Pricing:
             error: [n], share of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads: at least the piece, about as much as others.
-        read_mb = np.maximum(pieces.vectors[:, READ_MB], self.mean_read_mb)
-        compute_ms = self.model.compute.work_ms(pieces.vectors, read_mb)
+        crowd = pieces.vectors.copy()
+        crowd[:, READ_MB] = np.maximum(crowd[:, READ_MB], self.mean_read_mb)
+        compute_ms = self.model.compute.work_ms(pieces.vectors, crowd)
         margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 

@@ -58,7 +58,7 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     task = dataclasses.replace(
         task, topology=dataclasses.replace(task.topology, memory_bytes=memory)
     )
-    name = ("shipped", "plain", "overflowing")[seed % 3]
+    name = ("shipped", "plain", "overflowing", "warps")[seed % 4]
     plan = neuroshard(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
     validate(plan, task)
     cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
