@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ SHIPPED = Path(__file__).resolve().parent / "artifacts"
 CALIBRATED = Path("calibration")
 
 Arrays = dict[str, NDArray[Any]]
+Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+"""Names of the arrays' axes, or a function of the artefact's device that returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,26 @@ def cost_model_kind(name: str) -> Kind:
         noun="cost model",
         made_with=CALIBRATE,
         other_device="its computation says nothing about this device, and its exchanges follow "
-        f"from stated bandwidths; {calibrate}",
+        f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
         other_hardware="its times may be wrong by a factor, and its order of plans is less "
         f"reliable; {calibrate}",
         other_optimizer="backward computation may be wrong; run `make calibrate "
         "ARGS=collect.optimizer={optimizer}`",
         required=("ranges", "measured_links"),
+    )
+
+
+def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
+    """Return what to know of a cost model of some hardware that is used on ranks of a device type.
+
+    It is None if that is the device type of the hardware.
+    """
+    if device == used_on:
+        return None
+    return (
+        f"the predicted times are those of another device ({hardware}, {device}) than the ranks' "
+        f"({used_on}), so they do not tell which plan is better; run {CALIBRATE} on these ranks, "
+        "or plan with sharder=torchrec"
     )
 
 
@@ -127,11 +143,11 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
     return path
 
 
-def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Artifact:
+def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
     """Read an artefact and check its checksum, its kind and its features.
 
     Args:
-        features: names of the arrays' axes, as this version computes them.
+        features: as this version computes them.
 
     Raises:
         DataError: the file is missing, damaged, or of another kind or other features.
@@ -158,7 +174,8 @@ def read_artifact(path: Path, *, kind: Kind, features: Mapping[str, Any]) -> Art
         raise DataError(f"{path} was changed since it was written; {make_one}")
     if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
         raise DataError(f"{path} lacks the fields {', '.join(missing)}; {make_one}")
-    if meta.get("features") != json.loads(json.dumps(features)):
+    expected = features(meta["device"]) if callable(features) else features
+    if meta.get("features") != json.loads(json.dumps(expected)):
         raise DataError(
             f"{path} was fitted to other features than this version computes; {make_one}"
         )
@@ -196,7 +213,7 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
 
 
 def load_artifact(
-    artifact: str | None, kind: Kind, features: Mapping[str, Any], context: RunContext
+    artifact: str | None, kind: Kind, features: Features, context: RunContext
 ) -> Artifact:
     """Read a named artefact, or the one for the run's hardware, and warn if the run differs.
 
@@ -205,12 +222,14 @@ def load_artifact(
     """
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     loaded = read_artifact(path, kind=kind, features=features)
-    artifact_hardware, run_hardware = loaded.meta["hardware"], context.hardware
-    if context.device == "cpu":
+    is_of_device = loaded.meta["device"] == context.device
+    artifact_hardware = loaded.meta["hardware"]
+    # Without hardware, as for a plan that is made elsewhere, the device is all that can differ.
+    run_hardware = context.hardware or (artifact_hardware if is_of_device else context.device)
+    if context.device == "cpu" and context.hardware is not None:
         artifact_hardware = f"{artifact_hardware}, {loaded.meta['cores']} cores"
         run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
-    is_of_device = loaded.meta["device"] == context.device
-    if context.hardware is not None and not (is_of_device and artifact_hardware == run_hardware):
+    if not (is_of_device and artifact_hardware == run_hardware):
         log.warning(
             "the %s belongs to %s, the run is on %s: %s",
             kind.noun,

@@ -129,6 +129,15 @@ def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layo
     return kind.from_shards(shards, table, topology)
 
 
+def can_split_rows(table: Table, topology: Topology) -> bool:
+    """Return whether row blocks of the table on all ranks can be trained.
+
+    Every rank needs a row, and row blocks are as wide as the table.
+    """
+    fits_lookup = table.embedding_dim <= topology.max_shard_columns
+    return fits_lookup and RowBlocks(range(topology.world_size)).is_possible(table)
+
+
 def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:
     """Return whether a table's shards split its rows."""
     return any(shard.num_rows < table.num_embeddings for shard in shards)

@@ -96,6 +96,7 @@ class PlanReport:
         sharder: name of the sharder that made the plan.
         solve_s: time that the sharder took.
         cost: predicted cost; None without a cost model.
+        caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
     """
@@ -103,6 +104,7 @@ class PlanReport:
     sharder: str
     solve_s: float
     cost: PlanCost | None = None
+    caveat: str | None = None
     lower_bound_ms: float | None = None
     diagnosis: Diagnosis | None = None
 
@@ -122,5 +124,6 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "solve_s": report.solve_s,
         "lower_bound_ms": report.lower_bound_ms,
         "gap": report.gap,
+        "caveat": report.caveat,
         "predicted": None if report.cost is None else report.cost.to_json(),
     }

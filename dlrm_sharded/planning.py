@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
@@ -56,14 +56,17 @@ class Planner:
 
     def _report(self, plan: ShardingPlan, task: ShardingTask, solve_s: float) -> PlanReport:
         model = self.cost_model
+        caveat = None if model is None else caveat_of(model, task.topology)
         bound_ms = diagnosis = None
         if isinstance(model, AdditiveCostModel):
-            bound_ms = lower_bound_ms(task, model)
+            # A bound of times that do not hold here would read as one of the real times.
+            bound_ms = None if caveat else lower_bound_ms(task, model)
             diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
             cost=None if model is None else model.predict(plan, task),
+            caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
         )

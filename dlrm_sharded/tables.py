@@ -15,6 +15,10 @@ COLUMN_MULTIPLE = 4
 MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
 """Limits beyond any real table, below which sums of sizes are exact in 64 bits."""
 
+MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
+"""Largest width of a shard by compute device: FBGEMM's kernels check `max_D <= 2048` at the first
+lookup (`max_embedding_dim` of its code generator)."""
+
 NUM_REUSE_BINS = 17
 """Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
 

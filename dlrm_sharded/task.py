@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.json_files import read_json_object
-from dlrm_sharded.tables import Table
+from dlrm_sharded.tables import MAX_SHARD_COLUMNS, Table
 
 GIB = 2**30
 MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
@@ -58,7 +58,7 @@ class Topology:
         for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
             if getattr(self, key) is not None:
                 check_number(f"topology.{key}", getattr(self, key), above=True)
-        if self.compute_device not in ("cpu", "cuda"):
+        if self.compute_device not in MAX_SHARD_COLUMNS:
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
@@ -84,6 +84,11 @@ class Topology:
         """
         sizes = dict.fromkeys((self.world_size, self.ranks_per_host))
         return tuple(size for size in sizes if size > 1)
+
+    @property
+    def max_shard_columns(self) -> int:
+        """Largest width of a shard that the ranks' lookups support."""
+        return MAX_SHARD_COLUMNS[self.compute_device]
 
     @property
     def rank_memory_bytes(self) -> tuple[int, ...]:

@@ -246,9 +246,10 @@ def _check_computation(
     )
     empty = sorted(set(range(plan.world_size)) - set(workload.rank.tolist()))
     assert not sums_ms[empty].any(), "a rank without shards computes"
-    read_mb = vectors[:, READ_MB]
-    alone_ms = model.compute.work_ms(vectors, read_mb)
-    crowded_ms = model.compute.work_ms(vectors, 2.0 * read_mb + 1.0)
+    alone_ms = model.compute.work_ms(vectors, vectors)
+    crowd = vectors + vectors.sum(axis=0)
+    crowd[:, READ_MB] += 1.0
+    crowded_ms = model.compute.work_ms(vectors, crowd)
     assert (crowded_ms >= alone_ms * (1 - TOLERANCE)).all(), "a crowded rank computes faster"
 
 

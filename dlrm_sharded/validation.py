@@ -9,7 +9,9 @@ from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
+
+SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
 
 def validate(plan: ShardingPlan, task: ShardingTask) -> None:
@@ -17,8 +19,9 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
 
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
-            exceed their table; columns are no multiples of 4; TorchRec does not train a split; or
-            a rank needs more memory than it has. The message has the numbers.
+            exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
+            does not train a split; or a rank needs more memory than it has. The message has the
+            numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -38,7 +41,7 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         if not shards:
             raise InvalidPlanError(f"table {table.name!r} is in no shard; place every table")
         for shard in shards:
-            _check_rectangle(shard, table, plan.world_size)
+            _check_rectangle(shard, table, topology)
         _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
     _check_memory(plan, task)
@@ -56,9 +59,36 @@ def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | N
     )
 
 
-def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:
-    if not 0 <= shard.rank < world_size:
-        raise InvalidPlanError(f"{shard}: the ranks are 0 to {world_size - 1}")
+def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
+    """Return why the widest table has no plan with one shard of a table on a rank at the most.
+
+    It is None if there is no such reason.
+
+    Args:
+        splits: whether the plan may split tables.
+    """
+    topology = task.topology
+    widest = max(task.tables, key=lambda table: table.embedding_dim)
+    num_shards = -(-widest.embedding_dim // topology.max_shard_columns)
+    if num_shards <= (topology.world_size if splits else 1):
+        return None
+    if num_shards <= topology.world_size:
+        advice = f"it has to be split; {SPLITTING_ADVICE}"
+    else:
+        advice = (
+            f"with one shard of it on a rank it needs {num_shards} ranks, the job has "
+            f"{topology.world_size}; add ranks, reduce its embedding_dim, or use sharder=torchrec, "
+            "which puts several shards of a table on a rank"
+        )
+    return (
+        f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "
+        f"of {topology.max_shard_columns:,} columns or fewer on {topology.compute_device}: {advice}"
+    )
+
+
+def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
+    if not 0 <= shard.rank < topology.world_size:
+        raise InvalidPlanError(f"{shard}: the ranks are 0 to {topology.world_size - 1}")
     for axis, (start, stop), size in (
         ("rows", shard.rows, table.num_embeddings),
         ("cols", shard.cols, table.embedding_dim),
@@ -69,6 +99,12 @@ def _check_rectangle(shard: Shard, table: Table, world_size: int) -> None:
             )
     if shard.cols[0] % COLUMN_MULTIPLE or shard.cols[1] % COLUMN_MULTIPLE:
         raise InvalidPlanError(f"{shard}: cols must start and end at multiples of 4 (FBGEMM)")
+    if shard.num_cols > topology.max_shard_columns:
+        raise InvalidPlanError(
+            f"{shard}: the shard has {shard.num_cols:,} columns, and FBGEMM looks up shards of "
+            f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}; split "
+            f"the table's columns, or {SPLITTING_ADVICE}"
+        )
 
 
 def _check_tiling(shards: Sequence[Shard], table: Table) -> None:

@@ -16,7 +16,7 @@ from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
-from dlrm_sharded.cost.features import EXTENT, Floats
+from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
@@ -76,13 +76,15 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
     if config.model == "learned":
         model = fit_learned(fitted, costs.manifest, config)
         arrays = learned.to_arrays(model.compute, model.communication)
-        kind, features = learned.KIND, learned.LEARNED_FEATURES
+        kind = learned.KIND
+        features: dict[str, list[str]] = learned.learned_features(costs.manifest["device"])
         predict = predictor(model)
     else:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)
         arrays = neuroshard_paper.to_arrays(nets)
         kind, features = neuroshard_paper.KIND, neuroshard_paper.PAPER_FEATURES
-        predict = PaperCostModel(nets).predict_workload
+        hardware, device = costs.manifest["hardware"], costs.manifest["device"]
+        predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
     comparisons = compare(predict, held_out)
     provenance_keys = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
@@ -115,10 +117,13 @@ def fit_learned(
         )
     return LearnedCostModel(
         compute=fit_compute(
-            LookupData.from_samples(computation), seed=config.seed, num_steps=config.num_steps
+            LookupData.from_samples(computation, DEVICE_WORK[manifest["device"]]),
+            seed=config.seed,
+            num_steps=config.num_steps,
         ),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
+        device=manifest["device"],
         ranges=fitted_ranges(samples),
         measured_links=measured_links(samples),
     )

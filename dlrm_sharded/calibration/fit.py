@@ -1,7 +1,7 @@
 """Fits computation and communication of the calibrated cost model to measured plans.
 
-Letters: N measured ranks, S their shards, K work terms, C numbers of a profile, W ranks of a plan,
-F terms of an all-to-all, F' those of a reduction.
+Letters: N measured ranks, S their shards, K work terms, Q terms of the widest shard, C numbers of a
+profile, W ranks of a plan, F terms of an all-to-all, F' those of a reduction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dlrm_sharded.cost.communication import (
     reduce_terms,
 )
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
-from dlrm_sharded.cost.features import Floats, Workload
+from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
+from dlrm_sharded.cost.widest import widest_terms, width_vectors
 
 HIDDEN_WIDTH = 16
 """Width of the price nets' hidden layer."""
@@ -62,28 +63,35 @@ class LookupData:
     Args:
         work, profile, read_mb: [S, K], [S, C] and [S], see `Workload`.
         lookup: [S], index of the fused lookup: `NUM_LOOKUPS` times the rank, plus its kind.
+        widest: [N, Q], `widest.WIDEST_TERMS`; none on devices without warps.
         times_ms: [N, 2], forward and backward.
+        device: the work of the device that was measured.
     """
 
     work: Floats
     profile: Floats
     read_mb: Floats
     lookup: NDArray[np.int64]
+    widest: Floats
     times_ms: Floats
+    device: DeviceWork
 
     @classmethod
-    def from_samples(cls, samples: Sequence[Sample]) -> LookupData:
+    def from_samples(cls, samples: Sequence[Sample], device: DeviceWork = CPU_WORK) -> LookupData:
         """Pack the ranks of the samples that have a shard and times above zero."""
         shards: dict[str, list[Floats]] = {"work": [], "profile": [], "read_mb": []}
         lookup: list[NDArray[np.int64]] = []
+        widest: list[Floats] = []
         times: list[tuple[float, float]] = []
         for sample in samples:
             workload = workload_of_sample(sample)
             columns = {
-                "work": workload.work(),
+                "work": workload.work(device),
                 "profile": workload.profile(),
                 "read_mb": workload.unique_bytes() / 1e6,
             }
+            sums = workload.by_rank(width_vectors(workload))
+            widest_of_rank = widest_terms(sums, sums)
             for rank, stages in enumerate(sample.cost.per_rank):
                 on_rank = workload.rank == rank
                 directions_ms = (stages.fwd_compute_ms, stages.bwd_compute_ms)
@@ -92,11 +100,14 @@ class LookupData:
                 for key, values in columns.items():
                     shards[key].append(values[on_rank])
                 lookup.append(NUM_LOOKUPS * len(times) + workload.module[on_rank])
+                widest.append(widest_of_rank[rank])
                 times.append(directions_ms)
         return cls(
             **{key: np.concatenate(values) for key, values in shards.items()},
             lookup=np.concatenate(lookup),
+            widest=np.array(widest) if device.has_warps else np.zeros((len(times), 0)),
             times_ms=np.array(times),
+            device=device,
         )
 
 
@@ -106,7 +117,13 @@ class TrainablePriceNet(nn.Module):
     tests/unit/cost/test_learned.py checks that both compute the same times.
     """
 
-    def __init__(self, num_profile: int, first_prices: Floats, first_launch_ms: float) -> None:
+    def __init__(
+        self,
+        num_profile: int,
+        first_prices: Floats,
+        first_widest_ms: Floats,
+        first_launch_ms: float,
+    ) -> None:
         super().__init__()
         num_terms = len(first_prices)
         self.net = nn.Sequential(
@@ -121,14 +138,15 @@ class TrainablePriceNet(nn.Module):
         edges = torch.tensor([FIRST_CACHE_MB, LAST_CACHE_MB]).log10().tolist()
         self.cache_mb = nn.Parameter(torch.linspace(edges[0], edges[1], CACHE_LEVELS))
         self.log_slope = nn.Parameter(torch.full((CACHE_LEVELS,), 1.0))
+        self.log_widest = nn.Parameter(torch.tensor(first_widest_ms, dtype=torch.float32).log())
         launch = torch.tensor(first_launch_ms).log()
         self.log_launches = nn.Parameter(launch - torch.tensor([0.0, 1.0]))
 
     def forward(
-        self, work: Tensor, profile: Tensor, read_mb: Tensor, lookup: Tensor, num_ranks: int
+        self, work: Tensor, profile: Tensor, read_mb: Tensor, lookup: Tensor, widest: Tensor
     ) -> Tensor:
         """Return [N], times of one direction in ms; the shards are packed as in `LookupData`."""
-        rank = lookup // NUM_LOOKUPS
+        num_ranks, rank = len(widest), lookup // NUM_LOOKUPS
         priced = self.net(profile).exp() * work
         sums = torch.zeros(num_ranks, priced.shape[1]).index_add(0, rank, priced)
         read = torch.zeros(num_ranks).index_add(0, rank, read_mb)
@@ -139,7 +157,8 @@ class TrainablePriceNet(nn.Module):
         gained = sums @ nn.functional.softplus(self.raw_gain)
         times = sums.sum(dim=1) + (torch.sigmoid(level) * gained).sum(dim=1)
         first, following = self.log_launches.exp()
-        return times + first + following * num_next
+        times = times + first + following * num_next
+        return times + widest @ self.log_widest.exp() if len(self.log_widest) else times
 
     def profile_dependence(self) -> Tensor:
         """Return [], which is zero if no price depends on the access profile."""
@@ -177,12 +196,14 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
         torch.tensor((data.profile - mean) / std, dtype=torch.float32),
         torch.tensor(data.read_mb, dtype=torch.float32),
         torch.tensor(data.lookup),
+        torch.tensor(data.widest, dtype=torch.float32),
     )
-    # [N, K + 1], factors of constant prices: the work of each rank, and one launch
-    terms = np.zeros((len(data.times_ms), data.work.shape[1] + 1))
-    np.add.at(terms[:, :-1], data.lookup // NUM_LOOKUPS, data.work)
-    terms[:, -1] = 1.0
-    nets = []
+    num_work = data.work.shape[1]
+    work = np.zeros((len(data.times_ms), num_work))
+    np.add.at(work, data.lookup // NUM_LOOKUPS, data.work)
+    # [N, K + Q + 1], factors of constant prices: the work of each rank, and one launch
+    terms = np.column_stack([work, data.widest, np.ones(len(work))])
+    nets, widest_ms = [], []
     for i in range(len(DIRECTIONS)):
         times_ms = data.times_ms[:, i]
         times = torch.tensor(times_ms, dtype=torch.float32)
@@ -194,20 +215,26 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
         first_launch_ms = max(float(constant[-1]), float(min_time_ms))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + i)
-            net = TrainablePriceNet(data.profile.shape[1], first_prices, first_launch_ms)
+            net = TrainablePriceNet(
+                data.profile.shape[1],
+                first_prices[:num_work],
+                first_prices[num_work:],
+                first_launch_ms,
+            )
         optimizer = torch.optim.Adam(net.parameters())
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, MAX_LEARNING_RATE, total_steps=num_steps
         )
         for _ in range(num_steps):
             optimizer.zero_grad()
-            error = torch.log(net(*inputs, len(times)) / times)
+            error = torch.log(net(*inputs) / times)
             loss = nn.functional.huber_loss(error, torch.zeros_like(error), delta=HUBER_DELTA)
             loss = loss + PRICE_DECAY * net.profile_dependence()
             loss.backward()
             optimizer.step()
             schedule.step()
         nets.append(net.to_numpy())
+        widest_ms.append(net.log_widest.detach().double().exp().numpy().copy())
     return ComputeModel(
         profile_mean=mean,
         profile_std=std,
@@ -215,6 +242,8 @@ def fit_compute(data: LookupData, *, seed: int, num_steps: int) -> ComputeModel:
         profile_high=data.profile.max(axis=0),
         forward=nets[0],
         backward=nets[1],
+        device=data.device,
+        widest_ms=np.array(widest_ms) if data.device.has_warps else None,
     )
 
 

@@ -21,7 +21,7 @@ from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan_report import plan_json
-from dlrm_sharded.task import GIB, read_task
+from dlrm_sharded.task import GIB, ShardingTask, read_task
 
 log = logging.getLogger("dlrm_sharded.plan")
 
@@ -57,6 +57,15 @@ def hydra_main(cfg: DictConfig) -> None:
         if report.diagnosis is not None:
             for section in sections(report.diagnosis):
                 log.info("%s", "\n  ".join([section.title, *section.lines]))
+        if report.caveat is not None:
+            log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
+
+
+def _other_compute_device(task: ShardingTask) -> str:
+    """Write what to do if the task is for CPUs, which a task.json has to say."""
+    if task.topology.compute_device == "cpu":
+        return ""
+    return "; if the ranks are CPUs, set topology.compute_device to cpu in task.json"
 
 
 def main() -> None:

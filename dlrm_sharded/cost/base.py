@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class CostModel(Protocol):
-    """Predicts the cost that `calibration.measure` would measure."""
+    """Predicts the cost that `calibration.measure` would measure.
+
+    A cost model may have a method `caveat(topology)`, see `caveat_of`.
+    """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict the stages of every rank under a valid plan, and the redistribution of ids.
@@ -48,3 +51,12 @@ class AdditiveCostModel(CostModel, Protocol):
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
         """Predict the cost of the shards of a workload, without warnings."""
+
+
+def caveat_of(model: CostModel, topology: Topology) -> str | None:
+    """Return why a model's predictions say little about these ranks; None if nothing is known.
+
+    Reports repeat the sentence, and have no lower bound, as that is one of the predictions.
+    """
+    caveat = getattr(model, "caveat", None)
+    return None if caveat is None else caveat(topology)

@@ -180,7 +180,7 @@ class Relaxation:
         share = columns.volume / whole_volume[shapes.table]
         return Cuts(
             first=shapes.first[:-1],
-            possible=np.ones(len(work_ms), dtype=np.bool_),
+            possible=shapes.possible,
             size_bytes=columns.size_bytes,
             piece_ms=self._piece_ms(columns, work_ms),
             work_ms=work_ms / share,

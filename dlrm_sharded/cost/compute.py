@@ -1,19 +1,21 @@
 """Computation of a rank: the forward and backward times of its lookups.
 
-The time of a rank is a sum over its shards of work terms (`WORK_TERMS`) times prices. A shard's
-prices depend on its access profile alone, through a small net with positive outputs, and its work
-terms grow with columns and ids. Prices rise with the weights that a step of the whole rank reads,
-as these leave the caches. So a time is zero for a rank without shards, is never negative, and
-grows with every added shard and column and with ids of the same profile. Outside the fitted range
-it continues linearly.
+The time of a rank is a sum over its shards of work terms (`DeviceWork.terms`) times prices. A
+shard's prices depend on its access profile alone, through a small net with positive outputs, and
+its work terms grow with columns and ids. Prices rise with the weights that a step of the whole rank
+reads, as these leave the caches. So a time is zero for a rank without shards, is never negative,
+and grows with every added shard and column and with ids of the same profile. Outside the fitted
+range it continues linearly.
 
 For given MB read, all of this is linear. Each shard therefore becomes a vector, and the time of a
-rank is a formula of the sum of its shards' vectors. The search relies on that.
+rank is a formula of the sum of its shards' vectors. The search relies on that. On GPUs, the time
+also depends on the rank's widest shard, see `widest.py`; that is a formula of the sum, too.
 
 This replaces NeuroShard's computation model (arXiv:2305.01868, sec. 3.2), which has none of these
 properties and is off by 30 to 54 % on single tables; `neuroshard_paper.py` has that one.
 
-Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, V = 2 (1 + J) + 1.
+Letters: N ranks, S shards, K work terms, C numbers of a profile, J cache levels, Q terms of the
+widest shard, A numbers that these need (0 on CPUs), V = 2 (1 + J) + A + 1.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats, Workload
+from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
+from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, width_vectors
 
 DIRECTIONS = ("forward", "backward")
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
-priced work of both directions."""
+priced work of both directions, and on GPUs `widest.width_vectors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,9 @@ class ComputeModel:
     Args:
         profile_mean, profile_std: [C], to scale profiles.
         profile_low, profile_high: [C], fitted range; outside it, prices are those at its edge.
+        device: the work that was priced.
+        widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
+            on devices without warps.
     """
 
     profile_mean: Floats
@@ -100,15 +106,21 @@ class ComputeModel:
     profile_high: Floats
     forward: PriceNet
     backward: PriceNet
+    device: DeviceWork = CPU_WORK
+    widest_ms: Floats | None = None
+
+    def __post_init__(self) -> None:
+        assert self.device.has_warps == (self.widest_ms is not None)
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
-        work = workload.work()
+        work = workload.work(self.device)
         priced = [net.priced(work, scaled) for net in (self.forward, self.backward)]
-        return np.column_stack([*priced, workload.unique_bytes() / 1e6])
+        widths = [] if self.widest_ms is None else [width_vectors(workload)]
+        return np.column_stack([*priced, *widths, workload.unique_bytes() / 1e6])
 
     def times_ms(self, sums: Floats, num_lookups: Floats) -> Floats:
         """Return [N, 2], time of forward and backward computation.
@@ -117,38 +129,77 @@ class ComputeModel:
             sums: [N, V], sums of the vectors of each rank's shards.
             num_lookups: [N], fused modules with any shard on the rank: 0 for a rank without.
         """
-        return np.column_stack(
+        times: Floats = np.column_stack(
             [
                 net.times_ms(priced, sums[:, READ_MB], num_lookups)
                 for net, priced in self._directions(sums)
             ]
         )
+        return times if self.widest_ms is None else times + self._widest_ms(sums, sums)
 
-    def work_ms(self, vectors: Floats, read_mb: Floats) -> Floats:
-        """Return [N, 2], the times that shards of vectors [N, V] add to ranks that read MB [N].
+    def work_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [N, 2], the times that shards of vectors [N, V] add to ranks.
 
-        They grow with the MB read. A rank's time is the sum over its shards, plus launches.
+        They never fall when shards are added to the rank. A rank's time is the sum over its shards,
+        plus launches.
+
+        Args:
+            crowd: [N, V], sums of the vectors of all shards of the rank.
         """
-        return np.column_stack(
-            [net.work_ms(priced, read_mb) for net, priced in self._directions(vectors)]
+        times: Floats = np.column_stack(
+            [net.work_ms(priced, crowd[:, READ_MB]) for net, priced in self._directions(vectors)]
         )
+        return times if self.widest_ms is None else times + self._widest_ms(vectors, crowd)
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
         """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
-        times: Floats = self.work_ms(vectors, vectors[:, READ_MB]).sum(axis=1)
+        times: Floats = self.work_ms(vectors, vectors).sum(axis=1)
+        return times
+
+    def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [..., 2], by how much shards and a crowd are slower on one rank than apart.
+
+        Only the widest shard counts here, not what is read, so it is 0 where `widest_ms` is None.
+
+        Args:
+            vectors, crowd: [..., V], sums over shards; they are broadcast.
+        """
+        if self.widest_ms is None:
+            return np.zeros(2)
+        columns = self._width_columns
+        times: Floats = (
+            crowding_terms(vectors[..., columns], crowd[..., columns]) @ self.widest_ms.T
+        )
         return times
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
         """Return [N, 2], time to launch the lookups, without their work."""
-        num_priced = 1 + self.forward.cache_gain.shape[1]
         # without priced work, the launches are all that remains of a time
-        nothing = np.zeros((len(num_lookups), 2 * num_priced + 1))
-        return self.times_ms(nothing, num_lookups)
+        num_priced = 2 * self._num_priced
+        num_widths = 0 if self.widest_ms is None else NUM_COLUMNS
+        return self.times_ms(np.zeros((len(num_lookups), num_priced + num_widths + 1)), num_lookups)
+
+    @property
+    def _num_priced(self) -> int:
+        """Numbers of a vector that are priced work of one direction: 1 + J."""
+        return 1 + self.forward.cache_gain.shape[1]
 
     def _directions(self, vectors: Floats) -> tuple[tuple[PriceNet, Floats], ...]:
         """Pair each net with its priced work [N, 1 + J] in vectors [N, V]."""
-        num_priced = 1 + self.forward.cache_gain.shape[1]
+        num_priced = self._num_priced
         return (
             (self.forward, vectors[:, :num_priced]),
             (self.backward, vectors[:, num_priced : 2 * num_priced]),
         )
+
+    @property
+    def _width_columns(self) -> slice:
+        """Columns of a vector with `width_vectors`."""
+        return slice(2 * self._num_priced, READ_MB)
+
+    def _widest_ms(self, vectors: Floats, crowd: Floats) -> Floats:
+        """Return [N, 2], time of shards of vectors [N, V] due to the widest shard of a crowd."""
+        assert self.widest_ms is not None
+        columns = self._width_columns
+        times: Floats = widest_terms(vectors[:, columns], crowd[:, columns]) @ self.widest_ms.T
+        return times

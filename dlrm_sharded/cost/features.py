@@ -1,6 +1,7 @@
 """The inputs of cost models: work, access profiles and volumes of a plan's shards.
 
-Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks.
+Letters: S shards, K terms of a lookup's work, C numbers of a shard's access profile, W ranks,
+G sizes of thread groups.
 """
 
 from __future__ import annotations
@@ -13,33 +14,64 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.layouts import layout_of
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
 
 Floats = NDArray[np.float64]
 
-CACHE_MB = (0.25, 2.0, 16.0, 128.0)
-"""Sizes between those of usual caches; data larger than one of them comes from the next cache."""
+WARP_COLUMNS = 128
+"""Number of fp32 columns that the 32 threads of a warp handle at once, 4 by each thread."""
 
-WORK_TERMS = (
-    "shards",
-    "bags",
-    "pooled_columns",
-    "ids",
-    "id_sort_passes",
-    "id_lines",
-    "id_columns",
-    *(f"id_lines_of_rows_beyond_{size:g}_mb" for size in CACHE_MB),
-    *(f"id_lines_of_gradients_beyond_{size:g}_mb" for size in CACHE_MB),
-    "unique_ids",
-    "unique_lines",
-    "unique_columns",
+GROUP_COLUMNS = np.array(
+    [32, 64, *range(WARP_COLUMNS, MAX_SHARD_COLUMNS["cuda"] + 1, WARP_COLUMNS)]
 )
-"""Parts of a lookup's work, none of which falls when columns, ids or shards are added.
+"""[G], widest rows of which FBGEMM's CUDA kernels handle each by a group of 1/4, 1/2, 1, 2, ...
+warps (DISPATCH_OPTIMAL_KERNEL in its sources)."""
 
-Rows that a step uses again come from the cache that holds all the rows it uses. The backward pass
-reads each id's gradient from a matrix [batch, columns].
-"""
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """The parts of a lookup's work that one type of device has.
+
+    Args:
+        cache_mb: sizes between those of its caches; data larger than one of them comes from the
+            next cache.
+        has_warps: whether groups of threads handle the columns of a row together. Then all shards
+            of a rank have groups as large as its widest shard needs, see `cost.widest`.
+    """
+
+    cache_mb: tuple[float, ...]
+    has_warps: bool = False
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the parts, none of which falls when columns, ids or shards are added.
+
+        Rows that a step uses again come from the cache that holds all the rows it uses. The
+        backward pass reads each id's gradient from a matrix [batch, columns].
+        """
+        return (
+            "shards",
+            "bags",
+            "pooled_columns",
+            "ids",
+            "id_sort_passes",
+            "id_lines",
+            "id_columns",
+            *(f"id_lines_of_rows_beyond_{size:g}_mb" for size in self.cache_mb),
+            *(f"id_lines_of_gradients_beyond_{size:g}_mb" for size in self.cache_mb),
+            "unique_ids",
+            "unique_lines",
+            "unique_columns",
+            *(["id_warps"] if self.has_warps else []),
+        )
+
+
+DEVICE_WORK = {
+    "cpu": DeviceWork(cache_mb=(0.25, 2.0, 16.0, 128.0)),
+    "cuda": DeviceWork(cache_mb=(0.25, 2.0, 16.0, 50.0, 128.0), has_warps=True),
+}
+CPU_WORK = DEVICE_WORK["cpu"]
 
 PROFILE = ("log_rows", "log_reuse", *(f"accesses_reused_{name}" for name in ("little", "often")))
 """Numbers that describe how well a shard's accesses fit caches; prices of work depend on them."""
@@ -139,8 +171,15 @@ class Workload:
         uses: Floats = np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
         return uses
 
-    def work(self) -> Floats:
-        """Return [S, K], the `WORK_TERMS` of every shard, in thousands."""
+    @property
+    def thread_group(self) -> NDArray[np.int64]:
+        """[S], index in `GROUP_COLUMNS` of the smallest thread group that handles the columns."""
+        groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, self.num_cols)
+        # Wider shards are in no valid plan for GPUs.
+        return np.minimum(groups, len(GROUP_COLUMNS) - 1)
+
+    def work(self, device: DeviceWork = CPU_WORK) -> Floats:
+        """Return [S, K], the `terms` of a device for every shard, in thousands."""
         cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
         # a row is fetched in whole cache lines, however few of a line's columns it has
         lines = np.ceil(cols / LINE_COLUMNS)
@@ -157,12 +196,14 @@ class Workload:
             ids * passes,
             ids * lines,
             ids * cols / LINE_COLUMNS,
-            *(ids * lines * _beyond(self.unique_bytes(), size) for size in CACHE_MB),
-            *(ids * lines * _beyond(gradient_bytes, size) for size in CACHE_MB),
+            *(ids * lines * _beyond(self.unique_bytes(), size) for size in device.cache_mb),
+            *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
             unique,
             unique * lines,
             unique * cols / LINE_COLUMNS,
         ]
+        if device.has_warps:
+            terms.append(ids * GROUP_COLUMNS[self.thread_group] / WARP_COLUMNS)
         return np.stack(terms, axis=1) / 1e3
 
     def unique_bytes(self) -> Floats:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
+from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact, other_device_caveat
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -20,13 +20,14 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
 from dlrm_sharded.cost.features import (
+    DEVICE_WORK,
     EXTENT,
     PROFILE,
-    WORK_TERMS,
     Floats,
     Workload,
     workload_of_plan,
 )
+from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
@@ -35,12 +36,6 @@ from dlrm_sharded.task import ShardingTask, Topology
 log = logging.getLogger(__name__)
 
 KIND = "learned"
-LEARNED_FEATURES = {
-    "work": list(WORK_TERMS),
-    "profile": list(PROFILE),
-    "exchange": list(EXCHANGE_TERMS),
-    "reduce": list(REDUCE_TERMS),
-}
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
 
@@ -54,6 +49,7 @@ class LearnedCostModel:
 
     Args:
         name: name of the hardware.
+        device: type of the device that computed, "cpu" or "cuda".
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
@@ -62,6 +58,7 @@ class LearnedCostModel:
     compute: ComputeModel
     communication: CommunicationModel
     name: str
+    device: str
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
 
@@ -87,6 +84,10 @@ class LearnedCostModel:
                 link,
             )
         return self.predict_workload(workload, self.hosts(task.topology))
+
+    def caveat(self, topology: Topology) -> str | None:
+        """Return the caveat for ranks of another device; None for ranks of the same."""
+        return other_device_caveat(self.name, self.device, topology.compute_device)
 
     def hosts(self, topology: Topology) -> Hosts:
         """Return the topology as the communication model sees it."""
@@ -149,8 +150,8 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    loaded = load_artifact(artifact, cost_model_kind(KIND), LEARNED_FEATURES, context)
-    compute, communication = from_arrays(loaded.arrays)
+    loaded = load_artifact(artifact, cost_model_kind(KIND), learned_features, context)
+    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
     measured_links = tuple(loaded.meta["measured_links"])
     if loaded.meta["device"] != context.device:
         # Exchanges between CPUs do not predict exchanges between GPUs.
@@ -160,9 +161,22 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
         compute,
         communication,
         name=loaded.meta["hardware"],
+        device=loaded.meta["device"],
         ranges=ranges,
         measured_links=measured_links,
     )
+
+
+def learned_features(device: str) -> dict[str, list[str]]:
+    """Return the names of a model's inputs on a type of device, for the header of its artefact."""
+    work = DEVICE_WORK[device]
+    return {
+        "work": list(work.terms),
+        "profile": list(PROFILE),
+        "exchange": list(EXCHANGE_TERMS),
+        "reduce": list(REDUCE_TERMS),
+        **({"widest": list(WIDEST_TERMS)} if work.has_warps else {}),
+    }
 
 
 def _number(value: float) -> str:
@@ -182,11 +196,13 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         for key in ("cache_gain", "cache_mb", "cache_slope"):
             arrays[f"{direction}.{key}"] = getattr(net, key)
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
+    if compute.widest_ms is not None:
+        arrays["widest_ms"] = compute.widest_ms
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
 
-def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
-    """Build the models from the arrays of `to_arrays`."""
+def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, CommunicationModel]:
+    """Build the models of a type of device from the arrays of `to_arrays`."""
 
     def net(direction: str) -> PriceNet:
         layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
@@ -207,5 +223,7 @@ def from_arrays(arrays: Arrays) -> tuple[ComputeModel, CommunicationModel]:
         profile_high=arrays["profile_high"],
         forward=net("forward"),
         backward=net("backward"),
+        device=DEVICE_WORK[device],
+        widest_ms=arrays.get("widest_ms"),
     )
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"])

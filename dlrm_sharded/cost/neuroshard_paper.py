@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact
+from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact, other_device_caveat
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.errors import ConfigError
@@ -30,7 +30,7 @@ from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import NUM_REUSE_BINS
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.task import ShardingTask, Topology
 
 KIND = "neuroshard_paper"
 TABLE_FEATURES = (
@@ -85,9 +85,16 @@ class PaperNets(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PaperCostModel:
-    """Predicts with `PaperNets`."""
+    """Predicts with `PaperNets`.
+
+    Args:
+        name: name of the hardware that the nets were trained for.
+        device: type of the device that computed there, "cpu" or "cuda".
+    """
 
     nets: PaperNets
+    name: str
+    device: str
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; the redistribution of ids is not modeled.
@@ -96,6 +103,10 @@ class PaperCostModel:
             ConfigError: there is no net for the world size.
         """
         return self.predict_workload(workload_of_plan(plan, with_profiles(task)))
+
+    def caveat(self, topology: Topology) -> str | None:
+        """Return the caveat for ranks of another device; None for ranks of the same."""
+        return other_device_caveat(self.name, self.device, topology.compute_device)
 
     def predict_workload(self, workload: Workload) -> PlanCost:
         size = workload.world_size
@@ -129,7 +140,8 @@ class PaperCostModel:
 def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
     """Load the nets of some hardware, as `learned_cost_model` finds them."""
     loaded = load_artifact(artifact, cost_model_kind(KIND), PAPER_FEATURES, context)
-    return PaperCostModel(from_arrays(loaded.arrays))
+    nets = from_arrays(loaded.arrays)
+    return PaperCostModel(nets, name=loaded.meta["hardware"], device=loaded.meta["device"])
 
 
 def table_features(workload: Workload) -> Floats:

@@ -42,7 +42,7 @@ class BlockShapes:
     Args:
         group_size: number of ranks in the group.
         num_groups: number of groups of that size.
-        possible: [T], whether every rank gets a row.
+        possible: [T], whether every rank gets a row, and a lookup supports the table's width.
         block: [T], any of the blocks but the last.
         last: [T], the last block, which has as many rows as the others or fewer.
         reduce_volume: [T], bytes that each rank of the group sends to every other one of it.
@@ -69,12 +69,14 @@ class Shapes:
         step: [T], columns of a step, in which widths are counted: 4, more for very wide tables.
         first: [T + 1], where each table's column shapes begin; they have 1, 2, ... steps.
         columns: [N], column shards of every table and width.
+        possible: [N], whether a lookup supports the width.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
     """
 
     step: Indices
     first: Indices
     columns: Pieces
+    possible: NDArray[np.bool_]
     row_blocks: tuple[BlockShapes, ...]
 
     @classmethod
@@ -89,6 +91,10 @@ class Shapes:
         """
         dims = np.array([table.embedding_dim for table in task.tables], dtype=np.int64)
         step = COLUMN_MULTIPLE * -(-dims // (COLUMN_MULTIPLE * max_widths))
+        # Powers of two divide the widest shard, so that the widths of tables that are wider than
+        # it include it.
+        is_too_wide = dims > task.topology.max_shard_columns
+        step[is_too_wide] = 1 << np.ceil(np.log2(step[is_too_wide])).astype(np.int64)
         num_widths = -(-dims // step)
         # the widths of all tables lie in one array, one table after the other
         first = np.concatenate([[0], num_widths.cumsum()])
@@ -96,10 +102,12 @@ class Shapes:
         num_steps = np.arange(first[-1]) - first[table] + 1
         topology = task.topology
         pricer = PiecePricer(task, compute)
+        num_cols = np.minimum(num_steps * step[table], dims[table])
         return cls(
             step=step,
             first=first,
-            columns=pricer.columns(table, np.minimum(num_steps * step[table], dims[table])),
+            columns=pricer.columns(table, num_cols),
+            possible=num_cols <= topology.max_shard_columns,
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
         )
 
@@ -149,7 +157,7 @@ class PiecePricer:
         return BlockShapes(
             group_size=group_size,
             num_groups=num_groups,
-            possible=count == group_size,
+            possible=(count == group_size) & (self._dims <= topology.max_shard_columns),
             block=self._pieces(table, height, self._dims, group_size),
             last=self._pieces(table, last_rows, self._dims, group_size),
             # each rank reduces the samples of one rank of every group

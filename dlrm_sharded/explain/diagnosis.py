@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
-from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import (
     Floats,
@@ -110,8 +109,8 @@ class _PricedPlan:
         self._workload = workload = workload_of_plan(plan, task)
         self._vectors = model.compute.vectors(workload)
         self.cost: PlanCost = model.predict_workload(workload, self._hosts)
-        read_mb = workload.by_rank(self._vectors[:, READ_MB])[workload.rank]
-        self._compute_ms = model.compute.work_ms(self._vectors, read_mb).sum(axis=1)
+        crowd = workload.by_rank(self._vectors)[workload.rank]
+        self._compute_ms = model.compute.work_ms(self._vectors, crowd).sum(axis=1)
         prices = ExchangePrices.from_model(model.communication, self._hosts)
         comm_ms = _shard_comm_ms(workload, prices)
         # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
@@ -170,8 +169,13 @@ class _PricedPlan:
         return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
     def _whole_ms(self, places: Sequence[int], whole: Shard, vector: Floats) -> float | None:
-        """Return the cost of the plan with a table whole, on the rank where that costs least."""
+        """Return the cost of the plan with a table whole, on the rank where that costs least.
+
+        It is None if the table fits no rank whole.
+        """
         model, topology = self._model, self._task.topology
+        if whole.num_cols > topology.max_shard_columns:
+            return None
         others = np.ones(len(self._plan.shards), dtype=bool)
         others[list(places)] = False
         workload = _selected(self._workload, others)

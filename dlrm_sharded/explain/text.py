@@ -37,6 +37,8 @@ def forecast(report: PlanReport) -> str | None:
     if report.cost is None:
         return None
     text = f"predicted {report.cost.cost_ms:.2f} ms"
+    if report.caveat is not None:
+        return f"{text} (see the caveat)"
     if report.gap is None:
         return text
     return f"{text}, at most {100 * report.gap:z.1f} % above the best possible"
@@ -188,6 +190,8 @@ def explain(
         f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
         f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
     ]
+    if report.caveat is not None:
+        lines += ["", f"**Caveat**: {report.caveat}.", ""]
     if cost is not None:
         slowest = slowest_first[0]
         top = shares[slowest][:3]

@@ -74,6 +74,7 @@ def closing_text(
             f"  loss {training.loss:.4f}, {quality}",
             f"  results in       {run_dir}",
             f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
+            *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
         ]
     )
 

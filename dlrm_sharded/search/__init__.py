@@ -15,6 +15,8 @@
 - **demand**: the vector that a piece adds to its rank; demands of several pieces add up.
 - **load**: one of the times of a rank whose maxima over ranks make up the objective.
 - **processing time**: the part of the loads that a rank causes by its own pieces alone.
+- **crowding**: the loads that a piece and the others on its rank have more together than apart,
+  where the widest of them slows down all; not part of the loads of a single piece.
 - **margin**: the part of a load that allows for the cost model's error on pieces of tables.
 - **shared time**: time that every rank pays, wherever the pieces are.
 - **objective**: the maxima of the loads over ranks and the shared time, added up.

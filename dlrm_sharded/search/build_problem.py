@@ -81,6 +81,7 @@ def build_problem(
         # 0 marks units that may not be split; their only shape is one step.
         columns_per_step=np.where(units.is_splittable, shapes.step[units.first_table], 0),
         first_shape=kept_shapes.first_shape,
+        possible=kept_shapes.possible(shapes),
         demand=Demand.pack(columns.vectors, columns.volume, kept_shapes.num_shards, margin),
         load=load,
         margin=margin,
@@ -152,6 +153,12 @@ class _KeptShapes:
             size_bytes=self._sum(pieces.size_bytes),
             volume=self._sum(pieces.volume),
         )
+
+    def possible(self, shapes: Shapes) -> Mask:
+        """Return [N], whether lookups support every shard of a unit's shape."""
+        possible = np.ones(self.first_shape[-1], dtype=bool)
+        np.logical_and.at(possible, self.unit_shape, shapes.possible[self.table_shape])
+        return possible
 
     def _sum(self, values: NDArray[Number]) -> NDArray[Number]:
         sums = np.zeros((self.first_shape[-1], *values.shape[1:]), dtype=values.dtype)
@@ -242,8 +249,9 @@ class _Pricing:
             error: [n], share of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads: at least the piece, about as much as others.
-        read_mb = np.maximum(pieces.vectors[:, READ_MB], self.mean_read_mb)
-        compute_ms = self.model.compute.work_ms(pieces.vectors, read_mb)
+        crowd = pieces.vectors.copy()
+        crowd[:, READ_MB] = np.maximum(crowd[:, READ_MB], self.mean_read_mb)
+        compute_ms = self.model.compute.work_ms(pieces.vectors, crowd)
         margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 

@@ -33,7 +33,7 @@ class UnitCut:
 
 @dataclass(frozen=True, slots=True)
 class CutOption:
-    """A cut whose pieces fit the memory of the largest rank.
+    """A cut whose pieces are possible and fit the memory of the largest rank.
 
     Args:
         processing_ms: processing time of the costliest piece.
@@ -56,7 +56,7 @@ def cut_units(
     # Whole units need no options, which take long to list for many tables.
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
-    fits &= problem.size_bytes[whole] <= problem.capacity_bytes.max()
+    fits &= problem.possible[whole] & (problem.size_bytes[whole] <= problem.capacity_bytes.max())
     return [
         UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, columns, rows)
         for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
@@ -91,7 +91,7 @@ def _column_options(problem: Problem, unit: int) -> Iterator[CutOption]:
         narrow, num_wide = divmod(steps, num_pieces)
         widths = (narrow + 1,) * num_wide + (narrow,) * (num_pieces - num_wide)
         shapes = problem.first_shape[unit] + np.array(widths) - 1
-        if problem.size_bytes[shapes].max() > capacity:
+        if problem.size_bytes[shapes].max() > capacity or not problem.possible[shapes].all():
             continue
         # Every rank pays the shared time, and `total_ms` is that of all ranks.
         shared_ms = float(problem.shared_ms[shapes].sum()) * world_size

@@ -1,4 +1,4 @@
-"""Proofs that no plan fits the memory of the ranks."""
+"""Proofs that no plan of the search fits the ranks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import numpy as np
 from dlrm_sharded.search.problem import Problem, by_group
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import MEMORY_KEYS
-from dlrm_sharded.validation import why_too_large
+from dlrm_sharded.validation import why_too_large, why_too_wide
 
 
 def why_infeasible(problem: Problem) -> str | None:
-    """Return a proof that no plan fits the ranks' memory; None if no proof was found."""
+    """Return a proof that no plan fits the ranks' memory and lookups; None if none was found.
+
+    Plans have one column shard of a table on a rank at the most.
+    """
     size, capacity = problem.size_bytes[problem.whole_shape], problem.capacity_bytes
     if reason := why_too_large(int(size.sum()), capacity.tolist()):
+        return reason
+    if reason := why_too_wide(problem.task) or _why_too_wide(problem):
         return reason
     for unit in range(problem.num_units):
         smallest = _smallest_piece_bytes(problem, unit)
@@ -31,6 +36,24 @@ def why_infeasible(problem: Problem) -> str | None:
             f"more, and its {len(room)} ranks have {room.max():,} B or less each; add ranks or "
             f"memory ({MEMORY_KEYS}), cap the table's rows, or drop constraints"
         )
+    return None
+
+
+def _why_too_wide(problem: Problem) -> str | None:
+    """Return why constraints leave a unit too few ranks for pieces that lookups support."""
+    max_columns = problem.task.topology.max_shard_columns
+    for unit in np.flatnonzero(~problem.possible[problem.whole_shape]).tolist():
+        num_ranks = problem.world_size
+        if problem.allowed is not None:
+            num_ranks = int(problem.allowed[unit].sum())
+        if num_ranks * problem.max_width(unit) < problem.num_steps[unit]:
+            names = ", ".join(repr(problem.task.tables[i].name) for i in problem.tables[unit])
+            return (
+                f"constraints allow {names} to be on {num_ranks} ranks"
+                f"{'' if problem.columns_per_step[unit] else ', and not to be split'}, but shards "
+                f"have {max_columns:,} columns or fewer on {problem.task.topology.compute_device} "
+                "(FBGEMM); drop sharder.pin, together or unsplit of these tables"
+            )
     return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlrm_sharded.search.cuts import UnitCut, cut_units
 from dlrm_sharded.search.descent import Descent
-from dlrm_sharded.search.first_plan import first_plan
+from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
@@ -82,13 +82,20 @@ def _best_first_plan(
         if cuts in tried:  # different targets often lead to the same cuts
             continue
         tried.add(cuts)
-        state = first_plan(problem, cuts)
-        if state is None:
-            continue
-        Descent(state, rng, stopping.clock).run()
-        if best is None or state.objective_ms < best.objective_ms:
-            best = state
+        for state in _first_states(problem, cuts):
+            Descent(state, rng, stopping.clock).run()
+            if best is None or state.objective_ms < best.objective_ms:
+                best = state
     return best
+
+
+def _first_states(problem: Problem, cuts: tuple[UnitCut, ...]) -> Iterator[State]:
+    """Yield the first plan for these cuts, and one with similar widths on a rank if that counts."""
+    state = first_plan(problem, cuts)
+    if state is not None:
+        yield state
+    if problem.has_crowding and (state := width_sorted_plan(problem, cuts)) is not None:
+        yield state
 
 
 def _first_cuts(problem: Problem, bound_ms: float) -> Iterator[tuple[UnitCut, ...]]:

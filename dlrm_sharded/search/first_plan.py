@@ -63,6 +63,35 @@ def _place_costliest_first(
     return _finished(state)
 
 
+def width_sorted_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
+    """Return a state whose ranks have shards of similar widths; None if something fits no rank.
+
+    Ranks are filled one after another. That suits devices on which the widest shard of a rank slows
+    down all others.
+    """
+    state = State(problem)
+    placer = _new_placer(state)
+    if not _place_row_blocks(problem, placer, cuts):
+        return None
+    pieces = [(unit, width) for unit, cut in enumerate(cuts) for width in cut.widths]
+    shapes = np.array([problem.shape(*piece) for piece in pieces], dtype=np.int64)
+    load = problem.load[shapes].sum(axis=1)
+    num_cols = np.array([problem.num_columns(*piece) for piece in pieces])
+    full = (float(placer.load.sum()) + float(load.sum())) / problem.world_size
+    rank = 0
+    for i in np.lexsort((-load, -num_cols)).tolist():
+        unit, width = pieces[i]
+        while rank < problem.world_size - 1 and placer.load[rank].sum() + load[i] / 2 > full:
+            rank += 1
+        score = np.abs(np.arange(problem.world_size) - rank).astype(np.float64)
+        best = placer.best_rank(unit, width, score)
+        if best is not None:
+            placer.place(unit, best, width)
+        elif not _place_in_parts(state, placer, unit, width):
+            return None
+    return _finished(state)
+
+
 def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
     """Place units by memory alone; cut into row blocks those that find no room, and start again.
 
@@ -123,8 +152,9 @@ def _place_largest_first(
 def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -> bool:
     """Fill the freest ranks with as many columns as each has room for; or change nothing."""
     problem = state.problem
-    first, num_steps = int(problem.first_shape[unit]), int(problem.num_steps[unit])
-    sizes = problem.size_bytes[first : first + num_steps]  # of widths 1, 2, ..., ascending
+    first = int(problem.first_shape[unit])
+    # Of widths 1, 2, ..., ascending.
+    sizes = problem.size_bytes[first : first + problem.max_width(unit)]
     widths, allowed = state.widths[unit], state.allowed_ranks(unit)
     parts = []
     for rank in np.argsort(-placer.free_bytes, kind="stable").tolist():

@@ -29,11 +29,12 @@ class GreedyPlacer:
         self._scale = scale
         self.load = state.load.copy()
         self.free_bytes = state.free_bytes.copy()
+        self._demand = state.demand.copy()
 
     def norm_increase(self, shape: int) -> Floats:
         """Return [W], by how much a piece on each rank raises the sum of 8th powers of loads."""
         before = self.load / self._scale
-        after = before + self._problem.load[shape] / self._scale
+        after = before + self._added_load(shape, slice(None)) / self._scale
         for _ in range(3):  # x -> x^2 -> x^4 -> x^8
             before, after = before * before, after * after
         # Loads weigh as much as they do in the objective: by their size on a mean rank.
@@ -42,7 +43,10 @@ class GreedyPlacer:
 
     def best_rank(self, unit: int, width: int, score: Floats) -> int | None:
         """Return the rank of least score [W] that may hold the piece; None if there is none."""
-        fits = self.free_bytes >= self._problem.size_bytes[self._problem.shape(unit, width)]
+        shape = self._problem.shape(unit, width)
+        if not self._problem.possible[shape]:
+            return None
+        fits = self.free_bytes >= self._problem.size_bytes[shape]
         if self._problem.restricts_ranks:
             fits &= self._state.allowed_ranks(unit)
         # A rank that holds a piece of the unit would get a wider piece, not a second one.
@@ -53,7 +57,8 @@ class GreedyPlacer:
         """Give a rank a column piece."""
         shape = self._problem.shape(unit, width)
         self._state.set_width(unit, rank, width)
-        self.load[rank] += self._problem.load[shape]
+        self.load[rank] += self._added_load(shape, rank)
+        self._demand[rank] += self._problem.demand[shape]
         self.free_bytes[rank] -= self._problem.size_bytes[shape]
 
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
@@ -68,8 +73,17 @@ class GreedyPlacer:
         members = self._problem.groups[group].members
         self._state.set_group(unit, group)
         self.load[members] += blocks.load[unit]
+        self._demand[members] += blocks.demand[unit]
         self.free_bytes[members] -= blocks.size_bytes[unit]
         return True
+
+    def _added_load(self, shape: int, ranks: int | slice) -> Floats:
+        """Return [L] or [W, L], by how much a piece raises the loads of ranks."""
+        problem = self._problem
+        added: Floats = problem.load[shape] + problem.crowding_load(
+            problem.demand[shape], self._demand[ranks]
+        )
+        return added
 
 
 def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int | None:

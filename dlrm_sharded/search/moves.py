@@ -110,7 +110,11 @@ class Neighborhood(StateMoves):
         moved = problem.first_shape[parts.unit] + parts.width - 1
         is_whole = parts.shape - parts.width < problem.first_shape[parts.unit]
         change_here = self._change_at_source(rank, parts, is_whole, objective)
-        there = objective.powers_of(state.load[others][None] + problem.load[moved][:, None])
+        load_there = state.load[others][None] + problem.load[moved][:, None]
+        load_there += problem.crowding_load(
+            problem.demand[moved][:, None], state.demand[others][None]
+        )
+        there = objective.powers_of(load_there)
         gains = (there - objective.powers[others]) @ objective.slope
         # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
@@ -149,8 +153,15 @@ class Neighborhood(StateMoves):
         other_rank = state.piece_rank[others]
         # [M, B, L]: what the other rank gets more than it gives away
         load = problem.load[shape][:, None] - problem.load[other_shape][None]
-        here = objective.powers_of(state.load[rank] - load) - objective.powers[rank]
-        there = objective.powers_of(state.load[other_rank] + load) - objective.powers[other_rank]
+        load_here, load_there = state.load[rank] - load, state.load[other_rank] + load
+        if problem.has_crowding:
+            mine, theirs = problem.demand[shape][:, None], problem.demand[other_shape][None]
+            rest = state.demand[rank] - mine
+            load_here += problem.crowding_load(theirs, rest) - problem.crowding_load(mine, rest)
+            rest = state.demand[other_rank][None] - theirs
+            load_there += problem.crowding_load(mine, rest) - problem.crowding_load(theirs, rest)
+        here = objective.powers_of(load_here) - objective.powers[rank]
+        there = objective.powers_of(load_there) - objective.powers[other_rank]
         # To first order: by how much the sums of powers change, times the norms' slopes.
         gains = (here + there) @ objective.slope
         if objective.has_hosts:
@@ -193,6 +204,11 @@ class Neighborhood(StateMoves):
         kept_load = np.where(is_whole[:, None], 0.0, problem.load[kept])
         kept_shared_ms = np.where(is_whole, 0.0, problem.shared_ms[kept])
         load = self._state.load[rank] + kept_load - problem.load[parts.shape]
+        if problem.has_crowding:
+            whole = problem.demand[parts.shape]
+            rest = self._state.demand[rank] - whole
+            kept_demand = np.where(is_whole[:, None], 0.0, problem.demand[kept])
+            load += problem.crowding_load(kept_demand, rest) - problem.crowding_load(whole, rest)
         change = (objective.powers_of(load) - objective.powers[rank]) @ objective.slope
         change += kept_shared_ms - problem.shared_ms[parts.shape]
         return change
@@ -226,11 +242,15 @@ class Neighborhood(StateMoves):
                 before = problem.shape(unit, width)
                 after = problem.shape(unit, width + int(parts.width[m]))
                 load = state.load[other] + problem.load[after] - problem.load[before]
+                if problem.has_crowding:
+                    rest = state.demand[other] - problem.demand[before]
+                    load += problem.crowding_load(problem.demand[after], rest)
+                    load -= problem.crowding_load(problem.demand[before], rest)
                 change = (objective.powers_of(load) - objective.powers[other]) @ objective.slope
                 change += problem.shared_ms[after] - problem.shared_ms[before]
                 gains[m, b] = change_here[m] + change
                 added_bytes = problem.size_bytes[after] - problem.size_bytes[before]
-                fits[m, b] = added_bytes <= state.free_bytes[other]
+                fits[m, b] = added_bytes <= state.free_bytes[other] and problem.possible[after]
                 held_widths[m, b] = width
         return held_widths
 

@@ -138,6 +138,15 @@ class LoadWeights:
         share = self.critical_path_share
         return np.array([1.0 - share, 0.0, 0.0, share])
 
+    @property
+    def compute(self) -> Floats:
+        """[2, L], weights of forward and backward computation in each load."""
+        share = self.critical_path_share
+        weights = np.zeros((2, NUM_LOADS))
+        weights[:, Load.COST] = 1.0 - share
+        weights[:, Load.COMPUTE] = share * np.eye(2)
+        return weights
+
     def loads(self, compute_ms: Floats, volume: Floats) -> Floats:
         """Return the loads [n, L] of ranks or pieces.
 
@@ -163,6 +172,7 @@ class Problem:
         tables: places in the task of each unit's tables.
         columns_per_step: [U], 0 for units that may not be split.
         first_shape: [U + 1], index of each unit's first shape; its shapes have 1, 2, ... steps.
+        possible: [N], whether lookups support the widths of the shape.
         demand: [N, D], what a column shape adds to its rank.
         load: [N, L], the same in ms, on a rank that reads as much as ranks do on average.
         margin: [N, L], part of the load that allows for the model's error on partial tables.
@@ -184,6 +194,7 @@ class Problem:
     tables: tuple[tuple[int, ...], ...]
     columns_per_step: Indices
     first_shape: Indices
+    possible: Mask
     demand: Floats
     load: Floats
     margin: Floats
@@ -223,6 +234,15 @@ class Problem:
         """Return the index of the shape of a unit that has so many steps."""
         return int(self.first_shape[unit]) + width - 1
 
+    def num_columns(self, unit: int, width: int) -> int:
+        """Return the columns of a piece; those of the widest table where several stay together."""
+        step = int(self.columns_per_step[unit])
+        return step * width or max(self.task.tables[i].embedding_dim for i in self.tables[unit])
+
+    def max_width(self, unit: int) -> int:
+        """Return the steps of the widest piece of a unit; 0 if it has to stay whole and cannot."""
+        return int(self.possible[self.first_shape[unit] : self.first_shape[unit + 1]].sum())
+
     def blocks_of_group(self, group: int) -> Blocks:
         """Return the row blocks that a group holds."""
         return self.blocks[self.groups[group].kind]
@@ -231,6 +251,25 @@ class Problem:
         """Return the same problem with pieces at their predicted price."""
         blocks = tuple(_without_margin(blocks) for blocks in self.blocks)
         return dataclasses.replace(_without_margin(self), blocks=blocks)
+
+    @property
+    def has_crowding(self) -> bool:
+        """Whether pieces add more to a rank with wide shards than `load` says."""
+        return self.model.compute.widest_ms is not None
+
+    def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:
+        """Return the loads [..., L] that pieces and a crowd have more on one rank than apart.
+
+        Args:
+            demand, crowd: [..., D], sums over pieces; they are broadcast.
+        """
+        if not self.has_crowding:
+            return 0.0
+        crowding_ms = self.model.compute.crowding_ms(
+            demand[..., Demand.VECTOR], crowd[..., Demand.VECTOR]
+        )
+        loads: Floats = crowding_ms @ self.weights.compute
+        return loads
 
     def processing_ms(self, load: Floats) -> Floats:
         """Return the processing time [...] of loads [..., L], the work of a single rank."""

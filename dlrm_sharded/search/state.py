@@ -49,6 +49,7 @@ class State:
         piece_unit, piece_shape, piece_rank: [P], the column piece in each slot.
         slots_on_rank: slots of each rank's column pieces.
         free_bytes: [W].
+        demand: [W, D], sums over the pieces and blocks of each rank.
         load: [W, L], in ms.
         host_load: [H], time of the all-to-alls that the host's bytes take if it has most.
         shared_ms: time that every rank pays.
@@ -68,6 +69,7 @@ class State:
         self.piece_rank = np.full(2 * num_units, FREE_SLOT)
         self.slots_on_rank: list[list[int]] = [[] for _ in range(world_size)]
         self.free_bytes = problem.capacity_bytes.copy()
+        self.demand = np.zeros((world_size, problem.demand.shape[1]))
         self.load = np.zeros((world_size, problem.load.shape[1]))
         self.num_hosts = world_size // problem.hosts.ranks_per_host
         self.host_load = np.zeros(self.num_hosts)
@@ -75,7 +77,6 @@ class State:
         self.separated_count = np.zeros((problem.separated.shape[1], world_size), dtype=np.int64)
         self.num_in_group = np.zeros(len(problem.groups), dtype=np.int64)
         self.log: list[Edit] = []
-        self._demand = np.zeros((world_size, problem.demand.shape[1]))
         self._num_columns = np.zeros(world_size)
         self._num_in_all_to_all = 0
         self._slot: list[dict[int, int]] = [{} for _ in range(num_units)]
@@ -151,7 +152,7 @@ class State:
         ranks = np.fromiter(self._touched, dtype=np.int64, count=len(self._touched))
         self._touched.clear()
         # Edits only add up demands; times are computed here, once for all edits of a move.
-        problem, demand = self.problem, self._demand[ranks]
+        problem, demand = self.problem, self.demand[ranks]
         # A rank launches one lookup for its column pieces, and one for each kind of row blocks.
         has_blocks = [
             self.num_in_group[blocks.groups.start + ranks // blocks.group_size] > 0
@@ -170,7 +171,7 @@ class State:
         self.load[ranks] = load
         # A few ranks changed, but sums over hosts are cheaper to take anew than to keep.
         if self.num_hosts > 1 and problem.prices.busiest_host_byte_ms > 0:
-            volume = by_group(self._demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
+            volume = by_group(self.demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
             self.host_load = problem.prices.busiest_host_byte_ms * volume.sum(axis=1)
 
     def _set_width(self, unit: int, rank: int, width: int) -> None:
@@ -178,12 +179,12 @@ class State:
         slot = self._slot[unit].get(rank)
         if slot is not None:  # the piece there is taken away, and comes back in its new width
             old = problem.shape(unit, self.widths[unit][rank])
-            self._demand[rank] -= problem.demand[old]
+            self.demand[rank] -= problem.demand[old]
             self.free_bytes[rank] += problem.size_bytes[old]
             self.shared_ms -= float(problem.shared_ms[old])
         if width:
             new = problem.shape(unit, width)
-            self._demand[rank] += problem.demand[new]
+            self.demand[rank] += problem.demand[new]
             self.free_bytes[rank] -= problem.size_bytes[new]
             self.shared_ms += float(problem.shared_ms[new])
             self.widths[unit][rank] = width
@@ -222,7 +223,7 @@ class State:
             rank_group = self.problem.groups[changed]
             members, blocks = rank_group.members, self.problem.blocks[rank_group.kind]
             # Every rank of the group gets the same demand, even for a smaller last block.
-            self._demand[members] += sign * blocks.demand[unit]
+            self.demand[members] += sign * blocks.demand[unit]
             self.free_bytes[members] -= sign * blocks.size_bytes[unit]
             self.shared_ms += sign * float(blocks.shared_ms[unit])
             self.num_in_group[changed] += sign

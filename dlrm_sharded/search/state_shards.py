@@ -117,6 +117,9 @@ def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
     # Widths are rounded up: shards whose widths are no multiples of a step do not add up.
     if sum(widths.values()) != problem.num_steps[unit]:
         return False
+    # Several shards on one rank become one piece, which may be too wide.
+    if max(widths.values()) > problem.max_width(unit):
+        return False
     for rank, width in widths.items():
         state.set_width(unit, rank, width)
     # Each shard has optimizer state of its own for its rows; the state counts one shard per rank.

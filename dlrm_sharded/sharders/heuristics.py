@@ -20,7 +20,7 @@ from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import MEMORY_KEYS, ShardingTask
-from dlrm_sharded.validation import why_too_large
+from dlrm_sharded.validation import SPLITTING_ADVICE, why_too_large, why_too_wide
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
     "size": lambda t: t.num_embeddings * t.embedding_dim,
@@ -33,8 +33,6 @@ WEIGHTS: dict[str, Callable[[Table], float]] = {
 
 Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
 """Scores ranks from their load and free bytes; the lowest score gets the next table."""
-
-SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
 
 class GreedySharder:
@@ -130,6 +128,8 @@ def _place(
     weights: list[float],
     ranking: Ranking,
 ) -> ShardingPlan:
+    if reason := why_too_wide(task, splits=False):
+        raise InfeasibleTaskError(reason)
     tables, ranks = _place_with_repair(task, tables, weights, ranking)
     return ShardingPlan(
         task.topology.world_size,

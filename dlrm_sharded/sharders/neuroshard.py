@@ -141,8 +141,8 @@ class NeuroShardSharder:
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit or "
-                "reserved_gib, or has row blocks that leave no memory; start without "
-                "sharder.warm_start"
+                "reserved_gib, has row blocks that leave no memory, or has shards of a table on "
+                "one rank that are too wide as one shard; start without sharder.warm_start"
             )
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
         improve_within(state, budget, self._seed, clock)

@@ -12,9 +12,10 @@ all nodes have, the first ones form the beam; there is no repair, there are at m
 in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
 
 Differs: the learned cost model replaces the published nets; optimizer state counts as memory;
-shards of equal cost are placed in the order of their tables. Shards of a table that meet on a rank
-become one shard of the plan, as TorchRec trains no different widths there, although the search
-prices them separately.
+shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
+are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
+equal widths if one would be too wide, as TorchRec trains no different widths there, although the
+search prices them separately.
 
 Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, W ranks.
 """
@@ -38,6 +39,7 @@ from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.validation import why_too_wide
 
 NAME = "neuroshard_paper"
 MIN_LIMIT, MAX_LIMIT = 1.0, 1.5
@@ -189,6 +191,7 @@ class _GreedyGrid:
         self._shapes = shapes
         total = sum(table.embedding_dim for table in task.tables)
         self._max_cols = limits * (total / task.topology.world_size)
+        self._max_shard_cols = task.topology.max_shard_columns
         self._max_bytes = np.array(task.topology.rank_memory_bytes)
         self._col_bytes = column_volume(task.batch_size, task.topology.world_size)
 
@@ -222,6 +225,7 @@ class _GreedyGrid:
             fits = (used + size[..., None] <= self._max_bytes) & (
                 cols + width[..., None] <= self._max_cols[:, None]
             )
+            fits &= width[..., None] <= self._max_shard_cols
             found &= fits.any(axis=-1)
             times = np.where(fits, rank_ms, np.inf)
             # of several ranks with the least computation, the one with the least memory used
@@ -267,7 +271,7 @@ def _widths(num_cols: int) -> Iterator[int]:
 
 
 def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Shard, ...]:
-    """Merge the shards of a table on the same rank into one, and lay them side by side."""
+    """Merge the shards of a table on the same rank, and lay all of them side by side."""
     cols: list[dict[int, int]] = [{} for _ in task.tables]
     for shape, rank in zip(placed.shapes.tolist(), placed.ranks.tolist(), strict=True):
         cols_by_rank = cols[shapes.table[shape]]
@@ -276,20 +280,33 @@ def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Sh
     for table, cols_by_rank in zip(task.tables, cols, strict=True):
         start = 0
         for rank, num_cols in sorted(cols_by_rank.items()):
-            columns = (start, start + num_cols)
-            shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
+            width = _widest_part(num_cols, task.topology.max_shard_columns)
+            for begin in range(start, start + num_cols, width):
+                columns = (begin, begin + width)
+                shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
             start += num_cols
     return tuple(shards)
 
 
+def _widest_part(num_cols: int, max_cols: int) -> int:
+    """Return the width of the fewest equal parts of these columns that are not too wide."""
+    widths = range(min(num_cols, max_cols), 0, -COLUMN_MULTIPLE)
+    return next(width for width in widths if num_cols % width == 0)
+
+
 def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> InfeasibleTaskError:
+    if reason := why_too_wide(task):
+        return InfeasibleTaskError(reason)
     topology = task.topology
     largest = max(task.tables, key=topology.table_bytes)
+    widest = max(task.tables, key=lambda table: table.embedding_dim)
     return InfeasibleTaskError(
         f"the search of the NeuroShard paper found no plan, though there may be one; it tried "
         f"{num_nodes:,} choices of at most {max_splits} column splits; tables of "
         f"{task.table_bytes / GIB:.2f} GiB, the largest {largest.name!r} with "
-        f"{topology.table_bytes(largest):,} B, on {topology.world_size} ranks of "
-        f"{topology.rank_memory_text}; use sharder=neuroshard, or add ranks or memory "
+        f"{topology.table_bytes(largest):,} B and the widest {widest.name!r} with "
+        f"{widest.embedding_dim:,} columns, on {topology.world_size} ranks of "
+        f"{topology.rank_memory_text}, with {topology.max_shard_columns:,} columns of a shard at "
+        f"most; use sharder=neuroshard, or add ranks or memory "
         f"({MEMORY_KEYS})"
     )

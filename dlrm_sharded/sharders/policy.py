@@ -13,7 +13,7 @@ from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import least_loaded, place_greedily
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
-from dlrm_sharded.validation import why_too_large
+from dlrm_sharded.validation import why_too_large, why_too_wide
 
 
 class PolicySharder:
@@ -45,11 +45,11 @@ class PolicySharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        _check_memory(task, split=self._split)
+        _check_feasible(task, split=self._split)
         task = with_profiles(task)
         for splitting in splittings(task) if self._split else [unsplit(task)]:
             ranks = self._place(splitting)
-            if ranks is not None:
+            if ranks is not None and (ranks := splitting.spread(ranks)) is not None:
                 return ShardingPlan(task.topology.world_size, splitting.shards(ranks))
         raise InfeasibleTaskError(self._not_found(task))
 
@@ -96,10 +96,12 @@ def policy_sharder(
     return PolicySharder(policy, name=method, num_samples=num_samples, split=split, seed=seed)
 
 
-def _check_memory(task: ShardingTask, *, split: bool) -> None:
-    """Raise InfeasibleTaskError if it is certain that no plan fits."""
+def _check_feasible(task: ShardingTask, *, split: bool) -> None:
+    """Raise InfeasibleTaskError if it is certain that the policy finds no plan."""
     topology = task.topology
     if reason := why_too_large(task.table_bytes, topology.rank_memory_bytes):
+        raise InfeasibleTaskError(reason)
+    if reason := why_too_wide(task, splits=split):
         raise InfeasibleTaskError(reason)
     if not split:
         largest = max(task.tables, key=topology.table_bytes)

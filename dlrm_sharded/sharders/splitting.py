@@ -1,8 +1,8 @@
 """Tables split into pieces, so that a policy that places whole tables can fit all of them.
 
-A piece is a range of a table's columns and is placed like a table of its own. Rows are split only
-into even blocks, one on each rank: there is nothing to place, and the blocks take their memory
-first.
+A piece is a range of a table's columns and is placed like a table of its own. No piece is wider
+than a lookup supports. Rows are split only into even blocks, one on each rank: there is nothing to
+place, and the blocks take their memory first.
 
 No rank has room for a piece only if every rank has less free memory than the piece needs. So
 wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.layouts import RowBlocks, column_widths
+from dlrm_sharded.layouts import RowBlocks, can_split_rows, column_widths
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -62,11 +62,48 @@ class Splitting:
                 free[shard.rank] -= shard.bytes_on(topology)
         return tuple(free)
 
+    def spread(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
+        """Move pieces that are too wide together with others of their table on a rank.
+
+        Each of them moves to the freest rank that has room for it; None if there is no such rank.
+
+        Args:
+            ranks: the rank of each of `pieces`.
+        """
+        topology, pieces = self.task.topology, self.pieces
+        free, spread = list(self.free_bytes), list(ranks)
+        for piece, rank in zip(pieces, ranks, strict=True):
+            free[rank] -= topology.table_bytes(piece)
+        start = 0
+        for num in self.num_pieces:
+            num_cols: Counter[int] = Counter()
+            to_move = []
+            for i in range(start, start + num):
+                if num_cols[ranks[i]] + pieces[i].embedding_dim <= topology.max_shard_columns:
+                    num_cols[ranks[i]] += pieces[i].embedding_dim
+                else:
+                    to_move.append(i)
+            for i in to_move:
+                width, size = pieces[i].embedding_dim, topology.table_bytes(pieces[i])
+                free[ranks[i]] += size
+                open_ranks = [
+                    rank
+                    for rank in range(topology.world_size)
+                    if num_cols[rank] + width <= topology.max_shard_columns and free[rank] >= size
+                ]
+                if not open_ranks:
+                    return None
+                spread[i] = max(open_ranks, key=free.__getitem__)
+                num_cols[spread[i]] += width
+                free[spread[i]] -= size
+            start += num
+        return tuple(spread)
+
     def shards(self, ranks: Sequence[int]) -> tuple[Shard, ...]:
         """Return the shards of all tables; pieces of one table on one rank become one shard.
 
         Args:
-            ranks: the rank of each of `pieces`.
+            ranks: the rank of each of `pieces`, from `spread`.
         """
         shards: list[Shard] = []
         rank_of_piece = iter(ranks)
@@ -93,9 +130,9 @@ def unsplit(task: ShardingTask) -> Splitting:
 def splittings(task: ShardingTask) -> Iterator[Splitting]:
     """Yield ever finer splittings, each to be tried where the one before did not fit.
 
-    The first one splits only the tables that fit no rank; the next ones split all tables larger
-    than a limit that shrinks. Rows are split where no rank holds 4 columns of a table, and as the
-    last resort of each limit where 4 columns exceed the limit.
+    The first one splits only the tables that fit no rank or no lookup; the next ones split all
+    tables larger than a limit that shrinks. Rows are split where no rank holds 4 columns of a
+    table, and as the last resort of each limit where 4 columns exceed the limit.
     """
     topology = task.topology
     memory = topology.rank_memory_bytes
@@ -104,6 +141,7 @@ def splittings(task: ShardingTask) -> Iterator[Splitting]:
     coarsest = [
         1
         if topology.table_bytes(table) <= largest_rank
+        and table.embedding_dim <= topology.max_shard_columns
         else _num_pieces(table, topology, limits[0], largest_rank)
         for table in task.tables
     ]
@@ -123,6 +161,8 @@ def splittings(task: ShardingTask) -> Iterator[Splitting]:
 def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns: float) -> int:
     """Return the number of pieces of at most `limit` bytes, or of 4 columns if these have more.
 
+    No piece is wider than a lookup supports.
+
     Args:
         max_four_columns: the table is split by rows if 4 of its columns have more bytes than this.
     """
@@ -130,11 +170,12 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
     if (
         topology.shard_bytes(num_rows, COLUMN_MULTIPLE) > max_four_columns
         and topology.world_size > 1
-        and _row_blocks(topology).is_possible(table)
+        and can_split_rows(table, topology)
     ):
         return BY_ROWS
     row_bytes = limit / num_rows - topology.optimizer_bytes_per_row
-    steps = max(1, int(row_bytes / (COLUMN_MULTIPLE * topology.bytes_per_element)))
+    num_cols = min(row_bytes / topology.bytes_per_element, topology.max_shard_columns)
+    steps = max(1, int(num_cols / COLUMN_MULTIPLE))
     return -(-table.embedding_dim // (COLUMN_MULTIPLE * steps))
 
 

@@ -27,18 +27,15 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
-from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.layouts import can_split_rows
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.validation import validate
 
-COLUMN_TYPES = [
-    ShardingType.TABLE_WISE.value,
-    ShardingType.COLUMN_WISE.value,
-    ShardingType.TABLE_COLUMN_WISE.value,
-]
+SPLIT_COLUMN_TYPES = [ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value]
+COLUMN_TYPES = [ShardingType.TABLE_WISE.value, *SPLIT_COLUMN_TYPES]
 ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
 """Sharding types that plans can express: all except data-parallel and grid types."""
 
@@ -176,9 +173,10 @@ class _TableStorage(ShardEstimator):
 
 
 def _sharding_types(table: Table, topology: Topology) -> list[str]:
-    """Return the types that FBGEMM can train; row-wise ones only where every rank gets a row."""
-    splits_rows = RowBlocks(range(topology.world_size)).is_possible(table)
-    return COLUMN_TYPES + ROW_TYPES if splits_rows else COLUMN_TYPES
+    """Return the types that FBGEMM can train: without whole tables where these are too wide."""
+    if table.embedding_dim > topology.max_shard_columns:
+        return SPLIT_COLUMN_TYPES
+    return COLUMN_TYPES + ROW_TYPES if can_split_rows(table, topology) else COLUMN_TYPES
 
 
 def _torchrec_topology(topology: Topology) -> TorchRecTopology:

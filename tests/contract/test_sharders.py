@@ -1,5 +1,6 @@
 """Every sharder in conf/sharder keeps the contract; a new yaml is tested as soon as it is there."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -10,18 +11,22 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 """One does not know the memory, one keeps a published fault; all others find what is there."""
+
+SPLIT_FREELY = ("autoshard", "dreamshard", "neuroshard", "torchrec", "torchrec_blind")
+"""Sharders that split tables into any number of shards."""
 
 
 @functools.cache
@@ -56,6 +61,24 @@ def test_contract(name: str, task_name: str, tmp_path: Path) -> None:
 
     if len(task.tables) <= 9 and task.topology.world_size <= 3 and name not in MISS_PLANS:
         assert (plan is not None) or not packable(task)
+
+
+@pytest.mark.parametrize("width", [2052, 4096, 16_384])
+@pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
+def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
+    """Split by all that split freely, refused with the reason by the others, and left on a CPU."""
+    tables = (Table("wide", 1000, width, 2.0), *(Table(f"t{i}", 500, 16, 1.0) for i in range(9)))
+    task = ShardingTask(tables, Topology(8, 10**9), 512)
+    on_cpu = dataclasses.replace(task, topology=Topology(8, 10**9, compute_device="cpu"))
+
+    plan = check_sharder(lambda: build(name, ()), task)
+
+    assert (plan is not None) == (name in SPLIT_FREELY)
+    if name not in SPLIT_FREELY:
+        with pytest.raises(InfeasibleTaskError, match="2,048 columns"):
+            build(name, ()).shard(task)
+    if name != "neuroshard_paper":
+        assert check_sharder(lambda: build(name, ()), on_cpu) is not None
 
 
 def test_finds_all_yamls() -> None:

@@ -17,8 +17,8 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS
-from dlrm_sharded.cost.learned import KIND, LEARNED_FEATURES, to_arrays
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
+from dlrm_sharded.cost.learned import KIND, learned_features, to_arrays
 from dlrm_sharded.provenance import device_name
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import train
@@ -27,7 +27,7 @@ from tests.e2e.runs import train
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cost model of this hardware, made by hand: work has one price, bytes go at 1 GB/s."""
-    num_terms = len(WORK_TERMS)
+    num_terms = len(CPU_WORK.terms)
 
     def net(price_ms: float) -> PriceNet:
         return PriceNet(
@@ -49,7 +49,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reduce = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
     meta = {
         "kind": KIND,
-        "features": LEARNED_FEATURES,
+        "features": learned_features("cpu"),
         "hardware": device_name(torch.device("cpu")),
         "device": "cpu",
         "cores": len(os.sched_getaffinity(0)),

@@ -68,6 +68,26 @@ def test_explains_a_plan(task_json: Path, sharder: str) -> None:
     assert f"slowest rank's {cost_ms:.2f} ms" in shown
 
 
+def test_the_last_lines_say_whose_prices_a_plan_has(task_json: Path) -> None:
+    """A task.json without a compute device is for GPUs, and the packaged prices are of a CPU."""
+    task = small_tasks()["w3-mixed"].to_json()
+    del task["topology"]["compute_device"]
+    write_json(task_json, task)
+    done = plan(
+        task_json.parent, "task=task.json", "sharder=neuroshard", "explain=true", "out=p.json"
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout + done.stderr
+    caveat = shown[shown.rindex("caveat: ") :]
+    for said in ("another device", "sharder=torchrec", "compute_device to cpu"):
+        assert said in caveat
+    assert caveat.count("\n") <= 1, "nothing comes after it"
+    assert "best possible" not in shown
+    written = json.loads((task_json.parent / "p.json").read_text())
+    assert (written["lower_bound_ms"], written["gap"]) == (None, None)
+    assert written["caveat"] in caveat
+
+
 def test_own_sharder(task_json: Path) -> None:
     """Another class through _target_ alone; the chosen yaml's arguments are not its own."""
     target = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"

@@ -23,8 +23,9 @@ def fitted(costs: CollectedCosts) -> Fitted:
 def model(fitted: Fitted) -> LearnedCostModel:
     """The model of the made-up hardware."""
     return LearnedCostModel(
-        *from_arrays(fitted.arrays),
+        *from_arrays(fitted.arrays, fitted.meta["device"]),
         name=fitted.meta["hardware"],
+        device=fitted.meta["device"],
         ranges=fitted.meta["ranges"],
         measured_links=tuple(fitted.meta["measured_links"]),
     )

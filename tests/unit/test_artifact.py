@@ -290,7 +290,8 @@ WARNINGS = {
         *(KIND, "GPU", "cuda", "sgd"),
         f"the cost model belongs to GPU, 2 cores, the run is on cpu: x, {CORES} cores: its "
         "computation says nothing about this device, and its exchanges follow from stated "
-        "bandwidths; run `make calibrate` (10 minutes) for a model of this hardware",
+        "bandwidths; run `make calibrate` (10 minutes) for a model of this hardware, or plan with "
+        "sharder=torchrec",
     ),
     "cost_model_of_other_optimizer": (
         *(KIND, "cpu: x", "cpu", "adam"),
@@ -331,8 +332,24 @@ def test_says_where_it_is_of_something_else(
     load_artifact(None, kind, FEATURES, RunContext("cpu", "cpu: x", optimizer))
     assert caplog.messages == [said]
     caplog.clear()
-    load_artifact(None, kind, FEATURES, RunContext("cpu"))
-    assert caplog.messages == []
+    if device == "cpu":  # a run on unknown hardware can differ in its device alone
+        load_artifact(None, kind, FEATURES, RunContext("cpu"))
+        assert caplog.messages == []
+
+
+@pytest.mark.parametrize("hardware", [None, "GPU"])
+@pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
+def test_says_that_it_is_of_another_device(
+    folders: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    kind: Kind,
+    hardware: str | None,
+) -> None:
+    """Also where the hardware is not known, as for a plan that is made on another machine."""
+    write_artifact(folders[1], artifact_name(kind.name, "cpu: y"), ARRAYS, meta(kind=kind.name))
+    load_artifact(None, kind, FEATURES, RunContext("cuda", hardware))
+    [said] = caplog.messages
+    assert f"the run is on {hardware or 'cuda'}: {kind.other_device}" in said
 
 
 NUM_WRITES = 40

@@ -8,12 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plan_report import Diagnosis
+from dlrm_sharded.plan_report import Diagnosis, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import sharder_name
@@ -94,6 +98,35 @@ def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
     assert asked == [(PLAN, profiled, model)]
     assert sharder.tasks == [profiled], "all see the task with the same profiles"
     assert Planner(Fixed(PLAN), model).plan(TASK)[1].diagnosis is None
+
+
+@pytest.mark.parametrize("load", [learned_cost_model, paper_cost_model])
+def test_times_of_another_device_bound_nothing(
+    load: Callable[[RunContext], CostModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The packaged models are of a CPU, and so are their predictions for GPUs."""
+    on_gpus = dataclasses.replace(
+        TASK, topology=dataclasses.replace(TASK.topology, compute_device="cuda")
+    )
+    for task, context in ((TASK, RunContext("cpu")), (on_gpus, RunContext("cuda"))):
+        caplog.clear()
+        model = load(context)
+        _, report = Planner(Fixed(PLAN), model).plan(task)
+        assert report.cost is not None
+        assert (report.caveat is None) == (task is TASK)
+        assert ("says nothing about this device" in caplog.text) == (task is on_gpus)
+    assert (report.lower_bound_ms, report.gap) == (None, None)
+    assert "another device (cpu" in str(report.caveat)
+    assert "than the ranks' (cuda)" in str(report.caveat)
+    written = plan_json(PLAN, report)
+    assert [written[key] for key in ("lower_bound_ms", "gap", "caveat")] == [
+        None,
+        None,
+        report.caveat,
+    ]
+    shown = explain(PLAN, report, on_gpus, None)
+    assert str(report.caveat) in shown
+    assert "best possible" not in f"{shown} {forecast(report)}"
 
 
 def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:

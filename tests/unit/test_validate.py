@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -122,3 +123,20 @@ def test_refuses_no_proper_column_split(task: ShardingTask, data: st.DataObject)
             for rank, part in enumerate(itertools.pairwise(edges))
         ]
     validate(ShardingPlan(ample.topology.world_size, tuple(shards)), ample)
+
+
+def test_refuses_shards_too_wide_for_a_gpu() -> None:
+    table = Table("wide", 100, 4096, 1.0)
+
+    def check(device: str, *shards: Shard) -> None:
+        task = ShardingTask((table,), Topology(2, 10**9, compute_device=device), batch_size=8)
+        validate(ShardingPlan(2, shards), task)
+
+    halves = [Shard("wide", rank, (0, 100), (2048 * rank, 2048 * rank + 2048)) for rank in (0, 1)]
+    uneven = Shard("wide", 0, (0, 100), (0, 2052)), Shard("wide", 1, (0, 100), (2052, 4096))
+    blocks = [Shard("wide", rank, (50 * rank, 50 * rank + 50), (0, 4096)) for rank in (0, 1)]
+    check("cuda", *halves)
+    for shards in ([Shard.whole(table, 0)], uneven, blocks):
+        check("cpu", *shards)
+        with pytest.raises(InvalidPlanError, match=r"columns, and FBGEMM .* 2,048 .* on cuda"):
+            check("cuda", *shards)

@@ -12,7 +12,7 @@ from dlrm_sharded.artifact import cost_model_kind, read_artifact
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs, write_costs
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import KIND, LEARNED_FEATURES, learned_cost_model, to_arrays
+from dlrm_sharded.cost.learned import KIND, learned_cost_model, learned_features, to_arrays
 from dlrm_sharded.errors import DataError
 from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
@@ -55,7 +55,7 @@ def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> No
     assert arrays.keys() == expected.arrays.keys()
     for key, array in expected.arrays.items():
         np.testing.assert_array_equal(arrays[key], array)
-    written = read_artifact(path, kind=cost_model_kind(KIND), features=LEARNED_FEATURES).meta
+    written = read_artifact(path, kind=cost_model_kind(KIND), features=learned_features).meta
     assert written["held_out_errors"] == expected.meta["held_out_errors"]
     assert written["optimizer"] == MANIFEST["optimizer"]
 

@@ -25,7 +25,6 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     Hosts,
 )
-from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -123,7 +122,7 @@ def test_l1_cost_is_at_least_the_mean_over_ranks(cost: PlanCost) -> None:
 def test_l2_a_piece_computes_fastest_alone(of: Planned, model: LearnedCostModel) -> None:
     workload = workload_of_plan(*of)
     vectors = model.compute.vectors(workload)
-    on_its_rank = workload.by_rank(vectors[:, READ_MB])[workload.rank]
+    on_its_rank = workload.by_rank(vectors)[workload.rank]
     alone_ms = stand_alone_ms(workload, model)
     assert at_least(model.compute.work_ms(vectors, on_its_rank).sum(axis=1), alone_ms)
     computation = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())

@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
-from dlrm_sharded.cost.features import WORK_TERMS
+from dlrm_sharded.cost.features import CPU_WORK
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.worked_bound import worked_model, worked_task
@@ -54,7 +54,7 @@ def changed_exchange(term: str, weight: float) -> Any:
     [
         (changed_compute(launch_ms=float("nan")), "not finite"),
         (changed_compute(launch_ms=-100.0), "a time is negative"),
-        (changed_compute(cache_gain=np.full((len(WORK_TERMS), 1), -0.1)), "computes faster"),
+        (changed_compute(cache_gain=np.full((len(CPU_WORK.terms), 1), -0.1)), "computes faster"),
         (changed_exchange("own_shards", -1e-6), "negative price"),
     ],
     ids=["not_a_number", "negative_time", "negative_gain", "negative_weight"],

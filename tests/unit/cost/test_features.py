@@ -8,9 +8,9 @@ import pytest
 
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, workload_of_sample
 from dlrm_sharded.cost.features import (
+    CPU_WORK,
     EXTENT,
     PROFILE,
-    WORK_TERMS,
     Workload,
     workload_of_plan,
 )
@@ -66,7 +66,7 @@ def workload(*shards: Shard, task: ShardingTask | None = None) -> Workload:
 
 
 def work(of: Workload, term: str) -> list[float]:
-    return of.work()[:, WORK_TERMS.index(term)].tolist()
+    return of.work()[:, CPU_WORK.terms.index(term)].tolist()
 
 
 # a whole on rank 0, b on rank 1, c in blocks of 5 rows on both.
@@ -113,7 +113,7 @@ def test_work_by_hand() -> None:
 def test_a_rank_without_shards_has_nothing() -> None:
     of = workload(*(Shard.whole(table, 2) for table in TABLES), task=task_of(world_size=4))
     assert of.num_lookups().tolist() == [0, 0, 1, 0]
-    assert of.by_rank(of.work()).shape == (4, len(WORK_TERMS))
+    assert of.by_rank(of.work()).shape == (4, len(CPU_WORK.terms))
     assert not of.by_rank(of.work())[[0, 1, 3]].any()
     assert of.exchange(for_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
 

@@ -230,9 +230,9 @@ def test_what_is_trained_is_what_predicts(
 
     scaled = (data.profile - compute.profile_mean) / compute.profile_std
     inputs = [torch.tensor(of, dtype=torch.float32) for of in (data.work, scaled, data.read_mb)]
-    lookup = torch.tensor(data.lookup)
+    inputs += [torch.tensor(data.lookup), torch.tensor(data.widest, dtype=torch.float32)]
     with torch.no_grad():
-        expected = torch.stack([net(*inputs, lookup, len(data.times_ms)) for net in trained], dim=1)
+        expected = torch.stack([net(*inputs) for net in trained], dim=1)
     np.testing.assert_allclose(np.concatenate(predicted), expected.numpy(), rtol=1e-5)
 
 
@@ -257,7 +257,7 @@ def test_an_artefact_is_the_model(
 
 
 def test_its_arrays_are_the_model(fitted: Fitted) -> None:
-    assert_same(to_arrays(*from_arrays(fitted.arrays)), fitted.arrays)
+    assert_same(to_arrays(*from_arrays(fitted.arrays, fitted.meta["device"])), fitted.arrays)
 
 
 def global_states() -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
     PaperCostModel,
+    PaperNets,
     from_arrays,
     paper_cost_model,
     to_arrays,
@@ -30,9 +31,13 @@ from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
 NUM_STEPS = 60
 
 
+def model_of(nets: PaperNets) -> PaperCostModel:
+    return PaperCostModel(nets, name="made up", device="cpu")
+
+
 @pytest.fixture(scope="module")
 def paper(costs: CollectedCosts) -> PaperCostModel:
-    return PaperCostModel(fit_paper(costs.samples, seed=0, num_steps=NUM_STEPS))
+    return model_of(fit_paper(costs.samples, seed=0, num_steps=NUM_STEPS))
 
 
 def planned(world_size: int) -> tuple[ShardingPlan, ShardingTask]:
@@ -60,7 +65,7 @@ def error_ms(model: PaperCostModel, samples: tuple[Sample, ...], name: str) -> f
 def test_learns_something(
     paper: PaperCostModel, costs: CollectedCosts, unseen: tuple[Sample, ...], name: str
 ) -> None:
-    untrained = PaperCostModel(fit_paper(costs.samples, seed=0, num_steps=1))
+    untrained = model_of(fit_paper(costs.samples, seed=0, num_steps=1))
     assert error_ms(paper, unseen, name) < 0.8 * error_ms(untrained, unseen, name)
 
 
@@ -84,7 +89,7 @@ def test_an_artefact_is_the_model(
     fitted = fit_cost_model(costs, FitConfig(model="neuroshard_paper", num_steps=3))
     path = write_artifact(tmp_path, "neuroshard_paper-made_up", fitted.arrays, fitted.meta)
     loaded = paper_cost_model(RunContext(hardware="made up"), str(path))
-    in_memory = PaperCostModel(from_arrays(fitted.arrays))
+    in_memory = model_of(from_arrays(fitted.arrays))
     for sample in unseen[:10] + unseen[-10:]:
         workload = workload_of_sample(sample)
         assert loaded.predict_workload(workload) == in_memory.predict_workload(workload)

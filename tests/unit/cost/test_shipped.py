@@ -12,7 +12,7 @@ from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
 FEATURES = {
-    "learned": learned.LEARNED_FEATURES,
+    "learned": learned.learned_features,
     "neuroshard_paper": neuroshard_paper.PAPER_FEATURES,
 }
 MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.safetensors"))

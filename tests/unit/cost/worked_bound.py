@@ -10,7 +10,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -48,6 +48,7 @@ def worked_model() -> LearnedCostModel:
         compute,
         CommunicationModel(exchange, reduce),
         name="worked example",
+        device="cpu",
         ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
         measured_links=LINKS,
     )
@@ -55,11 +56,11 @@ def worked_model() -> LearnedCostModel:
 
 def _constant_prices(prices: dict[str, float], launch_ms: float) -> PriceNet:
     """Prices by work term, in ms per thousand; the net's weights are zero, so its biases remain."""
-    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in WORK_TERMS]
+    log_prices = [np.log(prices[term]) if term in prices else NOTHING for term in CPU_WORK.terms]
     return PriceNet(
-        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, len(WORK_TERMS)))),
+        weights=(np.zeros((len(PROFILE), 1)), np.zeros((1, len(CPU_WORK.terms)))),
         biases=(np.zeros(1), np.array(log_prices)),
-        cache_gain=np.zeros((len(WORK_TERMS), 1)),
+        cache_gain=np.zeros((len(CPU_WORK.terms), 1)),
         cache_mb=np.zeros(1),
         cache_slope=np.ones(1),
         launch_ms=launch_ms,

@@ -365,5 +365,11 @@ def test_forecast(bound_ms: float | None, text: str) -> None:
     assert forecast(PlanReport("test", 0.1, cost=cost, lower_bound_ms=bound_ms)) == text
 
 
+def test_a_forecast_with_a_caveat_names_no_optimum() -> None:
+    cost = PlanCost((StageCost(10.0, 10.2, 8.0, 8.0),))
+    report = PlanReport("test", 0.1, cost=cost, caveat="other device", lower_bound_ms=30.0)
+    assert forecast(report) == "predicted 36.20 ms (see the caveat)"
+
+
 def test_no_forecast() -> None:
     assert forecast(PlanReport("test", 0.1)) is None

@@ -55,6 +55,12 @@ def test_closing(cost: PlanCost | None) -> None:
     assert "no validation" in text
 
 
+def test_closing_says_what_a_prediction_is_worth() -> None:
+    report = PlanReport("neuroshard", 0.5, cost=PREDICTED, caveat="those are times of a CPU")
+    assert closing(report, UNVALIDATED).splitlines()[-1] == "  caveat: those are times of a CPU"
+    assert "caveat" not in closing(PlanReport("dim", 0.5, cost=PREDICTED), UNVALIDATED)
+
+
 def test_closing_with_validation() -> None:
     text = closing(PlanReport("dim", 0.5), Evaluation(0.71234, 0.9, 1024))
     assert "0.7123" in text

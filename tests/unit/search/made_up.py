@@ -23,8 +23,9 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
-from dlrm_sharded.cost.features import EXTENT, PROFILE, WORK_TERMS, workload_of_plan
+from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
@@ -43,7 +44,7 @@ NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}
 """Upper ends of weights; others are in ms per MB."""
 
-MADE_UP = ("plain", "overflowing", "links", "receiving", "sparse")
+MADE_UP = ("plain", "overflowing", "links", "receiving", "sparse", "warps")
 MODELS = ("shipped", *MADE_UP)
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]
@@ -59,18 +60,22 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
 
     `overflowing`: caches overflow at a few kB, and then cost a lot. `links`: most is spent between
     hosts. `receiving`: a rank waits for what it gets. `sparse`: few exchange terms have a weight.
+    `warps`: the widest shard of a rank slows down all others, as on a GPU.
     """
     if name == "shipped":
         return learned_cost_model(RunContext())
     rng = np.random.default_rng([seed, MADE_UP.index(name)])
     overflow = name == "overflowing"
+    device = DEVICE_WORK["cuda" if name == "warps" else "cpu"]
     compute = ComputeModel(
         profile_mean=np.array([3.0, 1.0, 0.3, 0.2]),
         profile_std=np.ones(len(PROFILE)),
         profile_low=np.zeros(len(PROFILE)),
         profile_high=np.array([9.0, 5.0, 1.0, 1.0]),
-        forward=_net(rng, overflow=overflow),
-        backward=_net(rng, overflow=overflow),
+        forward=_net(rng, len(device.terms), overflow=overflow),
+        backward=_net(rng, len(device.terms), overflow=overflow),
+        device=device,
+        widest_ms=rng.exponential(0.1, (2, len(WIDEST_TERMS))) if device.has_warps else None,
     )
     per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)
     exchange = rng.uniform(0, 1, (len(EXCHANGES), len(EXCHANGE_TERMS)))
@@ -88,20 +93,21 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         compute,
         CommunicationModel(exchange, reduce),
         name=name,
+        device="cpu",
         ranges=dict.fromkeys(EXTENT, (0.0, 1e18)),
         measured_links=LINKS,
     )
 
 
-def _net(rng: np.random.Generator, *, overflow: bool) -> PriceNet:
+def _net(rng: np.random.Generator, num_terms: int, *, overflow: bool) -> PriceNet:
     hidden = 3
     return PriceNet(
         weights=(
             rng.normal(0, 0.7, (len(PROFILE), hidden)),
-            rng.normal(0, 0.4, (hidden, len(WORK_TERMS))),
+            rng.normal(0, 0.4, (hidden, num_terms)),
         ),
-        biases=(rng.normal(0, 0.3, hidden), rng.uniform(-9.0, -4.0, len(WORK_TERMS))),
-        cache_gain=rng.exponential(20.0 if overflow else 0.4, (len(WORK_TERMS), NUM_CACHES)),
+        biases=(rng.normal(0, 0.3, hidden), rng.uniform(-9.0, -4.0, num_terms)),
+        cache_gain=rng.exponential(20.0 if overflow else 0.4, (num_terms, NUM_CACHES)),
         cache_mb=np.array([-2.0, -1.0]) if overflow else np.array([0.0, 2.0]),
         cache_slope=rng.uniform(2.0, 6.0, NUM_CACHES),
         launch_ms=float(rng.uniform(0.0, 0.1)),

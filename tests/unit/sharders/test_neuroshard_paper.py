@@ -344,3 +344,15 @@ def test_finds_what_a_plain_search_finds(model: LearnedCostModel, seed: int) -> 
             sharder.shard(task)
     else:
         assert columns_of(sharder.shard(task)) == expected
+
+
+@pytest.mark.parametrize(("world_size", "widths"), [(1, [2048, 2048]), (2, [2048, 2048])])
+def test_shards_are_not_too_wide_for_a_gpu(
+    model: LearnedCostModel, world_size: int, widths: list[int]
+) -> None:
+    """Also where halves of a table meet on a rank, which become shards of equal widths there."""
+    task = task_of(world_size, (100, 4096, 2.0))
+    task = dataclasses.replace(task, topology=Topology(world_size, 10**10))
+    plan = paper_sharder(model).shard(task)
+    validate(plan, task)
+    assert [shard.num_cols for shard in plan.shards] == widths

@@ -178,3 +178,32 @@ def test_whole_tables_are_as_they_were() -> None:
     task = task_of([(10, 20), (10, 4)], 10**6)
     assert next(splittings(task)) == unsplit(task)
     assert [shard.num_cols for shard in unsplit(task).shards([1, 0])] == [20, 4]
+
+
+@given(st.integers(1, 4), st.integers(1, 2048), st.integers(0, 3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_shard_is_too_wide_for_a_gpu(
+    world_size: int, steps: int, finer: int, data: st.DataObject
+) -> None:
+    """Wherever the pieces are placed, if there is room for one shard on each of enough ranks."""
+    width = 4 * min(steps, 512 * world_size)
+    task = task_of([(50, width), (50, 16)], 10**9, world_size)
+    splitting = list(splittings(task))[: finer + 1][-1]
+    rank = st.integers(0, world_size - 1)
+    num_pieces = len(splitting.pieces)
+    ranks = data.draw(st.lists(rank, min_size=num_pieces, max_size=num_pieces))
+    spread = splitting.spread(ranks)
+    assert spread is not None
+    validate(plan_of(splitting, list(spread)), task)
+    if width <= 2048:
+        assert list(spread) == ranks
+
+
+def test_pieces_move_only_where_there_is_memory() -> None:
+    task = task_of([(100, 4096), (100, 16)], 100 * 4 * (2048 + 16))
+    splitting = Splitting(task, (2, 1))
+    assert splitting.spread([1, 1, 1]) == (1, 0, 1)
+    assert splitting.spread([0, 1, 1]) == (0, 1, 1)
+    by_rank = (100 * 4 * 2047, 10**9)
+    small = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
+    assert Splitting(dataclasses.replace(task, topology=small), (2, 1)).spread([1, 1, 1]) is None

@@ -1,0 +1,76 @@
+"""What the widest shard of a rank adds to its lookups on a GPU.
+
+FBGEMM looks up all shards of a rank with one launch, whose groups of threads are as large as the
+widest shard needs, in both directions (its dispatch macros read `max_D`): beside a table of 128
+columns, a row of 16 columns keeps 4 of 32 threads busy. So a lookup takes as long as if each of the
+rank's ids had a group of that size.
+
+A rank's time in this is its ids times a price of its widest shard. Neither is a sum over shards,
+but both follow from sums: the ids, and how many shards need groups of each size. These counts are
+whole numbers, which adding and subtracting leaves exact. Row blocks have launches of their own, and
+are counted as if they shared that of the column shards.
+
+Letters: S shards, N ranks, G sizes of thread groups, A = 1 + G, Q terms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_sharded.cost.features import GROUP_COLUMNS, WARP_COLUMNS, Floats, Workload
+
+WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
+"""A rank's ids times the part of a warp that handles a row, and times the number of further warps.
+
+They have a price each, as FBGEMM shares a warp among rows up to 128 columns, and above goes through
+them in steps.
+"""
+
+NUM_COLUMNS = 1 + len(GROUP_COLUMNS)
+"""Numbers of a shard's vector that this needs: A."""
+
+_WARPS = GROUP_COLUMNS / WARP_COLUMNS
+# [1 + G, Q], the terms of one id by the group; the first row is for ranks without shards
+_TERMS_OF_GROUP = np.vstack(
+    [np.zeros(2), np.column_stack([np.minimum(_WARPS, 1.0), np.maximum(_WARPS - 1.0, 0.0)])]
+)
+
+
+def width_vectors(workload: Workload) -> Floats:
+    """Return [S, A], thousands of ids of each shard, and a 1 at its thread group."""
+    is_group = workload.thread_group[:, None] == np.arange(len(GROUP_COLUMNS))
+    return np.column_stack([workload.num_ids / 1e3, is_group])
+
+
+def widest_terms(vectors: Floats, crowd: Floats) -> Floats:
+    """Return [..., Q], the `WIDEST_TERMS` of shards, in thousands.
+
+    They never fall when shards are added to the crowd.
+
+    Args:
+        vectors: [..., A], sums over shards on one rank.
+        crowd: [..., A], sums over all shards of that rank.
+    """
+    terms: Floats = vectors[..., :1] * _TERMS_OF_GROUP[_widest_group(crowd)]
+    return terms
+
+
+def crowding_terms(vectors: Floats, crowd: Floats) -> Floats:
+    """Return [..., Q], by how much the terms of shards and a crowd grow if they share a rank.
+
+    Args:
+        vectors, crowd: [..., A], sums over shards; they are broadcast.
+    """
+    ids, crowd_ids = vectors[..., :1], crowd[..., :1]
+    group, crowd_group = _widest_group(vectors), _widest_group(crowd)
+    together = (ids + crowd_ids) * _TERMS_OF_GROUP[np.maximum(group, crowd_group)]
+    return together - (ids * _TERMS_OF_GROUP[group] + crowd_ids * _TERMS_OF_GROUP[crowd_group])
+
+
+def _widest_group(crowd: Floats) -> NDArray[np.int64]:
+    """Return [...], the number of the largest thread group in use, from 1; 0 without any."""
+    # Differences of exact counts are exact, so these are whole numbers.
+    has_group = crowd[..., 1:] > 0.5
+    widest = len(GROUP_COLUMNS) - has_group[..., ::-1].argmax(axis=-1)
+    return np.where(has_group.any(axis=-1), widest, 0)

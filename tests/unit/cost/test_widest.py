@@ -1,0 +1,171 @@
+"""What a GPU's widest shard adds: its terms, and that a fit finds it on a made-up GPU."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.artifact import write_artifact
+from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.fit import LookupData, fit_compute
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.features import (
+    DEVICE_WORK,
+    GROUP_COLUMNS,
+    Workload,
+    workload_of_plan,
+    workload_of_rows,
+)
+from dlrm_sharded.cost.learned import learned_cost_model, to_arrays
+from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.plan_cost import PlanCost
+from tests.unit.cost.hardware import MANIFEST, measured_plans
+from tests.unit.cost.plans import Planned, planned
+from tests.unit.search.made_up import model_of
+
+GPU = DEVICE_WORK["cuda"]
+ID_MS = 0.02
+"""Time of a thousand ids with a warp each on the made-up GPU."""
+
+EMPTY = (1.0, *(0.0,) * 16)
+
+
+def workload(*shards: tuple[int, float]) -> Workload:
+    """Shards of so many columns and ids a step, all on one rank."""
+    rows = [(0, 1, 1000, num_cols, num_ids) for num_cols, num_ids in shards]
+    return workload_of_rows(1, 1, 64, rows, [EMPTY] * len(shards))
+
+
+@pytest.mark.parametrize(
+    ("num_cols", "warps"),
+    [(4, 0.25), (32, 0.25), (36, 0.5), (64, 0.5), (68, 1), (128, 1), (132, 2), (2048, 16)],
+)
+def test_thread_groups(num_cols: int, warps: float) -> None:
+    """FBGEMM has groups of 8, 16 and 32 threads, and then of full warps; a thread has 4 columns."""
+    of = workload((num_cols, 3000.0))
+    assert of.work(GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
+    [[first, following]] = widest_terms(width_vectors(of), width_vectors(of))
+    assert (first, following) == (3 * min(warps, 1), 3 * max(warps - 1, 0))
+
+
+def test_all_ids_count_as_much_as_those_of_the_widest_shard() -> None:
+    of = width_vectors(workload((16, 2000.0), (128, 1000.0), (512, 0.0)))
+    narrow, wide, widest = of
+    for crowd, per_id in ((narrow, (0.25, 0)), (narrow + wide, (1, 0)), (of.sum(axis=0), (1, 3))):
+        assert widest_terms(narrow[None], crowd[None]).tolist() == [[2 * per_id[0], 2 * per_id[1]]]
+    # added and taken away again, nothing of the widest shard remains
+    assert widest_terms(narrow[None], (narrow + wide + widest - widest - wide)[None])[0, 0] == 0.5
+    assert crowding_terms(narrow, wide).tolist() == [2 * 0.75, 0]
+    assert not crowding_terms(narrow, narrow).any()
+    assert not crowding_terms(wide, 0 * narrow).any()
+
+
+@given(of=planned(), seed=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_time_of_a_rank_is_that_of_its_shards_beside_each_other(of: Planned, seed: int) -> None:
+    compute = model_of("warps", seed).compute
+    shards = workload_of_plan(*of)
+    vectors = compute.vectors(shards)
+    sums = shards.by_rank(vectors)
+    lookups = shards.num_lookups()
+    beside = shards.by_rank(compute.work_ms(vectors, sums[shards.rank]))
+    times = compute.times_ms(sums, lookups)
+    np.testing.assert_allclose(times, beside + compute.launch_ms(lookups), rtol=1e-9, atol=1e-12)
+    # one shard after another, and the same when they come in another order
+    for order in (np.arange(len(vectors)), np.arange(len(vectors))[::-1]):
+        growing, added_ms = np.zeros_like(sums), np.zeros((len(sums), 2))
+        for i in order.tolist():
+            rank = shards.rank[i]
+            added_ms[rank] += compute.crowding_ms(vectors[i], growing[rank])
+            growing[rank] += vectors[i]
+        alone = shards.by_rank(compute.work_ms(vectors, vectors))
+        same_read = vectors.copy()
+        same_read[:, -1] = sums[shards.rank, -1]
+        apart = shards.by_rank(compute.work_ms(vectors, same_read))
+        np.testing.assert_allclose(beside, apart + added_ms, rtol=1e-9, atol=1e-12)
+        assert (beside >= alone * (1 - 1e-9)).all()
+
+
+def on_gpu(sample: Sample) -> Sample:
+    """The sample on a GPU, on which each of a rank's ids takes the time of the widest shard."""
+    ranks = []
+    for rank, stages in enumerate(sample.cost.per_rank):
+        mine = [shard for shard in sample.shards if shard.rank == rank]
+        widest = max((shard.num_cols for shard in mine), default=0)
+        warps = next((columns / 128 for columns in GROUP_COLUMNS if columns >= widest), 16.0)
+        thousands = sample.batch_size * sum(shard.pooling_factor for shard in mine) / 1e3
+        more_ms = ID_MS * thousands * warps
+        ranks.append(
+            dataclasses.replace(
+                stages,
+                fwd_compute_ms=0.05 * stages.fwd_compute_ms + more_ms,
+                bwd_compute_ms=0.05 * stages.bwd_compute_ms + 2 * more_ms,
+            )
+        )
+    return dataclasses.replace(sample, cost=PlanCost(tuple(ranks), sample.cost.input_dist_ms))
+
+
+@functools.cache
+def gpu_plans(seed: int) -> tuple[Sample, ...]:
+    return tuple(map(on_gpu, measured_plans(220, 60, seed=seed)))
+
+
+def error(compute: ComputeModel) -> float:
+    """Mean relative error of computation on the ranks of other plans."""
+    errors = []
+    for sample in gpu_plans(1):
+        if sample.kind != "computation":
+            continue
+        shards = workload_of_sample(sample)
+        times = compute.times_ms(shards.by_rank(compute.vectors(shards)), shards.num_lookups())
+        for (forward, backward), stages in zip(times, sample.cost.per_rank, strict=True):
+            if stages.fwd_compute_ms > 0:
+                errors += [forward / stages.fwd_compute_ms, backward / stages.bwd_compute_ms]
+    return float(np.abs(np.array(errors) - 1).mean())
+
+
+def test_a_fit_finds_the_price_of_the_widest_shard() -> None:
+    samples = [sample for sample in gpu_plans(0) if sample.kind == "computation"]
+    with_widest = fit_compute(LookupData.from_samples(samples, GPU), seed=0, num_steps=400)
+    without = fit_compute(LookupData.from_samples(samples), seed=0, num_steps=400)
+    assert with_widest.widest_ms is not None
+    assert without.widest_ms is None
+    assert error(with_widest) < 0.5 * error(without)
+    np.testing.assert_allclose(with_widest.widest_ms, [[ID_MS] * 2, [2 * ID_MS] * 2], rtol=0.2)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    manifest = MANIFEST | {"hardware": "made-up GPU", "device": "cuda"}
+    return fit_cost_model(CollectedCosts(gpu_plans(0), manifest), FitConfig(num_steps=5))
+
+
+def test_an_artefact_is_the_model(fitted: Fitted, tmp_path: Path) -> None:
+    path = write_artifact(tmp_path, "learned-gpu", fitted.arrays, fitted.meta)
+    loaded = learned_cost_model(RunContext("cuda"), str(path))
+    assert loaded.device == "cuda"
+    assert loaded.compute.device is GPU
+    arrays = to_arrays(loaded.compute, loaded.communication)
+    assert arrays.keys() == fitted.arrays.keys()
+    for key, array in fitted.arrays.items():
+        np.testing.assert_array_equal(arrays[key], array)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_artefact_with_the_terms_of_another_device_is_refused(
+    fitted: Fitted, device: str, tmp_path: Path
+) -> None:
+    features = fitted.meta["features"]
+    if device == "cuda":
+        features = {key: names for key, names in features.items() if key != "widest"}
+    meta = fitted.meta | {"device": device, "features": features}
+    path = write_artifact(tmp_path, "learned-gpu", fitted.arrays, meta)
+    with pytest.raises(DataError, match="other features"):
+        learned_cost_model(RunContext(device), str(path))
