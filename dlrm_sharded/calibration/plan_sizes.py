@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.random_plans import RankLimits
+from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.fused_optimizers import STATE_BYTES
@@ -31,12 +31,14 @@ class PlanSizes:
         table_gib: memory of a rank for tables and the state of their optimizer.
         ids_per_step: largest number of ids that a rank looks up.
         pooled_gib: largest size of the pooled vectors that a rank looks up; None for no limit.
+        widest_cols: range of the largest width of a plan.
     """
 
     batch_sizes: tuple[int, ...]
     table_gib: float
     ids_per_step: int
     pooled_gib: float | None = None
+    widest_cols: tuple[int, int] = (MAX_COLS, MAX_COLS)
 
     def rank_limits(self, optimizer: str) -> RankLimits:
         """Return the limits of the plans' ranks.
@@ -49,15 +51,20 @@ class PlanSizes:
             table_bytes=int(weight_share * self.table_gib * GIB),
             ids_per_step=self.ids_per_step,
             pooled_bytes=math.inf if self.pooled_gib is None else self.pooled_gib * GIB,
+            widest_cols=self.widest_cols,
         )
 
 
 CPU_SIZES = PlanSizes(batch_sizes=(1024, 2048, 4096, 8192), table_gib=2.0, ids_per_step=1_500_000)
 GPU_SIZES = PlanSizes(
-    batch_sizes=(8192, 16384, 32768, 65536, 131072), table_gib=24.0, ids_per_step=8_000_000
+    batch_sizes=(8192, 16384, 32768, 65536, 131072),
+    table_gib=24.0,
+    ids_per_step=8_000_000,
+    widest_cols=(32, 1024),
 )
 """Sizes at which bandwidth decides and not the launch of kernels; on small GPUs they are smaller.
-Random reads of tables of several GiB are slower than those of small ones, on a GPU too."""
+Random reads of tables of several GiB are slower than those of small ones, on a GPU too. Its lookups
+depend on the widest table, so plans differ in that."""
 
 
 def plan_sizes(

@@ -58,17 +58,20 @@ class RankLimits:
         table_bytes: memory for tables.
         ids_per_step: number of ids that it looks up.
         pooled_bytes: size of the pooled vectors that it looks up, before they are exchanged.
+        widest_cols: range of the largest width of a plan, in powers of two.
     """
 
     table_bytes: int
     ids_per_step: int
     pooled_bytes: float = math.inf
+    widest_cols: tuple[int, int] = (MAX_COLS, MAX_COLS)
 
 
 def draw_computation(
     rng: np.random.Generator, *, world_size: int, batch_size: int, limits: RankLimits
 ) -> list[DrawnTable]:
     """Draw 1 to `MAX_SHARDS` shards for every rank, with similar work, so that none waits long."""
+    widest = _draw_widest(rng, limits)
     num_shards = 1
     if rng.random() >= SINGLE_SHARE:
         num_shards = round(2 * (MAX_SHARDS / 2) ** rng.random())
@@ -78,11 +81,11 @@ def draw_computation(
     tables = []
     for rank in range(world_size):
         count = num_shards if num_shards < 4 else round(num_shards * rng.uniform(0.7, 1.0))
-        tables += [_draw_table(rng, rows_top, pooling_top, rank) for _ in range(count)]
+        tables += [_draw_table(rng, rows_top, pooling_top, widest, rank) for _ in range(count)]
     if world_size > 1 and rng.random() < ROW_WISE_SHARE:
         count = int(rng.integers(1, MAX_ROW_WISE + 1))
         tables += [
-            _draw_table(rng, max(rows_top, 100 * MIN_DRAWN_ROWS), pooling_top, None)
+            _draw_table(rng, max(rows_top, 100 * MIN_DRAWN_ROWS), pooling_top, widest, None)
             for _ in range(count)
         ]
     return _within(limits, tables, world_size, batch_size)
@@ -113,22 +116,30 @@ def draw_communication(
 
 
 def _draw_table(
-    rng: np.random.Generator, rows_top: float, pooling_top: float, rank: int | None
+    rng: np.random.Generator, rows_top: float, pooling_top: float, widest: int, rank: int | None
 ) -> DrawnTable:
     return DrawnTable(
         num_rows=round(MIN_DRAWN_ROWS * (rows_top / MIN_DRAWN_ROWS) ** rng.random()),
-        num_cols=_draw_cols(rng),
+        num_cols=_draw_cols(rng, widest),
         pooling_factor=float(MIN_POOLING * (pooling_top / MIN_POOLING) ** rng.random()),
         exponent=float(rng.uniform(0.0, MAX_EXPONENT)),
         rank=rank,
     )
 
 
-def _draw_cols(rng: np.random.Generator) -> int:
+def _draw_widest(rng: np.random.Generator, limits: RankLimits) -> int:
+    """Draw the largest width of a plan."""
+    least, most = limits.widest_cols
+    if least == most:
+        return most
+    return int(2 ** rng.integers(least.bit_length() - 1, most.bit_length()))
+
+
+def _draw_cols(rng: np.random.Generator, widest: int = MAX_COLS) -> int:
     """Draw a power of two, as tables have, or any multiple of 4, as column splits leave."""
     if rng.random() < 0.5:
-        return int(2 ** rng.integers(2, 9))
-    quarter = (MAX_COLS / COLUMN_MULTIPLE) ** rng.random()
+        return int(2 ** rng.integers(2, widest.bit_length()))
+    quarter = (widest / COLUMN_MULTIPLE) ** rng.random()
     return round(quarter) * COLUMN_MULTIPLE
 
 

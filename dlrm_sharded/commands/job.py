@@ -108,7 +108,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
     with all_or_none():
         torch.manual_seed(setup.seed)
-        torch.backends.cuda.matmul.allow_tf32 = setup.trainer.tf32
         model: Dlrm = instantiate(cfg.model)(
             task.tables, setup.dataset.num_dense, device=rank.device
         )

@@ -143,6 +143,7 @@ class Trainer:
         Raises:
             DivergenceError: the loss was not finite; all ranks raise it.
         """
+        torch.backends.cuda.matmul.allow_tf32 = self._config.tf32
         self._model.train()
         progress = tqdm(total=self._num_steps, unit="step", disable=not self._rank.is_zero)
         with progress as bar, self._batches:

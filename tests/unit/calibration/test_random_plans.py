@@ -179,3 +179,20 @@ def test_the_seed_says_all(world_size: int) -> None:
     assert communication.__wrapped__(world_size) == communication(world_size)
     draws = [tuple(tables) for tables in computation(world_size)]
     assert len(set(draws)) == NUM_DRAWS
+
+
+def test_plans_differ_in_their_widest_table() -> None:
+    """All lookups of a GPU depend on the widest one; wide plans have narrow tables, too."""
+    limits = dataclasses.replace(LIMITS, widest_cols=(32, 1024))
+    widest = [
+        max(
+            table.num_cols
+            for table in draw_computation(
+                np.random.default_rng(seed), world_size=2, batch_size=1024, limits=limits
+            )
+        )
+        for seed in range(60)
+    ]
+    assert max(widest) > 512
+    assert min(widest) <= 32
+    assert sum(64 < width <= 512 for width in widest) > 10

@@ -106,3 +106,21 @@ def test_warm_up_has_no_throughput(rank: Rank, monkeypatch: pytest.MonkeyPatch) 
     result = run(Events(), rank, monkeypatch, num_steps=2, num_warmup_steps=2)
     assert result.samples_per_s != result.samples_per_s  # not a number
     assert result.samples_per_s_overall != result.samples_per_s_overall
+
+
+@pytest.fixture
+def products_on_gpus() -> Iterator[Any]:
+    """How torch multiplies fp32 matrices on GPUs, put back at the end."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    yield products
+    products.allow_tf32 = before
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_products_on_gpus_may_round(
+    tf32: bool, rank: Rank, monkeypatch: pytest.MonkeyPatch, products_on_gpus: Any
+) -> None:
+    products_on_gpus.allow_tf32 = not tf32
+    run(Events(), rank, monkeypatch, num_steps=1, tf32=tf32)
+    assert products_on_gpus.allow_tf32 == tf32
