@@ -31,7 +31,7 @@ from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from dlrm_sharded.training.prefetch import Prefetcher
-from dlrm_sharded.training.window import Window
+from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Trainer:
             _endless(train_stream), depth=config.prefetch_batches, device=rank.device
         )
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
-        self._unread: deque[Window] = deque()
+        self._unread: deque[ClosedWindow] = deque()
         self._step_ms: list[float] = []
         self._steady_since_s = self._steady_until_s = float("nan")
         self._loss = float("nan")
@@ -157,9 +157,8 @@ class Trainer:
                 is_last = num_done == self._num_steps
                 evaluates = is_last or self._is_every(self._config.eval_every_steps, num_done)
                 if evaluates or self._is_every(self._config.log_every_steps, num_done):
-                    following = window.close(self._batches.take_wait_ms())
-                    self._unread.append(window)
-                    window = following
+                    self._unread.append(window.close(self._batches.take_wait_ms()))
+                    window = window.following()
                     self._report(bar, num_unread=0 if evaluates else 1)
                 if is_last:
                     self._steady_until_s = time.perf_counter()

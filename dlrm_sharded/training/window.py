@@ -1,4 +1,4 @@
-"""The steps between two logs of a training."""
+"""The steps between two logs of a training, which a host can read later than a GPU takes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlrm_sharded.distributed import Rank, Stopwatch
 
 
 class Window:
-    """Losses and times of successive steps, which a host can read later than the device has them.
+    """Gathers the losses and times of successive steps.
 
     Args:
         first_step: number of steps before the first one.
@@ -18,8 +18,7 @@ class Window:
     """
 
     def __init__(self, first_step: int, rank: Rank, watch: Stopwatch | None = None) -> None:
-        self.first_step = first_step
-        self.data_wait_ms = 0.0
+        self._first_step = first_step
         self._rank = rank
         self._losses: list[Tensor] = []
         if watch is None:
@@ -32,32 +31,55 @@ class Window:
         self._losses.append(loss)
         self._watch.mark()
 
-    def close(self, data_wait_ms: float) -> Window:
+    def close(self, data_wait_ms: float) -> ClosedWindow:
         """Begin to average the losses over all ranks, which call it together.
 
         Args:
             data_wait_ms: time that a step waited for its batch.
-
-        Returns:
-            The window of the next steps.
         """
+        losses = torch.stack(self._losses).float()
+        return ClosedWindow(self._first_step, losses, self._watch, self._rank, data_wait_ms)
+
+    def following(self) -> Window:
+        """Return the window of the next steps, whose times begin where those of this one end."""
+        next_step = self._first_step + len(self._losses)
+        return Window(next_step, self._rank, self._watch.restarted())
+
+
+class ClosedWindow:
+    """Losses and times of a number of steps. Whoever reads them waits for the device.
+
+    Args:
+        first_step: number of steps before the first one.
+        losses: [number of steps], of this rank, on its device.
+        data_wait_ms: time that a step waited for its batch.
+    """
+
+    def __init__(
+        self,
+        first_step: int,
+        losses: Tensor,
+        watch: Stopwatch,
+        rank: Rank,
+        data_wait_ms: float,
+    ) -> None:
+        self.first_step = first_step
         self.data_wait_ms = data_wait_ms
-        self._sums = torch.stack(self._losses).float()
-        self._reduction = dist.all_reduce(self._sums, async_op=True)
-        self._is_read = None
-        if self._rank.device.type == "cuda":
-            self._reduction.wait()  # the device waits; the host goes on
-            self._sums = self._sums.to("cpu", non_blocking=True)
-            self._is_read = torch.cuda.current_stream().record_event()
-        return Window(self.first_step + len(self._losses), self._rank, self._watch.restarted())
+        self._watch = watch
+        self._world_size = rank.world_size
+        reduction = dist.all_reduce(losses, async_op=True)
+        if rank.device.type == "cuda":
+            reduction.wait()  # the device waits; the host goes on
+            losses = losses.to("cpu", non_blocking=True)
+            self._wait = torch.cuda.current_stream().record_event().synchronize
+        else:
+            self._wait = reduction.wait
+        self._sums = losses
 
     def mean_losses(self) -> Tensor:
         """Return [number of steps], on the CPU, the loss of each step in the mean of all ranks."""
-        if self._is_read is None:
-            self._reduction.wait()
-        else:
-            self._is_read.synchronize()
-        return self._sums / self._rank.world_size
+        self._wait()
+        return self._sums / self._world_size
 
     def step_ms(self) -> list[float]:
         """Return the time of each step in ms."""
