@@ -12,7 +12,17 @@ from dlrm_sharded.sharded_model import sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training.optimizers import OptimizerConfig
 
-TABLES = (Table("a", 40, 16, 3.0), Table("b", 30, 8, 2.0), Table("c", 5, 8, 1.0))
+TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
+PLANS = (
+    "table_wise",
+    "columns_uneven",
+    "columns_on_one_rank",
+    "empty_rank",
+    "row_wise",
+    "rows_and_columns",
+)
+"""Kinds of plans that suit every number of ranks."""
+
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3
 LEARNING_RATE = 0.3
@@ -31,6 +41,8 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
 
     def rows(table: Table) -> list[Shard]:
         blocks = row_blocks(table.num_embeddings, world_size)
+        if len(blocks) < world_size:  # a block would be empty
+            return [Shard.whole(table, last)]
         return [
             Shard(table.name, r, block, (0, table.embedding_dim)) for r, block in enumerate(blocks)
         ]

@@ -20,6 +20,7 @@ from tests.distributed.small_model import (
     LEARNING_RATE,
     LOCAL_BATCH_SIZE,
     NUM_STEPS,
+    PLANS,
     TABLES,
     global_batches,
     local_shards,
@@ -31,15 +32,6 @@ from tests.distributed.small_model import (
 
 ADAGRAD_EPSILON = 1e-8
 """FBGEMM's default."""
-
-PLANS = (
-    "table_wise",
-    "columns_uneven",
-    "columns_on_one_rank",
-    "empty_rank",
-    "row_wise",
-    "rows_and_columns",
-)
 
 
 def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
