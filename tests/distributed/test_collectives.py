@@ -18,21 +18,9 @@ from torchrec.datasets.utils import Batch
 from dlrm_sharded.commands import job
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.task import Topology
-from dlrm_sharded.training.trainer import evaluate, make_pipeline
 from tests.conftest import ROOT, SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
-from tests.distributed.small_model import (
-    CPU,
-    PLANS,
-    TABLES,
-    global_batches,
-    make_model,
-    make_plan,
-    optimizers,
-    share,
-)
+from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
 
 # of torch, in what TorchRec loads
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -41,30 +29,14 @@ ONE_HOST = [(2, 2, kind) for kind in PLANS] + [(8, 8, kind) for kind in PLANS]
 TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_rank")]
 
 
-def train(rank: Rank, kind: str, pipeline_name: str) -> list[float]:
-    """Train a step, evaluate, and train the others, on equal batches of all ranks; the losses."""
-    config = optimizers("sgd")
-    model = make_model()
-    config.fuse_into(model)
-    topology = Topology(
-        rank.world_size, 10**9, local_world_size=rank.local_world_size, compute_device="cpu"
-    )
-    plan = make_plan(kind, rank.world_size)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    pipeline = make_pipeline(pipeline_name, sharded, config.build(sharded), CPU)
-    shares = [share(batch, 0) for batch in global_batches(rank.world_size)]
-    batches = iter(shares)
-    losses = [pipeline.progress(batches)[0]]
-    evaluate(sharded, pipeline, shares, CPU)
-    losses += [pipeline.progress(batches)[0] for _ in shares[1:]]
-    return [float(loss) for loss in losses]
-
-
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
 @pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
 def test_steps(world_size: int, local_world_size: int, kind: str, pipeline: str) -> None:
+    shares = [share(batch, 0) for batch in global_batches(world_size)]
     by_rank, losses = run_in_turn(
-        lambda rank: train(rank, kind, pipeline), world_size, local_world_size=local_world_size
+        lambda rank: train_and_evaluate(rank, kind, shares, pipeline=pipeline),
+        world_size,
+        local_world_size=local_world_size,
     )
     assert disagreement(by_rank) is None
     assert losses == losses[:1] * world_size
