@@ -1,21 +1,40 @@
 """A small model, its batches and plans of every kind, for jobs of a few ranks."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torchrec.datasets.utils import Batch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.distributed import Rank
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.training.trainer import evaluate, make_pipeline
+from dlrm_sharded.validation import validate
 
-TABLES = (Table("a", 40, 16, 3.0), Table("b", 30, 8, 2.0), Table("c", 5, 8, 1.0))
+TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))
+PLANS = (
+    "table_wise",
+    "columns_uneven",
+    "columns_on_one_rank",
+    "empty_rank",
+    "row_wise",
+    "rows_and_columns",
+)
+"""Kinds of plans that suit every number of ranks."""
+
 LOCAL_BATCH_SIZE = 6
 NUM_STEPS = 3
 LEARNING_RATE = 0.3
+LEARNING_RATES = {"sgd": LEARNING_RATE, "rowwise_adagrad": LEARNING_RATE, "adam": 0.01}
 CPU = torch.device("cpu")
 
 
@@ -31,6 +50,8 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
 
     def rows(table: Table) -> list[Shard]:
         blocks = row_blocks(table.num_embeddings, world_size)
+        if len(blocks) < world_size:  # a block would be empty
+            return [Shard.whole(table, last)]
         return [
             Shard(table.name, r, block, (0, table.embedding_dim)) for r, block in enumerate(blocks)
         ]
@@ -94,24 +115,73 @@ def share(batch: Batch, rank: int) -> Batch:
     )
 
 
-def make_model() -> Dlrm:
+def make_model(device: torch.device = CPU, *, compile_mode: str | None = None) -> Dlrm:
+    """A model whose dense layers have the same weights on every device."""
     torch.manual_seed(0)
-    return dlrm(TABLES, 3, dense_layers=[8, 8], over_layers=[8, 1], device=CPU)
+    layers: dict[str, Any] = {"dense_layers": [8, 8], "over_layers": [8, 1]}
+    weights = dlrm(TABLES, 3, **layers, device=CPU).state_dict()
+    model = dlrm(TABLES, 3, **layers, device=device, compile_mode=compile_mode)
+    model.load_state_dict({n: w for n, w in weights.items() if not w.is_meta}, strict=False)
+    return model
 
 
 def optimizers(embedding: str) -> OptimizerConfig:
     return OptimizerConfig(
         embedding=embedding,
-        embedding_learning_rate=LEARNING_RATE,
+        embedding_learning_rate=LEARNING_RATES[embedding],
         dense="sgd",
         dense_learning_rate=0.1,
     )
 
 
+def make_sharded(
+    rank: Rank,
+    kind: str,
+    embedding: str,
+    *,
+    compile_mode: str | None = None,
+    exchange_precision: str = "fp32",
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    """The model on the rank's device under a valid plan, and its optimizers."""
+    topology = Topology(
+        rank.world_size,
+        10**9,
+        local_world_size=rank.local_world_size,
+        compute_device=rank.device.type,
+    )
+    plan = make_plan(kind, rank.world_size)
+    validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
+    config = optimizers(embedding)
+    model = make_model(rank.device, compile_mode=compile_mode)
+    config.fuse_into(model)
+    sharded = shard_model(
+        model, plan, TABLES, topology, seed=7, exchange_precision=exchange_precision
+    )
+    return sharded, config.build(sharded)
+
+
+def train_and_evaluate(
+    rank: Rank, kind: str, shares: list[Batch], *, pipeline: str = "base", **options: Any
+) -> list[float]:
+    """Train a step, evaluate on all batches, and train the other steps; the losses.
+
+    Args:
+        shares: this rank's samples of each batch.
+        options: of `make_sharded`.
+    """
+    sharded, optimizer = make_sharded(rank, kind, "sgd", **options)
+    steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
+    batches = iter(shares)
+    losses = [steps.progress(batches)[0]]
+    evaluate(sharded, steps, shares, rank.device)
+    losses += [steps.progress(batches)[0] for _ in shares[1:]]
+    return [float(loss) for loss in losses]
+
+
 def local_shards(sharded: torch.nn.Module) -> list[tuple[str, list[int], Tensor]]:
-    """(table, offsets, weights) of this rank."""
+    """(table, offsets, weights) of this rank, on the CPU."""
     return [
-        (name.split(".")[-2], list(shard.metadata.shard_offsets), shard.tensor.clone())
+        (name.split(".")[-2], list(shard.metadata.shard_offsets), shard.tensor.clone().cpu())
         for name, weight in sharded_embeddings(sharded).state_dict().items()
         for shard in weight.local_shards()
     ]

@@ -6,29 +6,14 @@ import pytest
 import torch
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.task import Topology
 from dlrm_sharded.training.trainer import make_pipeline
 from tests.distributed.ranks import run_ranks
-from tests.distributed.small_model import (
-    CPU,
-    TABLES,
-    global_batches,
-    make_model,
-    make_plan,
-    optimizers,
-    share,
-)
+from tests.distributed.small_model import global_batches, make_sharded, share
 
 
 def train(rank: Rank, name: str) -> dict[str, Any]:
-    config = optimizers("sgd")
-    model = make_model()
-    config.fuse_into(model)
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    plan = make_plan("columns_uneven", rank.world_size)
-    sharded = shard_model(model, plan, TABLES, topology, seed=7)
-    pipeline = make_pipeline(name, sharded, config.build(sharded), CPU)
+    sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
+    pipeline = make_pipeline(name, sharded, optimizer, rank.device)
     batches = iter([share(batch, rank.rank) for batch in global_batches(rank.world_size)])
     losses = []
     while True:

@@ -10,68 +10,49 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.sharded_model import fill_table, shard_model, sharded_embeddings
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.sharded_model import fill_table, sharded_embeddings
 from dlrm_sharded.torchrec_adapter import bag_configs
-from dlrm_sharded.validation import validate
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     CPU,
     LEARNING_RATE,
-    LOCAL_BATCH_SIZE,
+    LEARNING_RATES,
     NUM_STEPS,
+    PLANS,
     TABLES,
     global_batches,
     local_shards,
     make_model,
     make_plan,
-    optimizers,
+    make_sharded,
     share,
 )
 
-ADAGRAD_EPSILON = 1e-8
-"""FBGEMM's default."""
-
-PLANS = (
-    "table_wise",
-    "columns_uneven",
-    "columns_on_one_rank",
-    "empty_rank",
-    "row_wise",
-    "rows_and_columns",
-)
+EPSILON = 1e-8
+"""FBGEMM's default, of rowwise Adagrad and of Adam."""
 
 
 def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
     """Train under each (plan, embedding optimizer); what came out, of all ranks."""
     results: dict[str, Any] = {}
     for kind, embedding in cases:
-        topology = Topology(
-            rank.world_size,
-            10**9,
-            local_world_size=rank.local_world_size,
-            compute_device="cpu",
-        )
-        plan = make_plan(kind, rank.world_size)
-        validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
-        config = optimizers(embedding)
-        model = make_model()
-        config.fuse_into(model)
-        sharded = shard_model(model, plan, TABLES, topology, seed=7)
-        optimizer = config.build(sharded)
+        sharded, optimizer = make_sharded(rank, kind, embedding)
         logits = []
         for batch in global_batches(rank.world_size):
             optimizer.zero_grad()
-            loss, (_, step_logits, _) = sharded(share(batch, rank.rank))
+            loss, (_, step_logits, _) = sharded(share(batch, rank.rank).to(rank.device))
             loss.backward()
             optimizer.step()
-            logits.append(step_logits)
+            logits.append(step_logits.cpu())
         results[f"{kind}-{embedding}"] = {
+            "initial": initial_tables(rank.device),
             "logits": torch.cat(gathered(rank, torch.stack(logits)), dim=1),
             "shards": [
                 shard for shards in gathered(rank, local_shards(sharded)) for shard in shards
             ],
-            "dense": [p.detach() for p in model.dense_arch.parameters()],
+            "dense": [
+                p.detach().cpu() for name, p in sharded.named_parameters() if "dense_arch" in name
+            ],
             "fused_modules": [
                 len(lookup._emb_modules)
                 for lookup in sharded_embeddings(sharded)._lookups
@@ -81,46 +62,110 @@ def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
     return results
 
 
-def initial_tables() -> dict[str, Tensor]:
-    """The weights that seed 7 gives, whole."""
-    tables = {t.name: torch.empty(t.num_embeddings, t.embedding_dim) for t in TABLES}
+def initial_tables(device: torch.device) -> dict[str, Tensor]:
+    """The weights that seed 7 gives, whole; a GPU draws others than a CPU."""
+    tables = {t.name: torch.empty(t.num_embeddings, t.embedding_dim, device=device) for t in TABLES}
     for name, weight in tables.items():
         fill_table(weight, [0, 0], len(weight), name, seed=7)
-    return tables
+    return {name: weight.cpu() for name, weight in tables.items()}
 
 
-def train_unsharded(kind: str, embedding: str, world_size: int) -> dict[str, Any]:
-    """The same training on one device, the tables updated shard by shard in plain torch."""
-    model = make_model()
-    collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=CPU)
+def train_unsharded(
+    kind: str, embedding: str, world_size: int, initial: dict[str, Tensor]
+) -> dict[str, Any]:
+    """The same training on one CPU, the tables updated shard by shard in plain torch.
+
+    Weights, gradients and states are in fp64. Pooled vectors and logits pass through fp32.
+
+    Args:
+        initial: weights of the tables.
+    """
+    model = make_model().double()
+    collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=CPU).double()
     weights = {name: bag.weight for name, bag in collection.embedding_bags.items()}
-    for name, values in initial_tables().items():
+    for name, values in initial.items():
         weights[name].data.copy_(values)
     model.sparse_arch.embedding_bag_collection = collection
     dense = [p for n, p in model.named_parameters() if "embedding_bag" not in n]
     optimizer = torch.optim.SGD(dense, lr=0.1)
-    shards = make_plan(kind, world_size).shards
-    row_states = {shard: torch.zeros(shard.num_rows) for shard in shards}
+    updates = {shard: PlainUpdate(embedding) for shard in make_plan(kind, world_size).shards}
     logits = []
     for batch in global_batches(world_size):
         model.zero_grad()
+        batch.dense_features = batch.dense_features.double()
         loss, (_, step_logits, _) = model(batch)
         loss.backward()
         optimizer.step()
-        for shard, state in row_states.items():
+        for shard, update in updates.items():
             place = (slice(*shard.rows), slice(*shard.cols))
-            gradient = weights[shard.table].grad[place]
-            if embedding == "rowwise_adagrad":
-                # One number per row of a shard: the mean over the shard's columns only.
-                state += gradient.square().mean(dim=1)
-                gradient = gradient / (state.sqrt() + ADAGRAD_EPSILON)[:, None]
-            weights[shard.table].data[place] -= LEARNING_RATE * gradient
+            looked_up = torch.zeros(weights[shard.table].shape[0], dtype=torch.bool)
+            looked_up[batch.sparse_features[shard.table].values()] = True
+            weights[shard.table].data[place] -= update(
+                weights[shard.table].grad[place], looked_up[place[0]]
+            )
         logits.append(step_logits)
     return {
         "logits": torch.stack(logits),
         "tables": {name: weight.detach() for name, weight in weights.items()},
         "dense": [p.detach() for p in model.dense_arch.parameters()],
     }
+
+
+class PlainUpdate:
+    """What FBGEMM's optimizers subtract from a shard, in plain torch."""
+
+    def __init__(self, embedding: str) -> None:
+        self._embedding = embedding
+        self._num_steps = 0
+        self._states: dict[str, Tensor] = {}
+
+    def __call__(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
+        """Return the change [rows, cols].
+
+        Args:
+            gradient: [rows, cols]
+            looked_up: [rows], whether a row is in the batch; the states of others stay.
+        """
+        self._num_steps += 1
+        direction = getattr(self, f"_{self._embedding}")(gradient, looked_up)
+        return LEARNING_RATES[self._embedding] * direction * looked_up[:, None]
+
+    def _sgd(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
+        return gradient
+
+    def _rowwise_adagrad(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
+        # One number per row of a shard: the mean over the shard's columns only.
+        state = self._states.setdefault("sum", torch.zeros_like(gradient[:, 0]))
+        state += gradient.square().mean(dim=1)
+        return gradient / (state.sqrt() + EPSILON)[:, None]
+
+    def _adam(self, gradient: Tensor, looked_up: Tensor) -> Tensor:
+        corrected = []
+        for power, decay in enumerate((0.9, 0.999), start=1):
+            moment = self._states.setdefault(f"moment {power}", torch.zeros_like(gradient))
+            moment[looked_up] = (decay * moment + (1 - decay) * gradient**power)[looked_up]
+            corrected.append(moment / (1 - decay**self._num_steps))
+        return corrected[0] / (corrected[1].sqrt() + EPSILON)
+
+
+@pytest.mark.parametrize("embedding", ["sgd", "adam"])
+def test_plain_update_is_that_of_torch(embedding: str) -> None:
+    """Where all rows are looked up, and in those that are when others are not."""
+    weight = torch.nn.Parameter(torch.zeros(4, 8, dtype=torch.float64))
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[embedding](
+        [weight], lr=LEARNING_RATES[embedding]
+    )
+    update, ours = PlainUpdate(embedding), torch.zeros(5, 8, dtype=torch.float64)
+    looked_up = torch.tensor([True, True, True, True, False])
+    for seed in range(3):
+        gradient = torch.randn(
+            5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
+        weight.grad = gradient[:4].clone()
+        optimizer.step()
+        ours -= update(gradient, looked_up)
+    torch.testing.assert_close(ours[:4], weight.detach())
+    assert not ours[4].any()
 
 
 @functools.cache
@@ -135,12 +180,12 @@ def sharded_results(world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_trains_alike(world_size: int, kind: str, embedding: str) -> None:
     sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
-    assert_alike(sharded, train_unsharded(kind, embedding, world_size))
+    assert_alike(sharded, train_unsharded(kind, embedding, world_size, sharded["initial"]))
 
 
 def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
     """Logits of all steps, and all weights at the end."""
-    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5, check_dtype=False)
     close(sharded["logits"], unsharded["logits"])
     for ours, theirs in zip(sharded["dense"], unsharded["dense"], strict=True):
         close(ours, theirs)
@@ -186,5 +231,5 @@ def table_of(result: dict[str, Any], name: str) -> Tensor:
 def test_rows_over_one_host(embedding: str) -> None:
     cases = [("host_rows", embedding)]
     sharded = run_ranks(train_sharded, 4, cases, local_world_size=2)[f"host_rows-{embedding}"]
-    assert_alike(sharded, train_unsharded("host_rows", embedding, 4))
+    assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
     assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host

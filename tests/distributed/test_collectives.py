@@ -1,0 +1,165 @@
+"""All ranks issue the same collectives in the same order, which NCCL needs and gloo forgives.
+
+The ranks of these jobs run one after the other in this process and send nothing, see `fake_job`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from torchrec.datasets.utils import Batch
+
+from dlrm_sharded.commands import job
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.distributed import Rank
+from tests.conftest import ROOT, SMALL_RUN
+from tests.distributed.fake_job import disagreement, run_in_turn
+from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
+
+# of torch, in what TorchRec loads
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+ONE_HOST = [(2, 2, kind) for kind in PLANS] + [(8, 8, kind) for kind in PLANS]
+TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_rank")]
+
+
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
+@pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
+def test_steps(world_size: int, local_world_size: int, kind: str, pipeline: str) -> None:
+    shares = [share(batch, 0) for batch in global_batches(world_size)]
+    by_rank, losses = run_in_turn(
+        lambda rank: train_and_evaluate(rank, kind, shares, pipeline=pipeline),
+        world_size,
+        local_world_size=local_world_size,
+    )
+    assert disagreement(by_rank) is None
+    assert losses == losses[:1] * world_size
+    names = {collective.name for collective in by_rank[0]}
+    assert names >= {"new_group", "all_to_all", "all_reduce", "broadcast"}
+    has_row_blocks = kind in ("row_wise", "rows_and_columns", "host_rows")
+    assert ("reduce_scatter" in {c.name for c in by_rank[-1]}) == has_row_blocks
+
+
+def skip_a_barrier(rank: Rank) -> None:
+    if rank.rank != 2:
+        dist.barrier()
+
+
+def skip_the_last_sum(rank: Rank) -> None:
+    for _ in range(3 - (rank.rank == 2)):
+        dist.all_reduce(torch.ones(1))
+
+
+def sum_other_sizes(rank: Rank) -> None:
+    dist.all_reduce(torch.ones(1 + rank.rank // 2))
+
+
+def reduce_otherwise(rank: Rank) -> None:
+    dist.all_reduce(torch.ones(1), dist.ReduceOp.MAX if rank.rank else dist.ReduceOp.SUM)
+
+
+def use_groups_in_another_order(rank: Rank) -> None:
+    groups = [dist.group.WORLD, dist.new_group()]
+    for group in groups if rank.is_zero else reversed(groups):
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def make_groups_for_members_only(rank: Rank) -> None:
+    if rank.rank < 2:
+        dist.new_group([0, 1])
+
+
+def receive_more_than_others_send(rank: Rank) -> None:
+    splits = [1] * rank.world_size
+    received = [1, 1, 2] if rank.rank == 1 else splits
+    dist.all_to_all_single(torch.ones(sum(received)), torch.ones(3), received, splits)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        skip_a_barrier,
+        skip_the_last_sum,
+        sum_other_sizes,
+        reduce_otherwise,
+        use_groups_in_another_order,
+        make_groups_for_members_only,
+        receive_more_than_others_send,
+    ],
+)
+def test_finds_mistakes(mistake: Callable[[Rank], None]) -> None:
+    assert disagreement(run_in_turn(mistake, 3)[0]) is not None
+
+
+def test_groups_of_some_ranks() -> None:
+    """Ranks of another group do not take part."""
+
+    def two_groups(rank: Rank) -> float:
+        groups = [dist.new_group([0, 1]), dist.new_group([2])]
+        mine = groups[rank.rank // 2]
+        total = torch.ones(1)
+        for _ in range(1 + rank.rank // 2):
+            dist.all_reduce(total, group=mine)
+        return float(total)
+
+    by_rank, totals = run_in_turn(two_groups, 3)
+    assert disagreement(by_rank) is None
+    assert totals == [2.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local_world_size", "overrides"),
+    [
+        (2, 2, ["sharder=neuroshard", "trainer.pipeline=base"]),
+        (8, 4, ["sharder=torchrec", "trainer.pipeline=sparse_dist", "exchange_precision=fp16"]),
+        (16, 8, ["sharder=neuroshard", "trainer.pipeline=sparse_dist"]),
+    ],
+    ids=["2", "4+4", "8+8"],
+)
+def test_training_job(
+    world_size: int,
+    local_world_size: int,
+    overrides: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole command: planning, measuring, steps, logs, evaluations, the result."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        cfg = compose(
+            "train",
+            [
+                *SMALL_RUN,
+                *overrides,
+                *("trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
+                *("data.pregenerate=false", "measure.iterations=4"),
+                f"hydra.runtime.output_dir={tmp_path}",
+            ],
+            return_hydra_config=True,
+        )
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    HydraConfig.instance().set_config(cfg)
+    batch = SyntheticDataset.batch
+
+    def batch_of_rank_0(*args: Any, rank: int, world_size: int) -> Batch:
+        return batch(*args, rank=0, world_size=world_size)
+
+    monkeypatch.setattr(SyntheticDataset, "batch", batch_of_rank_0)
+
+    def run(rank: Rank) -> float:
+        @contextmanager
+        def joined(**_: Any) -> Iterator[Rank]:
+            yield rank
+
+        monkeypatch.setattr(job, "process_group", joined)
+        return job.train(cfg)
+
+    by_rank, objectives = run_in_turn(run, world_size, local_world_size=local_world_size)
+    assert disagreement(by_rank) is None
+    assert objectives == objectives[:1] * world_size
+    assert (tmp_path / "result.json").exists()

@@ -1,0 +1,242 @@
+"""Training on the device that it is for: NCCL, kernels on CUDA, the overlapping pipeline."""
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch.optim.lr_scheduler import LambdaLR
+
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.task import GIB, read_task
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from tests.distributed.ranks import gathered
+from tests.distributed.small_model import (
+    LOCAL_BATCH_SIZE,
+    PLANS,
+    TABLES,
+    global_batches,
+    make_sharded,
+    share,
+    train_and_evaluate,
+)
+from tests.distributed.test_sharded_equals_unsharded import (
+    assert_alike,
+    train_sharded,
+    train_unsharded,
+)
+from tests.e2e.runs import command, events_of, result_of
+from tests.gpu.ranks import ON_GPUS, environment, finish_all, gpus, needs_gpus, run_on
+
+HERE = "tests.gpu.test_training"
+COMPILE_TIMEOUT_S = 600
+WIDEST = 2048
+"""Columns that one shard can have in FBGEMM's kernels on CUDA."""
+
+EMBEDDING_OPTIMIZERS = {
+    "cpu": ("sgd", "rowwise_adagrad"),
+    "cuda": ("sgd", "rowwise_adagrad", "adam"),
+}
+JOBS = [
+    ("cpu", 2, []),
+    ("cuda", 1, needs_gpus(1)),
+    ("cuda", 2, needs_gpus(2)),
+    ("cuda", max(len(gpus()), 3), needs_gpus(3)),
+]
+CASES = [
+    pytest.param(device, num_ranks, embedding, marks=marks)
+    for device, num_ranks, marks in JOBS
+    for embedding in EMBEDDING_OPTIMIZERS[device]
+]
+
+
+def train_under_all_plans(rank: Rank) -> dict[str, Any]:
+    optimizers = EMBEDDING_OPTIMIZERS[rank.device.type]
+    return train_sharded(rank, [(kind, name) for kind in PLANS for name in optimizers])
+
+
+@functools.cache
+def sharded_results(device: str, num_ranks: int) -> dict[str, Any]:
+    """All plans and optimizers in one start of the ranks, which is not repeated if it fails."""
+    try:
+        results: dict[str, Any] = run_on(
+            device, f"{HERE}:train_under_all_plans", num_ranks=num_ranks
+        )
+    except AssertionError as error:
+        return {"error": str(error)}
+    return results
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize(("device", "num_ranks", "embedding"), CASES)
+def test_trains_like_one_cpu_in_fp64(
+    device: str, num_ranks: int, embedding: str, kind: str
+) -> None:
+    results = sharded_results(device, num_ranks)
+    assert "error" not in results, results["error"]
+    sharded = results[f"{kind}-{embedding}"]
+    assert_alike(sharded, train_unsharded(kind, embedding, num_ranks, sharded["initial"]))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(4))])
+def test_rows_over_one_of_two_hosts(device: str) -> None:
+    optimizers = EMBEDDING_OPTIMIZERS[device]
+    cases = [("host_rows", embedding) for embedding in optimizers]
+    function = "tests.distributed.test_sharded_equals_unsharded:train_sharded"
+    results = run_on(device, function, cases, num_ranks=4, num_hosts=2)
+    for embedding in optimizers:
+        sharded = results[f"host_rows-{embedding}"]
+        assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
+        assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host
+
+
+def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Train and evaluate with each of some options."""
+    shares = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
+    return {
+        name: train_and_evaluate(rank, "rows_and_columns", shares, **options)
+        for name, options in variants.items()
+    }
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_options_that_leave_the_losses(device: str) -> None:
+    """The pipelines, with an evaluation after a step, and short numbers between ranks."""
+    short = {"cpu": "fp16", "cuda": "bf16"}[device]
+    variants = {
+        "base": {"pipeline": "base"},
+        "sparse_dist": {"pipeline": "sparse_dist"},
+        short: {"pipeline": "sparse_dist", "exchange_precision": short},
+    }
+    losses = run_on(device, f"{HERE}:losses_of", variants)
+    assert losses["sparse_dist"] == pytest.approx(losses["base"], rel=1e-5)
+    assert losses[short] == pytest.approx(losses["base"], rel=2e-2)
+    assert len(set(losses["base"])) > 1
+
+
+@pytest.mark.parametrize("device", [ON_GPUS])
+def test_compiled_layers_give_the_same_losses(device: str) -> None:
+    variants = {
+        str(mode): {"pipeline": "sparse_dist", "compile_mode": mode} for mode in (None, "default")
+    }
+    losses = run_on(device, f"{HERE}:losses_of", variants, timeout_s=COMPILE_TIMEOUT_S)
+    assert losses["default"] == pytest.approx(losses["None"], rel=1e-4)
+
+
+def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
+    """Run the trainer with its thread that reads ahead; the GPUs on which each rank is."""
+    sharded, optimizer = make_sharded(rank, "table_wise", "sgd")
+    dataset = SyntheticDataset(
+        TABLES,
+        batch_size=LOCAL_BATCH_SIZE * rank.world_size,
+        num_train_batches=4,
+        num_val_batches=2,
+        num_dense=3,
+    )
+    train_stream, eval_stream = (
+        BatchStream(dataset, split, rank=rank.rank, world_size=rank.world_size)
+        for split in ("train", "val")
+    )
+    Trainer(
+        sharded,
+        optimizer=optimizer,
+        lr_scheduler=LambdaLR(optimizer, lambda step: 1.0),
+        train_stream=train_stream,
+        eval_stream=eval_stream,
+        config=TrainerConfig(num_steps=6, eval_every_steps=3, num_warmup_steps=0),
+        batch_size=dataset.batch_size,
+        rank=rank,
+        log_scalar=lambda *_: None,
+    ).run()
+    gpus = range(torch.cuda.device_count())
+    return gathered(rank, [gpu for gpu in gpus if torch._C._cuda_hasPrimaryContext(gpu)])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
+def test_ranks_take_memory_on_their_own_gpu_only(device: str) -> None:
+    """A context takes half a GiB, and GPU 0 would have one of every rank."""
+    contexts = run_on(device, f"{HERE}:contexts_of_all_ranks")
+    if device == "cuda":
+        assert contexts == [[rank] for rank in range(len(gpus()))]
+    else:
+        assert not any(contexts)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize(
+    "num_ranks",
+    [
+        pytest.param(None, id="without_torchrun", marks=needs_gpus(1)),
+        pytest.param(1, marks=needs_gpus(1)),
+        pytest.param(len(gpus()), id="all", marks=needs_gpus(2)),
+    ],
+)
+def test_training_command(num_ranks: int | None, optimizer: str, tmp_path: Path) -> None:
+    """As a user starts it: on one GPU with and without torchrun, and on all of them."""
+    program = (
+        [sys.executable, "-m", "dlrm_sharded.train"] if num_ranks is None else command(num_ranks)
+    )
+    overrides = [
+        f"optimizer={optimizer}",
+        *("trainer.num_steps=60", "trainer.eval_every_steps=20", "model.bf16=true"),
+    ]
+    finish_all([[*program, f"hydra.run.dir={tmp_path}", *overrides]], [environment("cuda")])
+    result: Any = result_of(tmp_path)
+    world_size = num_ranks or 1
+    assert "cpu" not in result["device"]
+    assert result["world_size"] == world_size
+    assert result["auroc"] > 0.6
+    task = read_task(tmp_path / "task.json")
+    assert result["peak_gib"] > task.table_bytes / world_size / GIB
+    for stage in STAGES:
+        # with nobody to exchange with, an exchange may launch nothing
+        assert result["stages_ms"][stage] > 0 or (world_size == 1 and "comm" in stage)
+    events = events_of(tmp_path)
+    assert [event.step for event in events.Scalars("eval/auroc")] == [20, 40, 60]
+    assert [event.step for event in events.Scalars("train/data_wait_ms")] == [20, 40, 60]
+
+
+def look_up(rank: Rank, widths: list[int]) -> list[str]:
+    """Look ids up in a table of each width, backward too; errors of those that are refused."""
+    on_gpu = rank.device.type == "cuda"
+    location = EmbeddingLocation.DEVICE if on_gpu else EmbeddingLocation.HOST
+    compute_device = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
+    ids, offsets = (torch.tensor(values, device=rank.device) for values in ([3, 3, 5], [0, 2, 3]))
+    errors = []
+    for width in widths:
+        table = SplitTableBatchedEmbeddingBagsCodegen(
+            [(8, width, location, compute_device)],
+            optimizer=EmbOptimType.EXACT_SGD,
+            learning_rate=1.0,
+            device=rank.device,
+        )
+        [weights] = table.split_embedding_weights()
+        weights.fill_(1.0)
+        try:
+            pooled = table(ids, offsets)
+            pooled.sum().backward()
+        except RuntimeError as error:
+            errors.append(str(error))
+        else:
+            assert pooled[:, -1].tolist() == [2.0, 1.0]
+            assert weights[:, -1].tolist() == [1, 1, 1, -1, 1, 0, 1, 1]
+            errors.append("")
+    return errors
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPUS])
+def test_widest_shard_of_the_kernels(device: str) -> None:
+    narrow, wide = run_on(device, f"{HERE}:look_up", [WIDEST, WIDEST + 4], num_ranks=1)
+    assert narrow == ""
+    assert (wide != "") == (device == "cuda")
