@@ -17,7 +17,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.bench import Bench
-from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
@@ -62,10 +62,21 @@ class TableIds:
         return shard.num_rows < self.tables[shard.table].num_embeddings
 
 
-def draw_ids(tables: Sequence[Table], *, batch_size: int, num_batches: int, seed: int) -> TableIds:
-    """Draw ids with the access skew that cost models assume for tables without a profile."""
+def draw_ids(
+    tables: Sequence[Table],
+    *,
+    batch_size: int,
+    num_batches: int,
+    seed: int,
+    exponent: float = ASSUMED_EXPONENT,
+) -> TableIds:
+    """Draw ids, by default with the skew that cost models assume for tables without a profile.
+
+    Args:
+        exponent: Zipf exponent of the accesses; 0 is uniform.
+    """
     drawn = [
-        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, ASSUMED_EXPONENT, rank=0)
+        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, exponent, rank=0)
         for t in tables
     ]
     batches = []
@@ -95,10 +106,15 @@ class RankBench:
         self._topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
 
     def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
-        """Measure the computation of shards that share a rank; exchanges count as 0 ms.
+        """Measure the computation of shards that share a rank; exchanges count as 0 ms."""
+        [stages] = self.measure_all(shards, ids).cost.per_rank
+        return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
+
+    def measure_all(self, shards: Sequence[Shard], ids: TableIds) -> MeasuredCost:
+        """Measure shards that share a rank, with their launch times and spread.
 
         Each shard becomes a table with the ids that reach it. A block of rows keeps the row-wise
-        lookup that it has in a job of several ranks.
+        lookup that it has in a job of several ranks. Exchanges are those of a rank with itself.
         """
         pieces = [
             dataclasses.replace(
@@ -123,8 +139,7 @@ class RankBench:
             _jagged([ids.shard_ids(shard, batch) for shard in shards])
             for batch in range(len(ids.batches))
         ]
-        [stages] = self._bench.measure(pieces, plan, batches).cost.per_rank
-        return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
+        return self._bench.measure(pieces, plan, batches)
 
 
 class PlanBench:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,9 +67,8 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
         planners = planners_of(options.sharders, device=device.type, hardware=device_name(device))
         for number, benchmark_task in enumerate(measured_tasks(options.seed, num=options.tasks)):
             task = on_device(benchmark_task.task, device.type)
-            planned = [_plan(number, name, planner, task) for name, planner in planners.items()]
             rng = np.random.default_rng([options.seed, number])
-            measured = _measured(bench, task, planned, rng, rounds=options.rounds)
+            measured = task_rows(number, task, planners, bench, rng, rounds=options.rounds)
             yield from measured
             print(_line(number, measured), flush=True)
 
@@ -92,15 +91,17 @@ def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> Pl
     return PlannedTask(number, sharder, plan, report.cost)
 
 
-def _measured(
-    bench: RankBench,
+def task_rows(
+    number: int,
     task: ShardingTask,
-    planned: Sequence[PlannedTask],
+    planners: Mapping[str, Planner],
+    bench: RankBench,
     rng: np.random.Generator,
     *,
     rounds: int,
 ) -> list[Row]:
-    """Measure all ranks of all plans on the same ids."""
+    """Return the rows of the sharders' plans of a task, all measured on the same ids."""
+    planned = [_plan(number, name, planner, task) for name, planner in planners.items()]
     ids = random_ids(task, rng)
     ranks = range(task.topology.world_size)
     groups = {

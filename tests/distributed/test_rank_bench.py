@@ -80,3 +80,17 @@ def test_blocks_share_the_ids(num_blocks: int) -> None:
     for part, (start, stop) in zip(parts, blocks, strict=True):
         assert part.values.min() >= 0
         assert part.values.max() < stop - start
+
+
+def test_ids_are_drawn_with_the_given_skew() -> None:
+    table = Table("a", 10_000, 4, 5.0)
+    num_unique = [
+        len(np.unique(ids.batches[0]["a"].values))
+        for ids in (
+            draw_ids([table], batch_size=1000, num_batches=1, seed=0),
+            draw_ids([table], batch_size=1000, num_batches=1, seed=0, exponent=0.0),
+        )
+    ]
+    uniform = 10_000 * (1 - np.exp(-0.5))
+    assert num_unique[0] < 0.8 * num_unique[1]
+    assert num_unique[1] == pytest.approx(uniform, rel=0.05)

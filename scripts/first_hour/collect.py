@@ -1,0 +1,72 @@
+"""Measures random plans on one rank with `dlrm-collect-costs`, which `fit` fits a model to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.calibration.samples import CollectedCosts, read_costs
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+COSTS = Path("costs.parquet")
+COLLECT = "dlrm_sharded.commands.collect_costs"
+SIZES = (
+    "collect.batch_sizes=[8192,16384,32768,65536]",
+    *("collect.ids_per_step=8000000", "collect.table_gib=24"),
+)
+SMALL_SIZES = (
+    *("collect.batch_sizes=[256,512]", "collect.ids_per_step=8000", "collect.table_gib=0.02"),
+    *("collect.num_samples=128", "collect.repeat_every=16"),
+    *("collect.measure.iterations=3", "collect.measure.warmup=1", "collect.measure.num_batches=1"),
+)
+
+AROUND_S, SMALL_AROUND_S = 50, 15
+"""Time that a collection takes before its first plan and after its last, without which the step
+would be killed. A killed one keeps its plans, though, and `fit` uses them."""
+
+
+def run(step: StepRun) -> None:
+    step.device()
+    if not COSTS.exists():
+        around_s = SMALL_AROUND_S if step.small else AROUND_S
+        finish_collection(step, time_budget_s=max(step.seconds_left - around_s, 1.0))
+    if COSTS.exists():
+        figures = _figures(read_costs(COSTS))
+        step.record("collection", figures)
+        step.show(
+            plans=str(figures["plans"]),
+            plans_per_s=f"{figures['plans_per_s']:.2f}",
+            size=f"{figures['size_mib']:.1f} MiB",
+        )
+
+
+def finish_collection(step: StepRun, *, time_budget_s: float) -> None:
+    """Start a collection, or continue it, for some time."""
+    done = step.command(
+        module_command(
+            COLLECT,
+            f"out={COSTS}",
+            "num_ranks=1",
+            f"collect.time_budget_s={time_budget_s}",
+            *(SMALL_SIZES if step.small else SIZES),
+        )
+    )
+    step.record("exit_code", done.exit_code)
+    step.record("warnings", done.warnings)
+    step.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
+
+
+def _figures(costs: CollectedCosts) -> dict[str, Any]:
+    manifest = costs.manifest
+    return {
+        "plans": len({sample.number for sample in costs.samples}),
+        "measurements": len(costs.samples),
+        # the plans of earlier starts count too
+        "plans_per_s": round(len(costs.samples) / max(manifest["collect_s"], 0.1), 3),
+        "size_mib": round(COSTS.stat().st_size / 2**20, 2),
+        **{
+            key: manifest[key]
+            for key in ("collect_s", "repeatability", "hardware", "batch_sizes", "table_gib")
+        },
+    }

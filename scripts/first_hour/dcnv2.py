@@ -1,0 +1,105 @@
+"""MLPerf's DLRM-DCNv2 on one rank, built as a training run builds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.model import Dlrm
+from dlrm_sharded.sharded_model import shard_model
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.training.optimizers import OptimizerConfig
+
+SMALL = (
+    *("data.max_rows=1000", "model.cross_rank=16", "topology.memory_gib=0.5"),
+    *("model.dense_layers=[32,128]", "model.over_layers=[32,1]"),
+)
+"""Overrides for a rehearsal on a CPU."""
+
+NUM_BATCHES, SMALL_NUM_BATCHES = 16, 4
+"""Batches of an epoch, all of which are kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dcnv2:
+    """The model and what trains it.
+
+    Args:
+        model: the part of `sharded` that is the model.
+        build_s: time of planning, allocating and initializing.
+    """
+
+    model: Dlrm
+    sharded: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    optimizer_config: OptimizerConfig
+    table_gib: float
+    build_s: float
+
+
+def dcnv2_dataset(batch_size: int, *overrides: str, small: bool) -> SyntheticDataset:
+    """Return MLPerf's data, whose training batches are generated when the first one is used."""
+    config = _config(small, f"batch_size={batch_size}", "data.num_val_batches=1", *overrides)
+    dataset: SyntheticDataset = instantiate(config.data)
+    return dataset
+
+
+def build(dataset: SyntheticDataset, device: torch.device, *overrides: str, small: bool) -> Dcnv2:
+    """Build the model for the tables of a dataset; all lie on this rank, whole."""
+    started = time.perf_counter()
+    config = _config(small, f"batch_size={dataset.batch_size}", *overrides)
+    optimizer_config: OptimizerConfig = instantiate(config.optimizer)
+    topology = dataclasses.replace(
+        instantiate(config.topology),
+        bytes_per_element=optimizer_config.bytes_per_element,
+        optimizer_bytes_per_row=optimizer_config.bytes_per_row,
+    )
+    task = ShardingTask(dataset.tables, topology, dataset.batch_size)
+    torch.manual_seed(0)
+    model: Dlrm = instantiate(config.model)(task.tables, dataset.num_dense, device=device)
+    optimizer_config.fuse_into(model)
+    plan = GreedySharder("size_lookup").shard(task)
+    sharded = shard_model(model, plan, task.tables, topology, seed=0)
+    optimizer = optimizer_config.build(sharded)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return Dcnv2(
+        model,
+        sharded,
+        optimizer,
+        optimizer_config,
+        table_gib=round(task.table_bytes / GIB, 2),
+        build_s=round(time.perf_counter() - started, 1),
+    )
+
+
+def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def train_stream(dataset: SyntheticDataset) -> BatchStream:
+    return BatchStream(dataset, "train", rank=0, world_size=1, shuffle_seed=0)
+
+
+def _config(small: bool, *overrides: str) -> DictConfig:
+    num_batches = SMALL_NUM_BATCHES if small else NUM_BATCHES
+    # all tables on one H200 need a larger share of its memory than other trainings
+    sizes = SMALL if small else ("topology.memory_fraction=0.8",)
+    experiment = ("experiment=mlperf_dcnv2", f"data.num_train_batches={num_batches}")
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        return compose("train", [*experiment, *sizes, *overrides])

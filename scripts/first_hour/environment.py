@@ -1,0 +1,132 @@
+"""Versions, the driver, and the bandwidths of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from dlrm_sharded.distributed import Stopwatch, available_host_bytes
+from dlrm_sharded.task import GIB
+from first_hour.step_run import StepRun
+
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "polars", "hydra-core")
+ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG")
+GPU_QUERY = (
+    "name,driver_version,memory.total,memory.used,clocks.max.sm,clocks.max.mem,power.limit,"
+    "mig.mode.current,ecc.mode.current,utilization.gpu"
+)
+REPEATS = 10
+
+
+def run(step: StepRun) -> None:
+    step.record("nvidia_smi", nvidia_smi())
+    step.record("machine", machine())
+    device = step.device()
+    import fbgemm_gpu  # noqa: F401  # loads kernels that must be built for this torch and CUDA
+
+    if device.type == "cuda":
+        step.record("gpu", gpu(device))
+    size = GIB // 64 if step.small else GIB
+    rates = bandwidths(device, size)
+    step.record("gb_per_s", rates)
+    step.record("matmul_tflop_per_s", matmul_speeds(device, 512 if step.small else 8192))
+    step.show(torch=torch.__version__, **{name: f"{rate} GB/s" for name, rate in rates.items()})
+
+
+def nvidia_smi() -> dict[str, str] | str:
+    """Return what nvidia-smi says of the first GPU, or why it says nothing."""
+    if shutil.which("nvidia-smi") is None:
+        return "there is no nvidia-smi"
+    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode:
+        return f"exit code {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}"
+    values = done.stdout.splitlines()[0].split(", ")
+    return dict(zip(GPU_QUERY.split(","), values, strict=True))
+
+
+def machine() -> dict[str, object]:
+    """Return the versions of what figures depend on, and the machine's cores and memory."""
+    packages = {}
+    for package in PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "cuda_of_torch": torch.version.cuda,
+        "cores": len(os.sched_getaffinity(0)),
+        "available_gib": round(available_host_bytes() / GIB, 1),
+        "environment": {key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+    }
+
+
+def gpu(device: torch.device) -> dict[str, object]:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "l2_mib": getattr(properties, "L2_cache_size", 0) / 2**20,
+        "free_gib": round(free_bytes / GIB, 2),
+        "total_gib": round(total_bytes / GIB, 2),
+        "count": torch.cuda.device_count(),
+    }
+
+
+def bandwidths(device: torch.device, num_bytes: int) -> dict[str, float]:
+    """Return rates of copies in GB/s; a copy on the device counts what it reads and writes."""
+    source = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copies = {"device": (lambda: target.copy_(source), 2)}
+    if device.type == "cuda":
+        pageable = torch.ones(num_bytes // 4)
+        pinned = pageable.pin_memory()
+        copies |= {
+            "to_device": (lambda: target.copy_(pinned, non_blocking=True), 1),
+            "to_device_pageable": (lambda: target.copy_(pageable), 1),
+            "to_host": (lambda: pinned.copy_(source, non_blocking=True), 1),
+        }
+    return {
+        name: round(times * num_bytes / time_ms(copy, device) / 1e6, 1)
+        for name, (copy, times) in copies.items()
+    }
+
+
+def matmul_speeds(device: torch.device, size: int) -> dict[str, float]:
+    """Return the speed of a square matrix product by precision; TF32 on a GPU only."""
+    speeds = {}
+    for name, dtype, tf32 in (
+        ("fp32", torch.float32, False),
+        ("tf32", torch.float32, True),
+        ("bf16", torch.bfloat16, False),
+    ):
+        if name == "tf32" and device.type == "cpu":
+            continue
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        factor = torch.ones(size, size, device=device, dtype=dtype)
+        once_ms = time_ms(lambda factor=factor: factor @ factor, device)  # type: ignore[misc]
+        speeds[name] = round(2 * size**3 / once_ms / 1e9, 3)
+    return speeds
+
+
+def time_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Return the mean time of work that is launched several times in a row."""
+    for _ in range(2):
+        work()
+    watch = Stopwatch(device)
+    watch.mark()
+    for _ in range(REPEATS):
+        work()
+    watch.mark()
+    [total_ms] = watch.intervals_ms()
+    return total_ms / REPEATS

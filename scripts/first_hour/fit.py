@@ -1,0 +1,44 @@
+"""Fits a cost model to what `collect` measured, with `dlrm-fit-cost-model`."""
+
+from __future__ import annotations
+
+import json
+
+from safetensors import safe_open
+
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED, HEADER
+from dlrm_sharded.cost.learned import KIND
+from first_hour.collect import COSTS, finish_collection
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+FIT = "dlrm_sharded.commands.fit_cost_model"
+HEADLINE = ("forward computation", "backward computation", "plan, embedding cost")
+"""Quantities whose mean errors on held-out plans are shown."""
+
+META = ("hardware", "num_plans", "held_out_errors", "repeatability", "ranges", "load_average")
+
+
+def run(step: StepRun) -> None:
+    if not COSTS.exists():
+        # it was killed; to continue it for no time makes a file of its plans
+        finish_collection(step, time_budget_s=0.001)
+    sizes = ("fit.num_steps=100",) if step.small else ()
+    done = step.command(module_command(FIT, f"costs={COSTS}", f"out={CALIBRATED}", *sizes))
+    step.record("exit_code", done.exit_code)
+    step.record("seconds", round(done.seconds, 1))
+    step.record("warnings", done.warnings)
+    step.check(done.exit_code == 0, f"the fit ended with exit code {done.exit_code}")
+    if done.exit_code:
+        return
+    [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
+    with safe_open(path, framework="numpy") as file:
+        meta = json.loads(file.metadata()[HEADER])
+    step.record("artefact", str(path))
+    for key in META:
+        step.record(key, meta[key])
+    errors = meta["held_out_errors"]
+    step.show(
+        **{name: f"{errors[name]['mape']:.1f} %" for name in HEADLINE if name in errors},
+        plans=str(meta["num_plans"]["fitted"]),
+    )

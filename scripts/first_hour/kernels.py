@@ -1,0 +1,244 @@
+"""FBGEMM's lookups and fused optimizers against their definitions in fp64, on the CPU.
+
+The tables pass through the code that training uses: `fuse`, TorchRec's sharder and our plan.
+Letters: R rows, D columns, B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.types import EmbeddingModuleShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded.calibration.rank_bench import draw_ids
+from dlrm_sharded.distributed import process_group
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.layouts import ColumnShards
+from dlrm_sharded.plan import Shard
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.torchrec_adapter import bag_configs, parameter_sharding, sharding_env
+from first_hour.step_run import StepRun
+
+WIDTHS = (4, 8, 12, 20, 36, 60, 100, 128, 132, 256, 516, 1024, 2048)
+GROUPS = {"all widths": WIDTHS, "up to 128 columns": WIDTHS[:8], "up to 32 columns": WIDTHS[:4]}
+"""Tables that share a lookup. FBGEMM chooses its kernel by the widest table among them."""
+
+TOO_WIDE = 2052
+"""Smallest width that FBGEMM refuses on CUDA."""
+
+LEARNING_RATE = 0.1
+NUM_STEPS = 2
+MAX_ERROR = {"sgd": 1e-4, "rowwise_adagrad": 1e-4, "adam": 2e-2}
+"""Largest error of new weights, relative to the largest change. Adam divides gradients by their
+size, so that rounding decides on the few weights of millions whose gradients nearly cancel; a wrong
+number of steps would be an error of 0.2."""
+
+MAX_LOOKUP_ERROR = 1e-5
+
+
+def run(step: StepRun) -> None:
+    device = step.device()
+    num_rows, batch_size = (300, 32) if step.small else (10_000, 1024)
+    worst: dict[str, float] = {}
+    with process_group() as _:
+        for optimizer in EMBEDDING_OPTIMIZERS:
+            if optimizer == "adam" and device.type == "cpu":
+                step.record(optimizer, "not fused on a CPU")
+                continue
+            for group, widths in GROUPS.items():
+                found = compare(optimizer, widths, device, num_rows, batch_size)
+                step.record(f"{optimizer}, {group}", found)
+                where = f"{optimizer}, {group}: "
+                error = max(found["weight_error"].values())
+                worst[optimizer] = max(worst.get(optimizer, 0.0), error)
+                step.check(
+                    max(found["lookup_error"].values()) <= MAX_LOOKUP_ERROR,
+                    f"{where}relative errors of lookups are {found['lookup_error']}",
+                )
+                step.check(
+                    error <= MAX_ERROR[optimizer],
+                    f"{where}relative errors of weights are {found['weight_error']}",
+                )
+                step.check(
+                    not found["changed_by_zeros"],
+                    f"{where}zero gradients change the tables {found['changed_by_zeros']}",
+                )
+        refusal = refusal_of(TOO_WIDE, device)
+    step.record(f"{TOO_WIDE} columns", refusal or "accepted")
+    step.check(
+        (refusal is not None) == (device.type == "cuda"),
+        f"{TOO_WIDE} columns on {device.type}: {refusal or 'accepted'}",
+    )
+    step.show(**{f"{name}": f"{error:.1e}" for name, error in worst.items()})
+
+
+def compare(
+    optimizer: str, widths: Sequence[int], device: torch.device, num_rows: int, batch_size: int
+) -> dict[str, Any]:
+    """Return the errors of lookups and of weights after some steps, by width.
+
+    An error is the largest difference relative to the largest number of the definition.
+    """
+    tables = [Table(f"d{width}", num_rows, width, 5.5) for width in widths]
+    module = sharded(tables, optimizer, device)
+    weights = weights_of(module)
+    rng = torch.Generator().manual_seed(0)
+    for weight in weights.values():
+        weight.copy_(torch.randn(weight.shape, generator=rng))
+    start = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
+    definitions = {name: Definition(optimizer, weight.double()) for name, weight in start.items()}
+    changed_by_zeros: list[str] = []
+    lookup_error: dict[str, float] = {}
+    drawn = draw_ids(tables, batch_size=batch_size, num_batches=1 + NUM_STEPS, seed=0)
+    for number, batch in enumerate(drawn.batches):
+        ids = KeyedJaggedTensor(
+            keys=[table.name for table in tables],
+            values=torch.cat([torch.from_numpy(batch[table.name].values) for table in tables]),
+            lengths=torch.cat([torch.from_numpy(batch[table.name].lengths) for table in tables]),
+        )
+        pooled = module(ids.to(device)).to_dict()
+        gradients = {
+            # the first step is of zero gradients, which must leave the tables as they are
+            name: torch.randn(vectors.shape, generator=rng) * (number > 0)
+            for name, vectors in pooled.items()
+        }
+        torch.autograd.backward(
+            list(pooled.values()), [gradients[name].to(device) for name in pooled]
+        )
+        for name, definition in definitions.items():
+            expected = definition.step(ids[name].values(), ids[name].lengths(), gradients[name])
+            error = relative_error(pooled[name].detach(), expected, scale=expected)
+            lookup_error[name] = max(lookup_error.get(name, 0.0), error)
+            if number == 0 and not torch.equal(weights[name].cpu(), start[name]):
+                changed_by_zeros.append(name)
+    weight_error = {
+        name: relative_error(
+            weights[name],
+            definition.weight,
+            scale=definition.weight - start[name].double(),
+        )
+        for name, definition in definitions.items()
+    }
+    return {
+        "lookup_error": lookup_error,
+        "weight_error": weight_error,
+        "changed_by_zeros": changed_by_zeros,
+    }
+
+
+def refusal_of(width: int, device: torch.device) -> str | None:
+    """Return the error of a lookup in a table of this width; None if there is none."""
+    table = Table("wide", 16, width, 1.0)
+    module = sharded([table], "sgd", device)
+    ids = KeyedJaggedTensor(
+        ["wide"], torch.zeros(2, dtype=torch.int32), lengths=torch.ones(2).int()
+    )
+    try:
+        module(ids.to(device)).to_dict()["wide"].sum().item()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def sharded(
+    tables: Sequence[Table], optimizer: str, device: torch.device
+) -> ShardedEmbeddingBagCollection:
+    """Return the tables on this rank, whole."""
+    topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
+    unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
+    fuse(optimizer, unsharded.parameters(), LEARNING_RATE)
+    plan = EmbeddingModuleShardingPlan(
+        {
+            table.name: parameter_sharding([Shard.whole(table, rank=0)], ColumnShards(), topology)
+            for table in tables
+        }
+    )
+    module: ShardedEmbeddingBagCollection = EmbeddingBagCollectionSharder().shard(
+        unsharded, plan, sharding_env(dist.group.WORLD), device
+    )
+    return module
+
+
+def weights_of(module: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
+    """Return the weights [R, D] of the tables; to change them is to change the tables."""
+    weights = {}
+    for name, weight in module.state_dict().items():
+        assert isinstance(weight, ShardedTensor)
+        weights[name.split(".")[-2]] = weight.local_shards()[0].tensor
+    return weights
+
+
+def relative_error(found: Tensor, expected: Tensor, *, scale: Tensor) -> float:
+    return float((found.cpu().double() - expected).abs().max() / scale.abs().max())
+
+
+@dataclass(slots=True)
+class Definition:
+    """A table in fp64 and its optimizer, as the papers define it.
+
+    Args:
+        weight: [R, D].
+    """
+
+    optimizer: str
+    weight: Tensor
+    state: dict[str, Tensor] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def step(self, ids: Tensor, lengths: Tensor, gradient: Tensor) -> Tensor:
+        """Return the pooled vectors [B, D], and update the table with their gradient [B, D].
+
+        Args:
+            ids: [sum of lengths].
+            lengths: [B].
+        """
+        rows, sample = ids.long(), torch.repeat_interleave(lengths.long())
+        pooled = gradient.new_zeros(gradient.shape, dtype=torch.float64)
+        pooled.index_add_(0, sample, self.weight[rows])
+        of_row = torch.zeros_like(self.weight).index_add_(0, rows, gradient.double()[sample])
+        self.num_steps += 1
+        used = torch.unique(rows)
+        self.weight[used] -= LEARNING_RATE * UPDATES[self.optimizer](self, of_row[used], used)
+        return pooled
+
+    def state_of(self, name: str, like: Tensor) -> Tensor:
+        return self.state.setdefault(name, torch.zeros_like(like))
+
+
+def _sgd(table: Definition, gradient: Tensor, rows: Tensor) -> Tensor:
+    return gradient
+
+
+def _rowwise_adagrad(table: Definition, gradient: Tensor, rows: Tensor) -> Tensor:
+    sums = table.state_of("sums", table.weight[:, :1])
+    sums[rows] += gradient.square().mean(dim=1, keepdim=True)
+    return gradient / (sums[rows].sqrt() + 1e-10)
+
+
+def _adam(table: Definition, gradient: Tensor, rows: Tensor) -> Tensor:
+    mean, square = (table.state_of(name, table.weight) for name in ("mean", "square"))
+    mean[rows] = 0.9 * mean[rows] + 0.1 * gradient
+    square[rows] = 0.999 * square[rows] + 0.001 * gradient.square()
+    unbiased = mean[rows] / (1 - 0.9**table.num_steps)
+    return unbiased / ((square[rows] / (1 - 0.999**table.num_steps)).sqrt() + 1e-8)
+
+
+UPDATES: Mapping[str, Any] = {
+    "sgd": _sgd,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+}
+"""Changes of the rows that a batch uses, relative to the learning rate."""

@@ -1,0 +1,99 @@
+"""Measured costs of sharders' plans under the model that `fit` made of this device.
+
+It is the benchmark `measured`, with fewer tasks and with the links between GPUs stated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import measured
+from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
+from benchmarks.shard_bench import open_bench
+from dlrm_sharded.calibration.evaluate import TimePairs
+from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
+from dlrm_sharded.provenance import device_name
+from dlrm_sharded.task import ShardingTask
+from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
+from first_hour.step_run import StepRun
+
+SHARDERS = ("neuroshard", "torchrec", "size_lookup")
+REFERENCE = "torchrec"
+NUM_TASKS, SMALL_NUM_TASKS = 6, 2
+ROUNDS, ITERATIONS = 2, 8
+TASK_S = 25
+"""Time of a task on a GPU."""
+
+SMALL_SHARE = 64
+"""Divisor of batch sizes, tables and memory in a rehearsal."""
+
+ROWS = Path("measured.jsonl")
+
+
+def run(step: StepRun) -> None:
+    device = step.device()
+    num_tasks = SMALL_NUM_TASKS if step.small else NUM_TASKS
+    tasks = [_task(entry.task, step.small) for entry in measured_tasks(seed=0, num=num_tasks)]
+    arena_bytes = MEASURED_RANK_BYTES // (SMALL_SHARE if step.small else 1)
+    step.record("cost_model", cost_model_file(device))
+    rows: list[Row] = []
+    ROWS.unlink(missing_ok=True)
+    with open_bench(3 if step.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
+        planners = planners_of(SHARDERS, device=device.type, hardware=device_name(device))
+        for number, task in enumerate(tasks):
+            if not step.has_time(f"task {number}", 3 if step.small else TASK_S):
+                break
+            rng = np.random.default_rng([0, number])
+            rows += measured.task_rows(
+                number,
+                on_device(task, device.type),
+                planners,
+                bench,
+                rng,
+                rounds=1 if step.small else ROUNDS,
+            )
+            with ROWS.open("w") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+            _record(step, rows)
+    if rows:
+        measured.report(rows, REFERENCE)
+
+
+def _task(task: ShardingTask, small: bool) -> ShardingTask:
+    """Return the task with stated links, and smaller for a rehearsal."""
+    topology = dataclasses.replace(task.topology, intra_host_bytes_per_s=NVLINK_BYTES_PER_S)
+    task = dataclasses.replace(task, topology=topology)
+    if not small:
+        return task
+    return dataclasses.replace(
+        task,
+        batch_size=task.batch_size // SMALL_SHARE,
+        topology=dataclasses.replace(topology, memory_bytes=topology.memory_bytes // SMALL_SHARE),
+        tables=tuple(
+            dataclasses.replace(table, num_embeddings=max(1, table.num_embeddings // SMALL_SHARE))
+            for table in task.tables
+        ),
+    )
+
+
+def _record(step: StepRun, rows: Sequence[Row]) -> None:
+    """Keep the sharders' costs, their ratios and the errors of the model, over all tasks so far."""
+    step.record("tasks", 1 + max(row["number"] for row in rows))
+    for key in ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms"):
+        costs = costs_of(rows, key)
+        step.record(key, costs)
+        ratios = {name: versus(costs, name, REFERENCE) for name in costs}
+        step.record(f"{key} over {REFERENCE}", {name: r.mean for name, r in ratios.items()})
+        if key in ("compute_ms", "cost_ms"):
+            step.show(**{f"neuroshard, {key} over {REFERENCE}": str(ratios["neuroshard"])})
+    pairs = TimePairs()
+    for row in rows:
+        if "compute_ms" in row:
+            pairs.add(row["predicted_compute_ms"], row["compute_ms"])
+    if pairs.measured:
+        step.record("errors of the slowest rank's computation", pairs.summary())

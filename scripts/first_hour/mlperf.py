@@ -1,0 +1,222 @@
+"""Steps of MLPerf's DLRM-DCNv2 on one rank: by precision, by pipeline, compiled, and profiled.
+
+One model serves all cases, as its tables fill the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.train_pipeline import TrainPipeline, TrainPipelineSparseDist
+
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.distributed import Stopwatch, process_group
+from dlrm_sharded.task import GIB
+from dlrm_sharded.training.prefetch import Prefetcher
+from dlrm_sharded.training.trainer import make_pipeline
+from first_hour.dcnv2 import Dcnv2, build, dcnv2_dataset, endless, train_stream
+from first_hour.step_run import StepRun
+from first_hour.traces import read_events, summary
+
+BATCH_SIZES, SMALL_BATCH_SIZES = (65_536, 8192), (64, 32)
+"""MLPerf's global batch size on one rank, and the share of one of 8 ranks."""
+
+NEEDED_GIB = 125
+"""Free memory of a GPU for all of MLPerf's tables, 98 GiB with their optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Numbers of steps of a case."""
+
+    warmup: int
+    timed: int
+    profiled: int
+
+
+STEPS, SMALL_STEPS = Lengths(8, 40, 10), Lengths(1, 3, 2)
+CASE_S, COMPILED_CASE_S = 10, 45
+"""Times of a case on a GPU, which torch.compile makes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to train.
+
+    Args:
+        compile_mode: mode of torch.compile for the dense part; None leaves it.
+    """
+
+    batch_size: int
+    precision: str
+    pipeline: str = "sparse_dist"
+    compile_mode: str | None = None
+    is_profiled: bool = False
+
+    @property
+    def name(self) -> str:
+        compiled = f", compiled {self.compile_mode}" if self.compile_mode else ""
+        return f"{self.batch_size} {self.precision} {self.pipeline}{compiled}"
+
+
+def cases_of(large: int, share: int) -> list[Case]:
+    """Return the cases; those that change the model for good come last."""
+    plain = [
+        case
+        for batch_size in (large, share)
+        for case in (
+            Case(batch_size, "bf16", is_profiled=True),
+            Case(batch_size, "bf16", "base", is_profiled=True),
+            Case(batch_size, "tf32"),
+            Case(batch_size, "fp32"),
+        )
+    ]
+    return [
+        *plain,
+        Case(share, "bf16", compile_mode="default", is_profiled=True),
+        Case(large, "bf16", compile_mode="default"),
+        Case(share, "bf16", compile_mode="reduce-overhead", is_profiled=True),
+    ]
+
+
+def run(step: StepRun) -> None:
+    device = step.device()
+    large, share = SMALL_BATCH_SIZES if step.small else BATCH_SIZES
+    with process_group():
+        cut = _cut_rows(device)
+        step.record("overrides", cut)
+        datasets = {size: dcnv2_dataset(size, *cut, small=step.small) for size in (large, share)}
+        built = build(datasets[large], device, small=step.small)
+        step.record("table_gib", built.table_gib)
+        step.record("build_s", built.build_s)
+        for case in cases_of(large, share):
+            if case.compile_mode and step.small:
+                step.record(case.name, "left out: compiling takes longer than a rehearsal")
+                continue
+            if case.precision == "tf32" and device.type == "cpu":
+                step.record(case.name, "not on a CPU")
+                continue
+            if not step.has_time(case.name, _case_s(case, small=step.small)):
+                continue
+            try:
+                figures = _measured(
+                    built, case, datasets[case.batch_size], device, small=step.small
+                )
+            except Exception:  # the other cases may work
+                traceback.print_exc()
+                figures = {"error": traceback.format_exc().splitlines()[-1]}
+            step.record(case.name, figures)
+            step.check("error" not in figures, f"{case.name}: {figures.get('error')}")
+            loss = figures.get("loss", 0.0)
+            step.check(math.isfinite(loss), f"{case.name}: the loss is {loss}")
+            if case.precision == "bf16" and "error" not in figures:
+                step.show(**{case.name: f"{figures['step_ms']:.1f} ms"})
+
+
+def _cut_rows(device: torch.device) -> tuple[str, ...]:
+    """Return overrides that cut the tables if the GPU is too small for all of them."""
+    if device.type == "cpu" or torch.cuda.mem_get_info(device)[0] >= NEEDED_GIB * GIB:
+        return ()
+    return ("data.max_rows=10000000",)
+
+
+def _case_s(case: Case, *, small: bool) -> float:
+    if small:
+        return 5
+    return COMPILED_CASE_S if case.compile_mode else CASE_S
+
+
+def _measured(
+    built: Dcnv2, case: Case, dataset: SyntheticDataset, device: torch.device, *, small: bool
+) -> dict[str, Any]:
+    """Train some steps and return their times."""
+    lengths = SMALL_STEPS if small else STEPS
+    _prepare(built, case)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    pipeline = make_pipeline(case.pipeline, built.sharded, built.optimizer, device)
+    try:
+        with Prefetcher(endless(train_stream(dataset)), depth=2, device=device) as batches:
+            figures = _timed(pipeline, batches, device, lengths)
+            figures["samples_per_s"] = case.batch_size / figures["step_ms"] * 1e3
+            if case.is_profiled:
+                trace = Path("traces") / f"{case.name.replace(', ', '_').replace(' ', '_')}.json.gz"
+                _trace(pipeline, batches, device, trace, lengths.profiled)
+                figures["trace"] = str(trace)
+                figures["profiled"] = summary(read_events(trace), lengths.profiled)
+    finally:
+        if isinstance(pipeline, TrainPipelineSparseDist):
+            pipeline.detach()
+    return figures
+
+
+def _timed(
+    pipeline: TrainPipeline[Batch, Any],
+    batches: Prefetcher,
+    device: torch.device,
+    lengths: Lengths,
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    for _ in range(lengths.warmup):
+        pipeline.progress(batches)
+    warmup_s = time.perf_counter() - started
+    batches.take_wait_ms()
+    watch, host_ms = Stopwatch(device), []
+    watch.mark()
+    started = time.perf_counter()
+    for _ in range(lengths.timed):
+        step_started = time.perf_counter()
+        loss, _, _ = pipeline.progress(batches)
+        host_ms.append(1e3 * (time.perf_counter() - step_started))
+        watch.mark()
+    step_ms = watch.intervals_ms()
+    wall_ms = 1e3 * (time.perf_counter() - started) / lengths.timed
+    return {
+        "step_ms": float(np.median(step_ms)),
+        "step_ms_p90": float(np.percentile(step_ms, 90)),
+        "wall_ms": wall_ms,
+        "host_ms": float(np.median(host_ms)),
+        "data_wait_ms": batches.take_wait_ms(),
+        "loss": float(loss),
+        "warmup_s": warmup_s,
+        "peak_gib": (torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else None),
+    }
+
+
+def _trace(
+    pipeline: TrainPipeline[Batch, Any],
+    batches: Prefetcher,
+    device: torch.device,
+    path: Path,
+    num_steps: int,
+) -> None:
+    """Write the trace of some steps."""
+    path.parent.mkdir(exist_ok=True)
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        for _ in range(num_steps):
+            pipeline.progress(batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
+
+
+def _prepare(built: Dcnv2, case: Case) -> None:
+    built.model.bf16 = case.precision == "bf16"
+    torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
+    if case.compile_mode:
+        torch._dynamo.reset()
+        model = built.model
+        for layers in (model.dense_arch, model.inter_arch, model.over_arch):
+            layers.compile(mode=case.compile_mode)

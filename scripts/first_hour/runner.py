@@ -1,0 +1,251 @@
+"""Runs steps in processes of their own, each with a time limit, and keeps what they leave behind.
+
+A step that crashes, hangs or runs out of memory does not lose the others. This module loads no
+torch, so that it works where torch does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.markdown import markdown_table
+from dlrm_sharded.provenance import commit, versions
+from first_hour.step_run import figures_path
+from first_hour.tied import tied_command
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON_PATH = (ROOT, ROOT / "launch", ROOT / "scripts")
+"""Folders that the processes of steps import from, wherever the package is installed."""
+
+NUM_LAST_LINES = 15
+"""Lines of the log of a step that did not succeed, in its JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step and its time.
+
+    Args:
+        limit_s: time after which it is killed.
+        least_s: time below which it is not started, as it would find out nothing.
+        needs: patterns of files of earlier steps, of which it needs one.
+    """
+
+    name: str
+    limit_s: float
+    least_s: float
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step.
+
+    Args:
+        status: "ok", "failed", "timed out", "no time left" or "no files"; the last two were not
+            started.
+        is_earlier: whether an earlier call ran it.
+        figures: what it found out, also if it did not succeed.
+        headline: the main figures, for people.
+        failures: checks of its figures that failed.
+        last_lines: end of its log, if it did not succeed.
+    """
+
+    step: str
+    status: str
+    is_earlier: bool = False
+    seconds: float | None = None
+    limit_s: float | None = None
+    exit_code: int | None = None
+    device: str | None = None
+    headline: Mapping[str, str] = field(default_factory=dict)
+    failures: Sequence[str] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    last_lines: Sequence[str] = ()
+    load_average: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+
+
+class Runner:
+    """Runs steps in a folder, where an earlier runner may have run some of them.
+
+    Args:
+        command: returns the command of a step, given the seconds that it has.
+        settings: what all steps in the folder have in common.
+
+    Raises:
+        ConfigError: the folder has steps with other settings.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        command: Callable[[Step, float], Sequence[str]],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._out = out
+        self._command = command
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "settings.json"
+        if path.exists() and read_json_object(path, noun="settings") != settings:
+            raise ConfigError(f"{out} has steps with other settings ({path}); give another folder")
+        write_json(path, settings)
+
+    def run(self, steps: Sequence[Step], limit_s: float) -> list[Outcome]:
+        """Run the steps that have not succeeded yet, for at most `limit_s` in all."""
+        ends_at = time.monotonic() + limit_s
+        outcomes: list[Outcome] = []
+        for step in steps:
+            outcomes.append(self._outcome(step, ends_at))
+            self._write_summary()
+            print(f"{step.name}: {_status_text(outcomes[-1])}", flush=True)
+        return outcomes
+
+    def _outcome(self, step: Step, ends_at: float) -> Outcome:
+        earlier = self._earlier(step)
+        if earlier is not None and earlier.status == "ok":
+            return earlier
+        if step.needs and not any(any(self._out.glob(pattern)) for pattern in step.needs):
+            return Outcome(step.name, "no files", headline={"needs": " or ".join(step.needs)})
+        seconds = min(step.limit_s, ends_at - time.monotonic())
+        if seconds < step.least_s:
+            return Outcome(step.name, "no time left", headline={"needs": f"{step.least_s:.0f} s"})
+        print(f"{step.name}: at most {seconds:.0f} s", flush=True)
+        outcome = self._run(step, seconds)
+        write_json(self._json_path(step.name), dataclasses.asdict(outcome))
+        return outcome
+
+    def _run(self, step: Step, seconds: float) -> Outcome:
+        figures_path(self._out, step.name).unlink(missing_ok=True)
+        log_path = self._out / f"{step.name}.log"
+        load_before, started = os.getloadavg(), time.monotonic()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                tied_command(self._command(step, seconds)),
+                cwd=self._out,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                exit_code = process.wait(seconds)
+                status = "failed" if exit_code else "ok"
+            except subprocess.TimeoutExpired:
+                status = "timed out"
+            finally:
+                if process.poll() is None:
+                    kill_tree(process.pid)
+                exit_code = process.wait()
+        left_behind = read_figures(self._out, step.name)
+        return Outcome(
+            step.name,
+            status,
+            seconds=round(time.monotonic() - started, 1),
+            limit_s=round(seconds, 1),
+            exit_code=exit_code,
+            last_lines=[] if status == "ok" else last_lines(log_path),
+            load_average={"before": load_before, "after": os.getloadavg()},
+            versions=versions(),
+            commit=commit(),
+            **left_behind,
+        )
+
+    def _earlier(self, step: Step) -> Outcome | None:
+        path = self._json_path(step.name)
+        if not path.exists():
+            return None
+        return Outcome(**read_json_object(path, noun="step") | {"is_earlier": True})
+
+    def _write_summary(self) -> None:
+        """Write what is known of all steps, also of those that this call does not run."""
+        known = [
+            read_json_object(path, noun="step")
+            for path in sorted(self._out.glob("*.json"))
+            if path.stem not in ("settings", "summary") and "." not in path.stem
+        ]
+        keys = ("status", "seconds", "device", "headline", "failures")
+        steps = {one["step"]: {key: one[key] for key in keys} for one in known if "step" in one}
+        write_json(self._out / "summary.json", {"steps": steps})
+
+    def _json_path(self, name: str) -> Path:
+        return self._out / f"{name}.json"
+
+
+def read_figures(out: Path, name: str) -> dict[str, Any]:
+    """Return the fields of `Outcome` that a step has written, and remove their file."""
+    path = figures_path(out, name)
+    if not path.exists():
+        return {}
+    left_behind = read_json_object(path, noun="figures")
+    path.unlink()
+    return left_behind
+
+
+def last_lines(log_path: Path) -> list[str]:
+    return log_path.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and those that it started, also in sessions of their own, as torchrun does."""
+    for other in (*descendants(pid), pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(other, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # those whose parent has ended
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the ids of all processes below a process."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
+
+
+def closing_table(outcomes: Sequence[Outcome]) -> str:
+    """Return a table of the steps, for people."""
+    rows = [
+        [
+            outcome.step,
+            _status_text(outcome),
+            "-" if outcome.seconds is None else f"{outcome.seconds:.0f}",
+            "; ".join(_main_figures(outcome)).replace("|", "/"),
+        ]
+        for outcome in outcomes
+    ]
+    return "\n".join(markdown_table(["step", "status", "s", "figures"], rows))
+
+
+def _main_figures(outcome: Outcome) -> Iterator[str]:
+    yield from (f"{name} {text}" for name, text in outcome.headline.items())
+    yield from outcome.failures or outcome.last_lines[-1:]
+
+
+def _status_text(outcome: Outcome) -> str:
+    return f"{outcome.status}, earlier" if outcome.is_earlier else outcome.status
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a step; lookups on a CPU are measured with one thread."""
+    before = os.environ.get("PYTHONPATH")
+    paths = [*map(str, PYTHON_PATH), *([before] if before else [])]
+    return {"OMP_NUM_THREADS": "1", **os.environ} | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,153 @@
+"""The side of a step: what it is given, and how it keeps what it finds out."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.provenance import device_name
+from first_hour.tied import tied_command
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that has ended, and what it printed."""
+
+    exit_code: int
+    output: str
+    seconds: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """Lines that contain a warning, each once."""
+        lines = dict.fromkeys(line.strip() for line in self.output.splitlines())
+        return [line for line in lines if "warn" in line.lower()]
+
+
+def figures_path(out: Path, name: str) -> Path:
+    """Return the file in which a step keeps its figures until it ends."""
+    return out / f"{name}.figures.json"
+
+
+class StepRun:
+    """A run of a step.
+
+    Every figure is on disk as soon as it is recorded, so that a step that is killed keeps it.
+
+    Args:
+        out: folder of all steps, which is also the working directory.
+        seconds: time that the step has, from now.
+        small: whether to rehearse with small sizes.
+    """
+
+    def __init__(self, name: str, out: Path, *, seconds: float, small: bool) -> None:
+        self.out = out
+        self.small = small
+        self._path = figures_path(out, name)
+        self._ends_at = time.monotonic() + seconds
+        self._figures: dict[str, Any] = {}
+        self._headline: dict[str, str] = {}
+        self.failures: list[str] = []
+        self._device_name: str | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return self._ends_at - time.monotonic()
+
+    def device(self) -> torch.device:
+        """Return the device of this machine.
+
+        Raises:
+            ConfigError: it has no usable GPU, and the step is not a rehearsal.
+        """
+        import torch  # takes seconds to load, and only some steps need it
+
+        from dlrm_sharded.distributed import rank_from_environment
+
+        device = rank_from_environment().device
+        if device.type != "cuda" and not self.small:
+            raise ConfigError(
+                f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU; "
+                "look at nvidia-smi for the driver, or rehearse with --small"
+            )
+        self._device_name = device_name(device)
+        self._write()
+        return device
+
+    def record(self, name: str, value: Any) -> None:
+        """Keep a figure, which is any JSON."""
+        self._figures[name] = _rounded(value)
+        self._write()
+
+    def show(self, **headline: str) -> None:
+        """Name main figures, as text."""
+        self._headline |= headline
+        self._write()
+
+    def check(self, holds: bool, failure: str) -> None:
+        """Let the step fail at its end, and go on, unless something holds."""
+        if not holds:
+            self.failures.append(failure)
+            self._write()
+
+    def has_time(self, name: str, seconds: float) -> bool:
+        """Return whether there is time for a part of the step, which fails if it is left out.
+
+        Args:
+            seconds: time that the part takes.
+        """
+        missing = f"left out: {self.seconds_left:.0f} s left, needs {seconds:.0f} s"
+        has_time = self.seconds_left >= seconds
+        if not has_time:
+            self.record(name, missing)
+        self.check(has_time, f"{name}: {missing}")
+        return has_time
+
+    def command(self, command: Sequence[str]) -> Command:
+        """Run a command, with a copy of its output in the log, and return it."""
+        print(f"$ {' '.join(command)}", flush=True)
+        started, output = time.monotonic(), []
+        with subprocess.Popen(
+            tied_command(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                output.append(line)
+        return Command(process.returncode, "".join(output), time.monotonic() - started)
+
+    def _write(self) -> None:
+        write_json(
+            self._path,
+            {
+                "device": self._device_name,
+                "headline": self._headline,
+                "failures": self.failures,
+                "figures": self._figures,
+            },
+        )
+
+
+def _rounded(value: Any) -> Any:
+    """Return JSON with numbers of five digits; no figure is known better."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return value

@@ -1,0 +1,92 @@
+"""Training runs on one rank, as users start them: with and without torchrun, and all optimizers."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from dlrm_sharded.runs.result import RunResult, read_result
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
+TRAIN = "dlrm_sharded.train"
+LEAST_AUROC = 0.6
+LOSS_TOLERANCE = 1e-3
+"""Largest relative difference of the pipelines' losses. They do the same sums in other orders."""
+
+SIZES = ("trainer.num_steps=200", "trainer.eval_every_steps=20", "data.num_val_batches=4")
+SMALL_SIZES = (
+    *("batch_size=256", "data.max_rows=500", "trainer.num_steps=80"),
+    *("trainer.eval_every_steps=20", "data.num_val_batches=4", "measure.iterations=3"),
+    *("sharder=size_lookup", "cost_model=none"),
+)
+BASE, SPARSE_DIST = (f"trainer.pipeline={name}" for name in ("base", "sparse_dist"))
+
+LEAST_S = 40
+"""Time of a run on a GPU, most of which is loading libraries and opening the device."""
+
+KEYS = ("loss", "auroc", "step_ms", "samples_per_s_overall", "peak_gib", "embedding_cost_ms")
+
+
+def run(step: StepRun) -> None:
+    on_cuda = step.device().type == "cuda"
+    cases: dict[str, tuple[bool, tuple[str, ...]]] = {
+        "adagrad, base": (False, (BASE,)),
+        "adagrad, sparse_dist": (True, (SPARSE_DIST,)),
+    }
+    if on_cuda:
+        cases |= {
+            "exchange in bf16": (True, (SPARSE_DIST, "exchange_precision=bf16")),
+            "adam, base": (True, ("optimizer=adam", BASE)),
+            "adam, sparse_dist": (False, ("optimizer=adam", SPARSE_DIST)),
+        }
+    else:
+        step.record("adam, base", "not fused on a CPU")
+        step.record("exchange in bf16", "gloo does not exchange bf16")
+    results = {}
+    for name, (with_torchrun, overrides) in cases.items():
+        if step.has_time(name, 10 if step.small else LEAST_S):
+            results[name] = _trained(step, name, with_torchrun, overrides)
+    for optimizer in ("adagrad", "adam"):
+        losses = [
+            result.loss
+            for pipeline in ("base", "sparse_dist")
+            if (result := results.get(f"{optimizer}, {pipeline}")) and result.loss is not None
+        ]
+        if len(losses) == 2:
+            difference = abs(losses[0] / losses[1] - 1)
+            step.record(f"{optimizer}, difference of the pipelines' losses", difference)
+            step.check(
+                difference <= LOSS_TOLERANCE,
+                f"{optimizer}: the loss is {losses[0]} with base and {losses[1]} with sparse_dist",
+            )
+    step.show(
+        **{name: f"AUROC {result.auroc:.3f}" for name, result in results.items() if result.auroc}
+    )
+
+
+def _trained(
+    step: StepRun, name: str, with_torchrun: bool, overrides: tuple[str, ...]
+) -> RunResult:
+    folder = step.out / "train" / name.replace(", ", "_").replace(" ", "_")
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
+    sizes = SMALL_SIZES if step.small else SIZES
+    module, *arguments = (*TORCHRUN, TRAIN) if with_torchrun else (TRAIN,)
+    done = step.command(
+        module_command(module, *arguments, f"hydra.run.dir={folder}", *sizes, *overrides)
+    )
+    result = read_result(folder) or RunResult()
+    figures: dict[str, Any] = {key: getattr(result, key) for key in KEYS}
+    step.record(
+        name,
+        figures
+        | {"with_torchrun": with_torchrun, "exit_code": done.exit_code, "seconds": done.seconds}
+        | {"device": result.device, "warnings": done.warnings},
+    )
+    step.check(done.exit_code == 0, f"{name}: exit code {done.exit_code}")
+    step.check(
+        result.auroc is not None and result.auroc > LEAST_AUROC,
+        f"{name}: AUROC is {result.auroc}, not above {LEAST_AUROC}",
+    )
+    return result

@@ -1,0 +1,198 @@
+"""scripts/first_gpu.py, rehearsed on the CPU with small sizes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.calibration.samples import read_costs
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import learned_cost_model
+from tests.e2e.runs import ROOT, children_of, environment
+
+SCRIPT = ROOT / "scripts" / "first_gpu.py"
+TIMEOUT_S = 600
+"""A rehearsal that takes longer hangs."""
+
+KILLED = "environment,kernels,train,mlperf"
+WHOLE = "collect,fit,ranks,measured"
+
+
+def start(out: Path, steps: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(out), "--small", "--steps", steps],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output
+    return output
+
+
+def wait_for(condition: Any) -> None:
+    ends_at = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two rehearsals beside each other; one of them is killed, and continues."""
+    killed, whole = (tmp_path_factory.mktemp(name) for name in ("killed", "whole"))
+    other = start(whole, WHOLE)
+    first = start(killed, KILLED)
+    wait_for((killed / "environment.json").exists)
+    wait_for(lambda: children_of(first.pid))  # the next step has begun
+    [step] = children_of(first.pid)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    wait_for(lambda: not is_running(step))
+    return {
+        "killed": killed,
+        "whole": whole,
+        "continued": finish(start(killed, KILLED)),
+        "output": finish(other),
+    }
+
+
+def figures_of(out: Path, step: str) -> dict[str, Any]:
+    written = json.loads((out / f"{step}.json").read_text())
+    assert (written["status"], written["exit_code"], written["failures"]) == ("ok", 0, [])
+    assert 0 < written["seconds"] <= written["limit_s"]
+    assert written["versions"]["torchrec"]
+    assert (out / f"{step}.log").exists()
+    figures: dict[str, Any] = written["figures"]
+    return figures
+
+
+def test_a_killed_rehearsal_continues(rehearsals: dict[str, Any]) -> None:
+    assert "environment: ok, earlier" in rehearsals["continued"]
+    assert "kernels: ok\n" in rehearsals["continued"]
+    assert "| mlperf | ok | " in rehearsals["continued"]
+
+
+def test_what_succeeded_is_not_run_again(rehearsals: dict[str, Any]) -> None:
+    out = rehearsals["whole"]
+    names = WHOLE.split(",")
+    before = [(out / f"{name}.json").stat().st_mtime_ns for name in names]
+    output = finish(start(out, WHOLE))
+    assert all(f"{name}: ok, earlier" in output for name in names)
+    assert [(out / f"{name}.json").stat().st_mtime_ns for name in names] == before
+    summary = json.loads((out / "summary.json").read_text())["steps"]
+    assert {name: step["status"] for name, step in summary.items()} == dict.fromkeys(names, "ok")
+
+
+def test_another_kind_of_run_needs_another_folder(rehearsals: dict[str, Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(rehearsals["whole"]), "--steps", "fit"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "has steps with other settings" in done.stderr
+
+
+def test_without_a_gpu_only_rehearsals_run(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "real"), "--steps", "kernels"]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 1
+    assert "finds no GPU" in json.loads((tmp_path / "real/kernels.json").read_text())["failures"][0]
+
+
+def test_environment(rehearsals: dict[str, Any]) -> None:
+    figures = figures_of(rehearsals["killed"], "environment")
+    assert figures["machine"]["packages"]["torch"]
+    assert figures["gb_per_s"]["device"] > 0
+    assert figures["matmul_tflop_per_s"]["fp32"] > 0
+
+
+def test_kernels(rehearsals: dict[str, Any]) -> None:
+    figures = figures_of(rehearsals["killed"], "kernels")
+    assert figures["adam"] == "not fused on a CPU"
+    for optimizer in ("sgd", "rowwise_adagrad"):
+        found = figures[f"{optimizer}, all widths"]
+        assert len(found["weight_error"]) == 13
+        assert 0 < max(found["weight_error"].values()) < 1e-5
+        assert 0 < max(found["lookup_error"].values()) < 1e-6
+        assert found["changed_by_zeros"] == []
+
+
+def test_train(rehearsals: dict[str, Any]) -> None:
+    figures = figures_of(rehearsals["killed"], "train")
+    runs = [figures[name] for name in ("adagrad, base", "adagrad, sparse_dist")]
+    assert [run["exit_code"] for run in runs] == [0, 0]
+    assert [run["with_torchrun"] for run in runs] == [False, True]
+    assert all(run["auroc"] > 0.6 for run in runs)
+    assert all(run["peak_gib"] > 0 for run in runs)
+    assert figures["adagrad, difference of the pipelines' losses"] < 1e-4
+
+
+def test_mlperf(rehearsals: dict[str, Any]) -> None:
+    out = rehearsals["killed"]
+    figures = figures_of(out, "mlperf")
+    for case in ("64 bf16 sparse_dist", "32 bf16 base"):
+        profiled = figures[case]["profiled"]
+        assert {"forward", "backward"} <= set(profiled["host_ms_by_part"])
+        assert profiled["gpu_busy_share"] is None, "there is no GPU"
+        assert (out / figures[case]["trace"]).stat().st_size > 0
+        assert 0 < figures[case]["step_ms"] <= figures[case]["step_ms_p90"]
+    assert figures["64 fp32 sparse_dist"]["loss"] > 0
+
+
+def test_collected_costs_make_a_model(rehearsals: dict[str, Any]) -> None:
+    out = rehearsals["whole"]
+    collection = figures_of(out, "collect")["collection"]
+    costs = read_costs(out / "costs.parquet")
+    assert collection["measurements"] == len(costs.samples) >= 125
+    assert {sample.world_size for sample in costs.samples} == {1}
+    fit = figures_of(out, "fit")
+    model = learned_cost_model(RunContext("cpu", fit["hardware"]), str(out / fit["artefact"]))
+    assert model.name == fit["hardware"] == collection["hardware"]
+    assert fit["num_plans"]["fitted"] + fit["num_plans"]["held_out"] == collection["plans"]
+    assert fit["held_out_errors"]["forward computation"]["mape"] > 0
+
+
+def test_ranks(rehearsals: dict[str, Any]) -> None:
+    figures = figures_of(rehearsals["whole"], "ranks")
+    for sharder in ("neuroshard", "torchrec"):
+        by_rank = figures["mlperf"][sharder]["by_rank_ms"]
+        assert len(by_rank) == 8
+        assert figures["mlperf"][sharder]["slowest_rank_ms"] == max(by_rank) > 0
+    assert [row["batch_size"] for row in figures["batch_sizes"]] == [64, 128]
+    assert all(row["bwd_compute_ns_per_id"] > 0 for row in figures["table_sizes"])
+    assert figures["widths"]["together"]["fwd_compute"] > 0
+    assert figures["launches"]["batch 64"]["without_sleep_ms"]["bwd_compute"] > 0
+
+
+def test_measured(rehearsals: dict[str, Any]) -> None:
+    """Under the model that `fit` made, not under the package's."""
+    out = rehearsals["whole"]
+    figures = figures_of(out, "measured")
+    assert figures["tasks"] == 2
+    assert figures["cost_model"] == str(out / figures_of(out, "fit")["artefact"])
+    for sharder in ("neuroshard", "torchrec", "size_lookup"):
+        assert set(figures["compute_ms"][sharder]) == {"0", "1"}
+        assert min(figures["compute_ms"][sharder].values()) > 0
+    rows = [json.loads(line) for line in (out / "measured.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    assert "the model's errors" in (out / "measured.log").read_text()

@@ -1,0 +1,220 @@
+"""The runner of the first hour's steps, with steps that do little; and what steps compute."""
+
+import gzip
+import importlib
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded.errors import ConfigError
+from tests.conftest import ROOT
+
+RECORD = """
+from pathlib import Path
+from first_hour.step_run import StepRun
+run = StepRun({name!r}, Path.cwd(), seconds=60, small=True)
+run.record("answer", 42.123456)
+run.show(answer="42")
+Path("starts").open("a").write({name!r} + " ")
+"""
+SLEEPS = """
+import subprocess, sys, time
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeps, start_new_session=True)
+Path("child").write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+
+@pytest.fixture
+def runner_module() -> ModuleType:
+    return importlib.import_module("first_hour.runner")
+
+
+def run_steps(
+    module: ModuleType, out: Path, programs: dict[str, str], *, limit_s: float = 600, **steps: Any
+) -> list[Any]:
+    """Outcomes of steps, each a program that records a figure before it does what is given."""
+    runner = module.Runner(
+        out,
+        command=lambda step, seconds: [
+            *(sys.executable, "-c", RECORD.format(name=step.name) + programs[step.name])
+        ],
+        settings={"small": True},
+    )
+    every = {"limit_s": 60.0, "least_s": 0.0}
+    return runner.run(
+        [module.Step(name, **every | steps.get(name, {})) for name in programs], limit_s
+    )
+
+
+def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path) -> None:
+    outcomes = run_steps(
+        runner_module,
+        tmp_path,
+        {
+            "crash": "import os; os.abort()",
+            "error": "raise ValueError('what went wrong')",
+            "check": "run.check(False, 'too large'); raise SystemExit(1)",
+            "good": "",
+            "orphan": "",
+            "child": "Path('made.parquet').touch()",
+            "heir": "",
+        },
+        orphan={"needs": ("no_*.parquet",)},
+        heir={"needs": ("no_*.parquet", "made.*")},
+    )
+    assert {outcome.step: outcome.status for outcome in outcomes} == {
+        "crash": "failed",
+        "error": "failed",
+        "check": "failed",
+        "good": "ok",
+        "orphan": "no files",
+        "child": "ok",
+        "heir": "ok",
+    }
+    by_name = {outcome.step: outcome for outcome in outcomes}
+    assert by_name["crash"].exit_code == -6
+    assert by_name["crash"].figures == {"answer": 42.123}, "it keeps what it found out before"
+    assert by_name["error"].last_lines[-1] == "ValueError: what went wrong"
+    assert by_name["check"].failures == ["too large"]
+    assert not list(tmp_path.glob("*.figures.json"))
+    written = json.loads((tmp_path / "error.json").read_text())
+    assert (written["status"], written["exit_code"]) == ("failed", 1)
+    assert written["versions"]["python"] == platform.python_version()
+    table = runner_module.closing_table(outcomes)
+    assert "| error | failed | " in table
+    assert "too large" in table
+    assert "ValueError: what went wrong" in table
+    steps = json.loads((tmp_path / "summary.json").read_text())["steps"]
+    assert set(steps) == set(by_name) - {"orphan"}
+    assert steps["good"]["headline"] == {"answer": "42"}
+
+
+def test_a_hanging_step_is_killed_with_its_children(
+    runner_module: ModuleType, tmp_path: Path
+) -> None:
+    outcomes = run_steps(
+        runner_module, tmp_path, {"hang": SLEEPS, "good": ""}, hang={"limit_s": 8.0}
+    )
+    assert [outcome.status for outcome in outcomes] == ["timed out", "ok"]
+    assert outcomes[0].figures == {"answer": 42.123}
+    child = Path("/proc") / (tmp_path / "child").read_text()
+    ends_at = time.monotonic() + 60
+    while child.exists() and "Z" not in (child / "stat").read_text().split(")")[-1][:3]:
+        assert time.monotonic() < ends_at, "a child in a session of its own is left"
+        time.sleep(0.1)
+
+
+def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None:
+    outcomes = run_steps(
+        runner_module,
+        tmp_path,
+        {"long": "", "short": ""},
+        limit_s=50,
+        long={"least_s": 51.0},
+    )
+    assert [outcome.status for outcome in outcomes] == ["no time left", "ok"]
+    assert outcomes[1].limit_s <= 50
+    assert not (tmp_path / "long.json").exists()
+
+
+def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+    run_steps(runner_module, tmp_path, {"good": "", "bad": "raise SystemExit(3)"})
+    outcomes = run_steps(runner_module, tmp_path, {"good": "", "bad": "", "new": ""})
+    assert [(o.step, o.status, o.is_earlier) for o in outcomes] == [
+        ("good", "ok", True),
+        ("bad", "ok", False),
+        ("new", "ok", False),
+    ]
+    assert outcomes[0].figures == {"answer": 42.123}
+    assert (tmp_path / "starts").read_text().split() == ["good", "bad", "bad", "new"]
+    with pytest.raises(ConfigError, match="steps with other settings"):
+        runner_module.Runner(tmp_path, command=lambda *of: [], settings={"small": False})
+
+
+def test_limits_of_the_steps() -> None:
+    """All of them fit into 27 minutes, and any one into ten."""
+    first_gpu = importlib.import_module("first_gpu")
+    assert sum(step.limit_s for step in first_gpu.STEPS) <= first_gpu.LIMIT_S <= 27 * 60
+    assert all(step.least_s <= step.limit_s < 570 for step in first_gpu.STEPS)
+    for step in first_gpu.STEPS:
+        assert (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
+
+
+def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
+    step_run = importlib.import_module("first_hour.step_run")
+    run = step_run.StepRun("some", tmp_path, seconds=100, small=True)
+    assert run.has_time("short", 1)
+    assert run.failures == []
+    assert not run.has_time("long", 1000)
+    assert run.failures == ["long: left out: 100 s left, needs 1000 s"]
+
+
+def test_traces(tmp_path: Path) -> None:
+    traces = importlib.import_module("first_hour.traces")
+
+    def event(category: str, name: str, start: float, duration: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+
+    events = [
+        event("kernel", "gemm", 1000, 100),
+        event("kernel", "gemm", 1050, 100),  # on another stream, half of it at the same time
+        event("gpu_memcpy", "Memcpy HtoD", 1350, 50),
+        event("gpu_user_annotation", "## forward 3 ##", 0, 9000),
+        event("user_annotation", "## forward 3 ##", 0, 4000),
+        event("user_annotation", "## forward 4 ##", 5000, 2000),
+        event("user_annotation", "ProfilerStep", 0, 9000),
+        event("cuda_runtime", "cudaLaunchKernel", 0, 10),
+        {"ph": "i", "name": "a moment", "ts": 5},
+    ]
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    assert traces.summary(traces.read_events(path), num_steps=2) == {
+        "gpu_busy_share": 0.5,  # 150 and 50 of 400
+        "kernels_per_step": 1.5,
+        "host_ms_by_part": {"forward": 3.0},
+        "cuda_calls_ms": {"cudaLaunchKernel": 0.005},
+        "kernels_ms": {"gemm": 0.1, "Memcpy HtoD": 0.025},
+    }
+    assert traces.summary(events[-2:-1], num_steps=1)["gpu_busy_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("sgd", torch.optim.SGD), ("rowwise_adagrad", RowWiseAdagrad), ("adam", torch.optim.Adam)],
+)
+def test_definitions_of_the_fused_optimizers(name: str, optimizer: Any) -> None:
+    """They are those of torch and TorchRec, on batches that use every row."""
+    kernels = importlib.import_module("first_hour.kernels")
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 8, generator=rng, dtype=torch.float64)
+    definition = kernels.Definition(name, weight.clone())
+    table = torch.nn.Parameter(weight.clone())
+    reference = optimizer([table], lr=kernels.LEARNING_RATE)
+    for _ in range(3):
+        lengths = torch.tensor([3, 0, 4])
+        ids = torch.cat([torch.randperm(5, generator=rng), torch.tensor([2, 2])])
+        gradient = torch.randn(3, 8, generator=rng, dtype=torch.float64)
+        offsets = torch.tensor([0, 3, 3])
+        pooled = torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum")
+        reference.zero_grad()
+        pooled.backward(gradient)
+        found = definition.step(ids, lengths, gradient)
+        assert torch.allclose(found, pooled.detach())
+        reference.step()
+        assert torch.allclose(definition.weight, table.detach())
