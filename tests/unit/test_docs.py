@@ -67,5 +67,17 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_named_tests_exist() -> None:
+    """Pages name a test by the end of its path."""
+    named = {
+        name
+        for page in (ROOT / "docs").glob("*.md")
+        for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text())
+    }
+    paths = [str(path) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(named) > 20
+    assert {name for name in named if not any(p.endswith(f"/{name}") for p in paths)} == set()
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
