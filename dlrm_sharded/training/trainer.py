@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 CHANCE_MARGIN = 0.01
 """Distance of the AUROC from 0.5 up to which the model counts as no better than chance."""
 
+GPU_PREFETCH_BATCHES = 2
+"""Batches that a thread reads ahead for a GPU, by default."""
+
 PIPELINES = ("auto", "base", "sparse_dist")
 LogScalar = Callable[[str, float, int], None]
 """Logs a tag's value at a step."""
@@ -54,7 +57,8 @@ class TrainerConfig:
         log_every_steps: interval of logs. Losses stay on the device until the log after, so that
             the host never waits for a step, and a loss that is not finite is found by then.
         num_warmup_steps: number of first steps that do not count for the throughput.
-        prefetch_batches: number of batches that a thread reads ahead; 0 for no thread.
+        prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
+            on CUDA and 0 on a CPU, whose cores all compute.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
             "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
@@ -66,20 +70,30 @@ class TrainerConfig:
     num_eval_batches: int | None = None
     log_every_steps: int = 20
     num_warmup_steps: int = 5
-    prefetch_batches: int = 2
+    prefetch_batches: int | None = None
     pipeline: str = "auto"
     tf32: bool = True
 
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps"):
             check_count(f"trainer.{key}", getattr(self, key), least=1)
-        for key in ("num_warmup_steps", "prefetch_batches"):
-            check_count(f"trainer.{key}", getattr(self, key), least=0)
-        for key, least in (("num_steps", 1), ("eval_every_steps", 1), ("num_eval_batches", 0)):
+        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
+        for key, least in (
+            ("num_steps", 1),
+            ("eval_every_steps", 1),
+            ("num_eval_batches", 0),
+            ("prefetch_batches", 0),
+        ):
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         if self.pipeline not in PIPELINES:
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
+
+    def prefetch_depth(self, device: torch.device) -> int:
+        """Return the number of batches that a thread reads ahead for ranks on such devices."""
+        if self.prefetch_batches is not None:
+            return self.prefetch_batches
+        return GPU_PREFETCH_BATCHES if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +142,7 @@ class Trainer:
         self._log_scalar = log_scalar
         self._num_steps = config.num_steps or config.num_epochs * len(train_stream)
         self._batches = Prefetcher(
-            _endless(train_stream), depth=config.prefetch_batches, device=rank.device
+            _endless(train_stream), depth=config.prefetch_depth(rank.device), device=rank.device
         )
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
         self._unread: deque[ClosedWindow] = deque()
@@ -203,7 +217,7 @@ class Trainer:
         self._eval_stream.seek(0)
         batches = Prefetcher(
             itertools.islice(self._eval_stream, num_batches),
-            depth=self._config.prefetch_batches,
+            depth=self._config.prefetch_depth(self._rank.device),
             device=self._rank.device,
             beside=self._batches,
         )

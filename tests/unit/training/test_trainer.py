@@ -124,3 +124,14 @@ def test_products_on_gpus_may_round(
     products_on_gpus.allow_tf32 = not tf32
     run(Events(), rank, monkeypatch, num_steps=1, tf32=tf32)
     assert products_on_gpus.allow_tf32 == tf32
+
+
+@pytest.mark.parametrize(
+    ("prefetch_batches", "device", "depth"),
+    [(None, "cuda", 2), (None, "cpu", 0), (0, "cuda", 0), (3, "cpu", 3)],
+)
+def test_reads_ahead_where_cores_are_free(
+    prefetch_batches: int | None, device: str, depth: int
+) -> None:
+    config = TrainerConfig(prefetch_batches=prefetch_batches)
+    assert config.prefetch_depth(torch.device(device)) == depth
