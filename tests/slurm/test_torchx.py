@@ -88,7 +88,9 @@ def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
 
 
 def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> None:
-    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, "-j", "1x2"], cwd=tmp_path)
+    """GPUs, which the cluster does not have; a job with more cores than its nodes would wait."""
+    options = ["-j", "1x2", "--cpu", "4"]
+    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *options], cwd=tmp_path)
     assert done.returncode == 1
     assert "sbatch refused the job" in done.stderr
     assert "gpu=0" in done.stderr
