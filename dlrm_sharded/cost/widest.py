@@ -1,4 +1,4 @@
-"""What the widest shard of a rank adds to its lookups on a GPU.
+"""Prices what the widest shard of a rank adds to its lookups on a GPU.
 
 FBGEMM looks up all shards of a rank with one launch, whose groups of threads are as large as the
 widest shard needs, in both directions (its dispatch macros read `max_D`): beside a table of 128

@@ -254,7 +254,7 @@ class Problem:
 
     @property
     def has_crowding(self) -> bool:
-        """Whether pieces add more to a rank with wide shards than `load` says."""
+        """Return whether pieces add more to a rank with wide shards than `load` says."""
         return self.model.compute.widest_ms is not None
 
     def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:

@@ -25,7 +25,7 @@ class Prefetcher(Iterator[Batch], AbstractContextManager["Prefetcher"]):
         depth: number of batches that are read ahead; with 0 the user reads, without a thread.
         device: on CUDA, batches are moved to page-locked memory, from which a GPU copies while it
             computes.
-        beside: prefetcher of the same dataset, whose thread reads for both.
+        beside: prefetcher of the same dataset and depth, whose thread reads for both.
     """
 
     def __init__(

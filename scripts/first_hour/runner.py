@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step.
+    """Describes how a step ended.
 
     Args:
         status: "ok", "failed", "timed out", "no time left" or "no files"; the last two were not

@@ -1,4 +1,4 @@
-"""What a trace of torch.profiler says of some training steps."""
+"""Reads from a trace of torch.profiler how a GPU and its host spend training steps."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ONCE_PER_PROCESS = (
     (comm, "_CROSS_PG", None),
     (collective_utils, "_INITIALIZED", False),
 )
-"""What TorchRec notes of collectives that it issues for the first model of a process only."""
+"""TorchRec has these notes of collectives that it issues for the first model of a process only."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Collective:
     detail: str = ""
 
     def fits(self, other: "Collective", *, mine: int, others: int) -> bool:
-        """Whether two ranks, numbered in the job, take part in the same collective."""
+        """Return whether two ranks of the job take part in the same collective."""
         same = ("name", "group", "ranks", "detail")
         if any(getattr(self, key) != getattr(other, key) for key in same):
             return False

@@ -147,7 +147,7 @@ def wait_without_a_collective(rank: Rank, folder: str) -> list[Any]:
 
 
 def test_a_long_wait_is_in_no_collective(tmp_path: Path) -> None:
-    """Which would end with an error after the group's timeout."""
+    """A collective would end with an error after the timeout of its group."""
     found = run_ranks(wait_without_a_collective, WORLD_SIZE, str(tmp_path))
     assert found == [[(call, True)] * WORLD_SIZE for call in range(3)]
 

@@ -112,7 +112,7 @@ def train_unsharded(
 
 
 class PlainUpdate:
-    """What FBGEMM's optimizers subtract from a shard, in plain torch."""
+    """Compute in plain torch what FBGEMM's optimizers subtract from a shard."""
 
     def __init__(self, embedding: str) -> None:
         self._embedding = embedding
