@@ -4,6 +4,9 @@ UserError                    a command prints its message alone and exits with 2
 +-- ConfigError              a configured value cannot be used
 +-- DataError                a data file cannot be read
 +-- DivergenceError          the loss is not finite
++-- CheckpointError          a checkpoint is damaged or does not fit
++-- UnsavedError             the last checkpoint could not be written (exit code 1)
++-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
 +-- ShardingError            there is no usable plan
     +-- InfeasibleTaskError  no plan fits
@@ -28,6 +31,18 @@ class DataError(UserError, ValueError):
 
 class DivergenceError(UserError, ArithmeticError):
     """The loss stopped being a finite number."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, or does not fit the model or the data."""
+
+
+class UnsavedError(UserError):
+    """The training ended, and its last checkpoint could not be written."""
+
+
+class PreemptedError(UserError):
+    """A signal asked the training to stop, and a checkpoint was written."""
 
 
 class IncompleteSweepError(UserError):

@@ -54,6 +54,21 @@ class Planner:
         validate(plan, task)
         return plan, self._report(plan, task, solve_s)
 
+    def adopt(
+        self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
+    ) -> tuple[ShardingPlan, PlanReport]:
+        """Return a plan that the sharder made earlier, and a report on it.
+
+        Args:
+            solve_s: time that the sharder took.
+
+        Raises:
+            InvalidPlanError: the plan does not fit the task.
+        """
+        task = with_profiles(task)
+        validate(plan, task)
+        return plan, self._report(plan, task, solve_s)
+
     def _report(self, plan: ShardingPlan, task: ShardingTask, solve_s: float) -> PlanReport:
         model = self.cost_model
         caveat = None if model is None else caveat_of(model, task.topology)

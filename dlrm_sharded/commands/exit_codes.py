@@ -13,11 +13,17 @@ from contextlib import contextmanager
 from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.errors import IncompleteSweepError, RankError
+from dlrm_sharded.errors import (
+    IncompleteSweepError,
+    PreemptedError,
+    RankError,
+    UnsavedError,
+)
 
 log = logging.getLogger(__name__)
 
-EXIT_INCOMPLETE = 1
+EXIT_PREEMPTED = 0
+EXIT_OTHER = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 MEETING_TIMEOUT_S = 30
@@ -67,17 +73,26 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if not isinstance(source, RankError):
             source = RankError(error, failed_rank=_rank(), reporter=0 if on_every_rank else _rank())
         if _rank() == source.reporter:
-            _report(message, failed_rank=source.failed_rank)
+            if isinstance(error, PreemptedError):
+                log.info("%s", message)
+            else:
+                _report(message, failed_rank=source.failed_rank)
         if on_every_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             # Else torchrun would kill the others before they end with this exit code.
             from dlrm_sharded.distributed import wait_for_all_ranks  # loads torch
 
             wait_for_all_ranks(MEETING_TIMEOUT_S)
-        incomplete = isinstance(error, IncompleteSweepError)
-        code, reason = EXIT_INCOMPLETE if incomplete else EXIT_USER_ERROR, message
+        code, reason = _exit_code(error), message
     else:
         return
     raise ReportedExit(code, reason)
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, PreemptedError):
+        return EXIT_PREEMPTED
+    is_other = isinstance(error, IncompleteSweepError | UnsavedError)
+    return EXIT_OTHER if is_other else EXIT_USER_ERROR
 
 
 def _rank() -> int:

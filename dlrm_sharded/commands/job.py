@@ -16,20 +16,30 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
+from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.start import Start, find_start, plain_config
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
-    is_restart,
     on_rank_zero,
     patiently_on_rank_zero,
     process_group,
     reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.errors import (
+    CheckpointError,
+    ConfigError,
+    InvalidPlanError,
+    UnsavedError,
+    check_count,
+    check_number,
+)
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.json_files import write_json
@@ -44,7 +54,9 @@ from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.sharded_model import check_exchange_precision, shard_model, sharded_embeddings
 from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 log = logging.getLogger(__name__)
@@ -104,6 +116,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             )
             for split in SPLITS
         }
+    start = find_start(cfg, run_dir, rank)
+    with all_or_none():
+        _check_length(setup, start, len(streams["train"]))
     topology = with_memory_of_all_ranks(setup.topology)
     task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
     with all_or_none():
@@ -114,7 +129,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         setup.optimizer.fuse_into(model)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
+    plan, report = on_rank_zero(
+        lambda: _plan(planner, task, run_dir, start.plan_to_keep(cfg, rank.world_size), start)
+    )
     sharded = shard_model(
         model,
         plan,
@@ -124,10 +141,40 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         exchange_precision=cfg.exchange_precision,
     )
     optimizer = setup.optimizer.build(sharded)
-    with RunWriter(run_dir, enabled=rank.is_zero) as writer:
+    state = model_state(
+        sharded, optimizer, plan, task.tables, embedding_optimizer=setup.optimizer.embedding
+    )
+    with RunWriter(run_dir, enabled=rank.is_zero, going_on=start.event_position) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
         measured = _measure(setup, report, task, sharded, rank)
-        writer.plan(plan, report, task, measured.cost)
+        is_new = start.resumed is None or plan != ShardingPlan.from_json(start.resumed.state.plan)
+        writer.plan(plan, report, task, measured.cost, step=start.step, is_new=is_new)
+        progress = _load(start, state, sharded, rank, same_plan=not is_new)
+        checkpoints = None
+        if setup.trainer.checkpoint is not None and setup.trainer.checkpoint.is_enabled:
+
+            def describe(progress: Progress) -> RunState:
+                return RunState(
+                    run=start.run,
+                    step=progress.step,
+                    batch_size=setup.batch_size,
+                    seed=setup.seed,
+                    epoch_batches=len(streams["train"]),
+                    world_size=rank.world_size,
+                    optimizers={
+                        "embedding": setup.optimizer.embedding,
+                        "dense": setup.optimizer.dense,
+                    },
+                    column_bounds=state.column_bounds,
+                    progress=progress.to_json(),
+                    plan=plan_json(plan, report),
+                    config=plain_config(cfg),
+                    events=writer.position(),
+                )
+
+            checkpoints = Checkpoints(
+                run_dir, setup.trainer.checkpoint, state, describe=describe, rank=rank
+            )
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
@@ -138,10 +185,54 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             batch_size=setup.batch_size,
             rank=rank,
             log_scalar=writer.scalar,
+            checkpoints=checkpoints,
+            start=progress,
         )
         result = trainer.run()
         writer.conclude(result)
-    return on_rank_zero(lambda: _conclude(setup, plan, report, measured, result, rank, run_dir))
+    objective = on_rank_zero(
+        lambda: _conclude(setup, plan, report, measured, result, start, rank, run_dir)
+    )
+    if checkpoints is not None and checkpoints.failure is not None:
+        raise reported_by_rank_zero(
+            UnsavedError(
+                f"the training is finished, but its last checkpoint could not be written: "
+                f"{checkpoints.failure}"
+            )
+        )
+    return objective
+
+
+def _check_length(setup: RunSetup, start: Start, epoch_batches: int) -> None:
+    """Check that the checkpoint lies within the training, and the epochs have kept their length."""
+    if start.resumed is None:
+        return
+    folder, state = start.resumed.folder, start.resumed.state
+    if state.epoch_batches != epoch_batches:
+        raise CheckpointError(
+            f"{folder} was trained on epochs of {state.epoch_batches:,} batches, the data now has "
+            f"{epoch_batches:,}, in another order; take the weights alone with init_from"
+        )
+    total = setup.trainer.total_steps(epoch_batches)
+    if state.step > total:
+        raise CheckpointError(
+            f"{folder} was trained for {state.step:,} steps, and the run ends after {total:,}; "
+            "raise trainer.num_steps or trainer.num_epochs"
+        )
+
+
+def _load(
+    start: Start, state: ModelState, model: torch.nn.Module, rank: Rank, *, same_plan: bool
+) -> Progress:
+    """Load what the run begins from; return where it goes on."""
+    if start.weights is not None:
+        load_weights(start.weights, state)
+    if start.resumed is None:
+        return Progress()
+    load_model(start.resumed, state)
+    set_fused_steps(model, start.step)
+    with all_or_none():
+        return read_progress(start.resumed, rank, same_plan=same_plan)
 
 
 def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
@@ -179,8 +270,13 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
 
 
 def _plan(
-    planner: Planner | None, task: ShardingTask, run_dir: Path
+    planner: Planner | None,
+    task: ShardingTask,
+    run_dir: Path,
+    kept: ShardingPlan | None,
+    start: Start,
 ) -> tuple[ShardingPlan, PlanReport]:
+    """Make a plan, unless an interrupted run goes on with the one that is kept."""
     assert planner is not None
     topology = task.topology
     log.info(
@@ -191,14 +287,25 @@ def _plan(
         topology.rank_memory_text,
         task.batch_size,
     )
-    plan, report = planner.plan(task)
-    if (run_dir / "plan.json").exists() and not is_restart():
-        raise ConfigError(f"{run_dir} holds a run already; give another hydra.run.dir")
+    plan, report = _kept_or_new(planner, task, kept, start)
+    if plan is kept:
+        log.info("the run goes on with its plan")
     write_json(run_dir / "plan.json", plan_json(plan, report))
     write_json(run_dir / "task.json", task.to_json())
     summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
     return plan, report
+
+
+def _kept_or_new(
+    planner: Planner, task: ShardingTask, kept: ShardingPlan | None, start: Start
+) -> tuple[ShardingPlan, PlanReport]:
+    if kept is not None and start.resumed is not None:
+        try:
+            return planner.adopt(kept, task, solve_s=start.resumed.state.plan["solve_s"])
+        except InvalidPlanError as error:
+            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
+    return planner.plan(task)
 
 
 def _measure(
@@ -246,6 +353,7 @@ def _conclude(
     report: PlanReport,
     measured: MeasuredCost,
     training: TrainingResult,
+    start: Start,
     rank: Rank,
     run_dir: Path,
 ) -> float:
@@ -258,6 +366,7 @@ def _conclude(
         device=device_name(rank.device),
         batch_size=setup.batch_size,
         seed=setup.seed,
+        interruptions=start.num_interruptions,
     )
     write_result(run_dir, result)
     on_cuda = rank.device.type == "cuda"

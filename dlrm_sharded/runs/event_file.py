@@ -1,54 +1,122 @@
-"""A TensorBoard event file, written by TensorBoard's own classes.
+"""A TensorBoard event file, written in TensorBoard's own format.
 
 torch's SummaryWriter takes longer to load than this whole package, and has no public method for
-HParams in the run's own file.
+HParams in the run's own file. TensorBoard's writer cannot go on with a file of an earlier process,
+and on a full disk it ends the training.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import logging
+import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class EventFile:
-    """A new event file in a folder; TensorBoard stops showing the earlier files there."""
+log = logging.getLogger(__name__)
 
-    def __init__(self, folder: Path, *, suffix: str = "") -> None:
-        self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=suffix)
+FLUSH_S = 10
+_number = itertools.count()
+
+
+class EventFile:
+    """An event file in a folder; TensorBoard stops showing the earlier files there.
+
+    An event that cannot be written is lost, with one warning for all of them.
+
+    Args:
+        going_on: name and size of a file of an earlier process that is cut to this size, and gets
+            further events; None for a new file.
+    """
+
+    def __init__(
+        self, folder: Path, *, suffix: str = "", going_on: tuple[str, int] | None = None
+    ) -> None:
+        self._failed = False
+        self._flushed_s = time.monotonic()
+        name = going_on[0] if going_on else _new_name() + suffix
+        self._path = folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if going_on is not None and _cut(self._path, going_on[1]):
+            self._file = self._path.open("ab")
+            self._records = RecordWriter(self._file)
+            return
+        self._file = self._path.open("wb")
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
         # From this step on, TensorBoard drops the values of earlier files.
         self._add(session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
-        self._writer.close()
+        self._guarded(self._file.close)
+
+    def position(self) -> tuple[str, int]:
+        """Write all events to disk; return the name of the file and its size in bytes."""
+        self._guarded(self._file.flush)
+        return self._path.name, self._path.stat().st_size if self._path.exists() else 0
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
         self._add(step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
 
-    def text(self, tag: str, markdown: str) -> None:
-        self.summary(text_pb(f"{tag}/text_summary", markdown))
+    def text(self, tag: str, markdown: str, step: int = 0) -> None:
+        self.summary(text_pb(f"{tag}/text_summary", markdown), step)
 
-    def figure(self, tag: str, figure: Figure) -> None:
+    def figure(self, tag: str, figure: Figure, step: int = 0) -> None:
         png = io.BytesIO()
         figure.savefig(png, format="png")
         width, height = map(int, figure.bbox.size)
         image = Summary.Image(
             width=width, height=height, colorspace=3, encoded_image_string=png.getvalue()
         )
-        self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]))
+        self.summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
-    def summary(self, summary: Summary) -> None:
+    def summary(self, summary: Summary, step: int = 0) -> None:
         """Write a summary that a TensorBoard plugin made."""
-        self._add(summary=summary)
+        self._add(step, summary=summary)
 
     def _add(self, step: int = 0, **content: object) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
+        event = Event(wall_time=time.time(), step=step, **content)
+        self._guarded(lambda: self._records.write(event.SerializeToString()))
+        if time.monotonic() - self._flushed_s > FLUSH_S:
+            self._guarded(self._file.flush)
+            self._flushed_s = time.monotonic()
+
+    def _guarded(self, write: Callable[[], object]) -> None:
+        """Write, unless an earlier write has failed: then the end of the file may be cut."""
+        if self._failed:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._failed = True
+            log.warning(
+                "TensorBoard's events of this run are lost from here on: %s: %s",
+                self._path,
+                error.strerror,
+            )
+
+
+def _cut(path: Path, size: int) -> bool:
+    """Cut a file to a size; return whether it was there, and as long."""
+    if not path.is_file() or path.stat().st_size < size:
+        return False
+    os.truncate(path, size)
+    return True
+
+
+def _new_name() -> str:
+    host, pid = socket.gethostname(), os.getpid()
+    return f"events.out.tfevents.{int(time.time()):010}.{host}.{pid}.{next(_number)}"

@@ -104,6 +104,8 @@ class RunResult:
         spread, launch_ms: see `MeasuredCost`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
+        steps: number of steps of the whole training, with those before an interruption.
+        interruptions: how often the run was interrupted and started again.
     """
 
     sharder: str | None = _key(known_text)
@@ -135,6 +137,7 @@ class RunResult:
     normalized_entropy: float | None = _key(known_number, objective=True)
     peak_gib: float | None = _key(known_number, objective=True)
     steps: int | None = _key(known_count)
+    interruptions: int | None = _key(known_count)
     versions: Mapping[str, str] | None = _key(_known_texts)
     commit: str | None = _key(known_text)
     seed: int | None = _key(known_count)
@@ -196,6 +199,7 @@ def run_result(
     device: str,
     batch_size: int,
     seed: int,
+    interruptions: int = 0,
 ) -> RunResult:
     """Gather the results of a run."""
     cost = measured.cost
@@ -234,6 +238,7 @@ def run_result(
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
         steps=training.num_steps,
+        interruptions=interruptions,
         versions=versions(),
         commit=commit(),
         seed=seed,

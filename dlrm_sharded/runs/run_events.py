@@ -27,10 +27,14 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     Args:
         enabled: true on rank 0; on other ranks there is no file, and every method does nothing.
+        going_on: position of the run's file, see `EventFile`, that an interrupted run has left.
     """
 
-    def __init__(self, run_dir: Path, *, enabled: bool) -> None:
-        self._file = EventFile(run_dir) if enabled else None
+    def __init__(
+        self, run_dir: Path, *, enabled: bool, going_on: tuple[str, int] | None = None
+    ) -> None:
+        self._file = EventFile(run_dir, going_on=going_on) if enabled else None
+        self._goes_on = going_on is not None
         # TensorBoard cuts the end of a name, and takes equal ones for one trial.
         self._trial = f"{run_dir.name}/{run_dir.parent.name}"
         self._run_scalars: dict[str, float] = {}
@@ -38,6 +42,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
+
+    def position(self) -> tuple[str, int] | None:
+        """Write all events to disk; return where the file ends, if there is one."""
+        return None if self._file is None else self._file.position()
 
     def scalar(self, tag: str, value: float, step: int = 0) -> None:
         if self._file is not None:
@@ -61,20 +69,33 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             self.scalar(tag, value, result.num_steps)
 
     def config(self, yaml: str, hparams: Mapping[str, str]) -> None:
-        """Write the run's config as text, and the values that runs are compared by as HParams."""
-        if self._file is None:
+        """Write the run's config as text, and the values that runs are compared by as HParams.
+
+        A run that goes on has them already.
+        """
+        if self._file is None or self._goes_on:
             return
         self._file.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
         self._file.summary(hparams_config())
         self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
     def plan(
-        self, plan: ShardingPlan, report: PlanReport, task: ShardingTask, cost: PlanCost
+        self,
+        plan: ShardingPlan,
+        report: PlanReport,
+        task: ShardingTask,
+        cost: PlanCost,
+        *,
+        step: int = 0,
+        is_new: bool = True,
     ) -> None:
         """Write the plan, its measured and predicted costs, and their explanation.
 
         Args:
             cost: measured cost.
+            step: number of steps trained before the plan was made.
+            is_new: false for the plan of a run that goes on with it; its figures are written at
+                the end only.
         """
         if self._file is None:
             return
@@ -93,12 +114,16 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         if report.cost is not None:
             figures["plan/predicted_ms"] = report.cost.cost_ms
             figures |= _cost_scalars("predicted", report.cost)
-        for tag, value in figures.items():
-            if value is not None:
-                self.run_scalar(tag, value)
-        self._file.figure("plan/cost_by_rank", plot_cost_by_rank(cost, predicted=report.cost))
-        self._file.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task))
-        self._file.text("plan/explained", explain(plan, report, task, cost))
+        known = {tag: value for tag, value in figures.items() if value is not None}
+        self._run_scalars |= known
+        if not is_new:
+            return
+        for tag, value in known.items():
+            self.scalar(tag, value, step)
+        by_rank = plot_cost_by_rank(cost, predicted=report.cost)
+        self._file.figure("plan/cost_by_rank", by_rank, step)
+        self._file.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task), step)
+        self._file.text("plan/explained", explain(plan, report, task, cost), step)
 
 
 def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:

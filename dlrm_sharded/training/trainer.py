@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
+import math
 import resource
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +29,15 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
+from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 from dlrm_sharded.training.prefetch import Prefetcher
+from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)
@@ -59,6 +66,7 @@ class TrainerConfig:
         num_warmup_steps: number of first steps that do not count for the throughput.
         prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
             on CUDA and 0 on a CPU, whose cores all compute.
+        checkpoint: when checkpoints are written; None for never.
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
             "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
@@ -73,6 +81,7 @@ class TrainerConfig:
     prefetch_batches: int | None = None
     pipeline: str = "auto"
     tf32: bool = True
+    checkpoint: CheckpointConfig | None = None
 
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps"):
@@ -88,6 +97,10 @@ class TrainerConfig:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         if self.pipeline not in PIPELINES:
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
+
+    def total_steps(self, epoch_batches: int) -> int:
+        """Return the number of steps of the whole training."""
+        return self.num_steps or self.num_epochs * epoch_batches
 
     def prefetch_depth(self, device: torch.device) -> int:
         """Return the number of batches that a thread reads ahead for ranks on such devices."""
@@ -118,7 +131,12 @@ class TrainingResult:
 
 
 class Trainer:
-    """Trains a sharded model on a stream of batches."""
+    """Trains a sharded model on a stream of batches.
+
+    Args:
+        checkpoints: writes checkpoints; None for none.
+        start: where the training goes on.
+    """
 
     def __init__(
         self,
@@ -132,6 +150,8 @@ class Trainer:
         batch_size: int,
         rank: Rank,
         log_scalar: LogScalar,
+        checkpoints: Checkpoints | None = None,
+        start: Progress = Progress(),  # noqa: B008, it is immutable
     ) -> None:
         self._model = model
         self._lr_scheduler = lr_scheduler
@@ -140,16 +160,21 @@ class Trainer:
         self._batch_size = batch_size
         self._rank = rank
         self._log_scalar = log_scalar
-        self._num_steps = config.num_steps or config.num_epochs * len(train_stream)
+        self._checkpoints = checkpoints
+        self._start = start
+        self._num_steps = config.total_steps(len(train_stream))
+        train_stream.seek(start.step)
+        set_schedule_step(lr_scheduler, start.step)
         self._batches = Prefetcher(
             _endless(train_stream), depth=config.prefetch_depth(rank.device), device=rank.device
         )
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
         self._unread: deque[ClosedWindow] = deque()
-        self._step_ms: list[float] = []
+        self._step_ms: list[float] = start.step_ms.tolist()
         self._steady_since_s = self._steady_until_s = float("nan")
-        self._loss = float("nan")
-        self._evaluation = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)
+        self._loss = start.loss
+        self._evaluation = start.evaluation
+        self._evaluated_step = start.evaluated_step
 
     def run(self) -> TrainingResult:
         """Train to the end; all ranks call this together.
@@ -159,27 +184,71 @@ class Trainer:
         """
         torch.backends.cuda.matmul.allow_tf32 = self._config.tf32
         self._model.train()
-        progress = tqdm(total=self._num_steps, unit="step", disable=not self._rank.is_zero)
-        with progress as bar, self._batches:
-            window = Window(0, self._rank)
-            for num_done in range(1, self._num_steps + 1):
-                if num_done == self._config.num_warmup_steps + 1:
-                    self._steady_since_s = time.perf_counter()
-                loss, _, _ = self._pipeline.progress(self._batches)
-                self._lr_scheduler.step()
-                window.add(loss)
-                is_last = num_done == self._num_steps
-                evaluates = is_last or self._is_every(self._config.eval_every_steps, num_done)
-                if evaluates or self._is_every(self._config.log_every_steps, num_done):
-                    self._unread.append(window.close(self._batches.take_wait_ms()))
-                    window = window.following()
-                    self._report(bar, num_unread=0 if evaluates else 1)
-                if is_last:
-                    self._steady_until_s = time.perf_counter()
-                if evaluates:
-                    self._evaluate(num_done)
-                    window = Window(num_done, self._rank)
+        with ExitStack() as stack:
+            bar = stack.enter_context(
+                tqdm(
+                    total=self._num_steps,
+                    initial=self._start.step,
+                    unit="step",
+                    disable=not self._rank.is_zero,
+                )
+            )
+            stack.enter_context(self._batches)
+            if self._checkpoints is not None:
+                stack.enter_context(self._checkpoints)
+            self._train(bar)
         return self._result()
+
+    def _train(self, bar: tqdm[None]) -> None:
+        first_step = self._start.step - len(self._start.window_losses)
+        window = Window(first_step, self._rank, earlier=self._earlier_losses())
+        if self._start.step > self._config.num_warmup_steps:
+            self._steady_since_s = time.perf_counter() - self._start.steady_s
+        for num_done in range(self._start.step + 1, self._num_steps + 1):
+            if num_done == self._config.num_warmup_steps + 1:
+                self._steady_since_s = time.perf_counter()
+            loss, _, _ = self._pipeline.progress(self._batches)
+            self._lr_scheduler.step()
+            window.add(loss)
+            is_last = num_done == self._num_steps
+            evaluates = is_last or self._is_every(self._config.eval_every_steps, num_done)
+            if evaluates or self._is_every(self._config.log_every_steps, num_done):
+                self._unread.append(window.close(self._batches.take_wait_ms()))
+                window = window.following()
+                self._report(bar, num_unread=0 if evaluates else 1)
+            if is_last:
+                self._steady_until_s = time.perf_counter()
+            if evaluates:
+                self._evaluate(num_done)
+                window = Window(num_done, self._rank)
+            if self._checkpoints is not None:
+                self._checkpoints.after_step(
+                    num_done,
+                    is_last=is_last,
+                    progress=functools.partial(self._progress, bar, num_done, window),
+                )
+        if self._start.step == self._num_steps:
+            self._steady_until_s = time.perf_counter()
+            if self._evaluated_step != self._num_steps:
+                self._evaluate(self._num_steps)
+
+    def _progress(self, bar: tqdm[None], step: int, window: Window) -> Progress:
+        """Log what is not logged yet, and return the state of the training after a step."""
+        self._report(bar, num_unread=0)
+        until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
+        steady_s = until_s - self._steady_since_s
+        return Progress(
+            step=step,
+            loss=self._loss,
+            evaluation=self._evaluation,
+            evaluated_step=self._evaluated_step,
+            steady_s=0.0 if math.isnan(steady_s) else steady_s,
+            window_losses=window.losses,
+            step_ms=torch.tensor(self._step_ms),
+        )
+
+    def _earlier_losses(self) -> list[Tensor]:
+        return list(self._start.window_losses.to(self._rank.device))
 
     def _report(self, bar: tqdm[None], *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
@@ -197,7 +266,8 @@ class Trainer:
                 )
             self._loss = float(losses.mean())
             step_ms = window.step_ms()
-            self._step_ms += step_ms[max(0, self._config.num_warmup_steps - window.first_step) :]
+            warm_step = self._start.step + self._config.num_warmup_steps
+            self._step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
             median_ms = float(np.median(step_ms))
             samples_per_s = self._batch_size / median_ms * 1e3
             step = window.first_step + len(losses)
@@ -205,7 +275,7 @@ class Trainer:
             self._log_scalar("train/step_ms", median_ms, step)
             self._log_scalar("train/samples_per_s", samples_per_s, step)
             self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
-            bar.update(len(losses))
+            bar.update(step - bar.n)
             bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
 
     def _evaluate(self, step: int) -> None:
@@ -222,6 +292,7 @@ class Trainer:
             beside=self._batches,
         )
         self._evaluation = evaluate(self._model, self._pipeline, batches, self._rank.device)
+        self._evaluated_step = step
         for tag in ("auroc", "normalized_entropy"):
             value = getattr(self._evaluation, tag)
             if value is not None:
@@ -255,6 +326,16 @@ class Trainer:
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
         return interval is not None and num_done % interval == 0
+
+
+def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
+    """Set the learning rates to those of a step, as if the scheduler had taken all steps before."""
+    if step == 0:
+        return
+    scheduler.last_epoch = step - 1
+    with warnings.catch_warnings():  # the optimizer has not taken a step in this process
+        warnings.simplefilter("ignore", UserWarning)
+        scheduler.step()
 
 
 def make_pipeline(

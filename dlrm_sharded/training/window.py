@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,12 +17,21 @@ class Window:
     Args:
         first_step: number of steps before the first one.
         watch: stopwatch that runs already; None starts one when the device is done.
+        earlier: [number of steps], losses of this rank that an interrupted training did not log.
     """
 
-    def __init__(self, first_step: int, rank: Rank, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        first_step: int,
+        rank: Rank,
+        watch: Stopwatch | None = None,
+        *,
+        earlier: Sequence[Tensor] = (),
+    ) -> None:
         self._first_step = first_step
+        self._num_earlier = len(earlier)
         self._rank = rank
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor] = list(earlier)
         if watch is None:
             watch = Stopwatch(rank.device)
             watch.mark()
@@ -31,6 +42,11 @@ class Window:
         self._losses.append(loss)
         self._watch.mark()
 
+    @property
+    def losses(self) -> Tensor:
+        """Losses of this rank's steps so far, [number of steps]."""
+        return torch.stack(self._losses) if self._losses else torch.empty(0)
+
     def close(self, data_wait_ms: float) -> ClosedWindow:
         """Begin to average the losses over all ranks, which call it together.
 
@@ -38,7 +54,14 @@ class Window:
             data_wait_ms: time that a step waited for its batch.
         """
         losses = torch.stack(self._losses).float()
-        return ClosedWindow(self._first_step, losses, self._watch, self._rank, data_wait_ms)
+        return ClosedWindow(
+            self._first_step,
+            losses,
+            self._watch,
+            self._rank,
+            data_wait_ms,
+            num_earlier=self._num_earlier,
+        )
 
     def following(self) -> Window:
         """Return the window of the next steps, whose times begin where those of this one end."""
@@ -53,6 +76,7 @@ class ClosedWindow:
         first_step: number of steps before the first one.
         losses: [number of steps], of this rank, on its device.
         data_wait_ms: time that a step waited for its batch.
+        num_earlier: number of first steps that an earlier training has taken, without their times.
     """
 
     def __init__(
@@ -62,8 +86,11 @@ class ClosedWindow:
         watch: Stopwatch,
         rank: Rank,
         data_wait_ms: float,
+        *,
+        num_earlier: int = 0,
     ) -> None:
         self.first_step = first_step
+        self.first_timed_step = first_step + num_earlier
         self.data_wait_ms = data_wait_ms
         self._watch = watch
         self._world_size = rank.world_size
@@ -82,5 +109,5 @@ class ClosedWindow:
         return self._sums / self._world_size
 
     def step_ms(self) -> list[float]:
-        """Return the time of each step in ms."""
+        """Return the time of each step in ms, from `first_timed_step` on."""
         return self._watch.intervals_ms()

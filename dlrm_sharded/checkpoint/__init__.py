@@ -1,0 +1,14 @@
+"""Checkpoints: what a training writes so that it can go on under any plan and number of ranks.
+
+Glossary:
+    logical tensor  a whole table, weight or optimizer state under a name that no plan changes; each
+                    rank holds pieces of it
+    piece           a rectangle of a logical tensor, in the memory of one rank
+    part            a safetensors file with pieces of one rank
+    manifest        the JSON file that says what the parts contain; a folder with a manifest is a
+                    checkpoint
+    progress        the trainer's own state: step, losses that are not logged yet, evaluation
+
+torch.distributed.checkpoint (DCP) plans who writes and reads which piece. Its own storage pickles
+its metadata, so `storage` has a writer and a reader of parts and manifests instead.
+"""

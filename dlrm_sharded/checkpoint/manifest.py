@@ -1,0 +1,259 @@
+"""The manifest of a checkpoint: what its parts contain, and whether they are undamaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.errors import CheckpointError
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+PART_NAME = re.compile(r"rank-\d{5}-\d{5}\.safetensors")
+"""Names of parts. Nothing else that a manifest says becomes a path."""
+
+BLOCK_BYTES = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rectangle of a logical tensor, and where it is written.
+
+    Args:
+        offsets, sizes: the rectangle, one number for each axis of the tensor.
+        file, key: part, and the tensor in it.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTensor:
+    """A logical tensor in a checkpoint.
+
+    Args:
+        dtype: name of its torch dtype, such as "float32".
+        blocks: rectangles that tile it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """Size and CRC-32 of a part."""
+
+    size_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What a checkpoint says besides its tensors.
+
+    Args:
+        run: id of the run that wrote it.
+        step: number of steps trained.
+        batch_size, seed, epoch_batches: they decide the order of the samples, with the number of
+            batches in an epoch.
+        world_size: number of ranks that wrote it.
+        optimizers: names of the fused and of the dense optimizer.
+        column_bounds: by table, the columns at which its column shards began and the last one
+            ended. State with one number per row of a shard has one column for each shard.
+        progress: the trainer's own state.
+        plan: the plan and its report, in the form of plan.json.
+        config: the run's config.
+        events: name of the event file, and its size when the checkpoint was taken; None without.
+    """
+
+    run: str
+    step: int
+    batch_size: int
+    seed: int
+    epoch_batches: int
+    world_size: int
+    optimizers: Mapping[str, str]
+    column_bounds: Mapping[str, tuple[int, ...]]
+    progress: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    config: Mapping[str, Any]
+    events: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a checkpoint's manifest."""
+
+    folder: Path
+    state: RunState
+    tensors: Mapping[str, WrittenTensor]
+    files: Mapping[str, PartFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+
+def manifest_bytes(
+    state: RunState, tensors: Mapping[str, WrittenTensor], files: Mapping[str, PartFile]
+) -> bytes:
+    """Return the content of the file, with its own checksum."""
+    fields = {
+        "format": FORMAT,
+        **{key: getattr(state, key) for key in RunState.__dataclass_fields__},
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "blocks": [[b.offsets, b.sizes, b.file, b.key] for b in tensor.blocks],
+            }
+            for name, tensor in tensors.items()
+        },
+        "files": {name: [file.size_bytes, file.crc32] for name, file in files.items()},
+    }
+    fields["crc32"] = _checksum(fields)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged; the message says which and why.
+    """
+    try:
+        text = (folder / FILE_NAME).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{folder} is no checkpoint: {FILE_NAME}: {error.strerror}") from None
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} is not JSON: {error}") from None
+    if not isinstance(fields, dict) or "crc32" not in fields:
+        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} is not the one of a checkpoint")
+    if fields.pop("crc32") != _checksum(fields):
+        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} was changed after it was written")
+    if fields.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder} has the format {fields.get('format')!r}; this version reads {FORMAT}"
+        )
+    try:
+        return _parsed(folder, fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder} is damaged: {FILE_NAME} does not have the form of a manifest: {error!r}"
+        ) from None
+
+
+def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> None:
+    """Check that the parts are there and undamaged.
+
+    Args:
+        share, num_shares: this rank's share of the files, so that ranks check them together.
+
+    Raises:
+        CheckpointError: a part is missing, truncated or changed.
+    """
+    for name in sorted(manifest.files)[share::num_shares]:
+        expected = manifest.files[name]
+        path = manifest.folder / name
+        try:
+            size_bytes = path.stat().st_size
+            if size_bytes != expected.size_bytes:
+                raise CheckpointError(
+                    f"{manifest.folder} is damaged: {name} has {size_bytes:,} B instead of "
+                    f"{expected.size_bytes:,} B"
+                )
+            crc32 = _file_checksum(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"{manifest.folder} is damaged: {name}: {error.strerror}"
+            ) from None
+        if crc32 != expected.crc32:
+            raise CheckpointError(
+                f"{manifest.folder} is damaged: {name} was changed after it was written"
+            )
+
+
+def _parsed(folder: Path, fields: Mapping[str, Any]) -> Manifest:
+    files = {
+        name: PartFile(_count(size), _count(crc)) for name, (size, crc) in fields["files"].items()
+    }
+    if bad := [name for name in files if not PART_NAME.fullmatch(name)]:
+        raise ValueError(f"{bad[0]!r} is not the name of a part")
+    events = fields["events"]
+    state = RunState(
+        run=_text(fields["run"]),
+        step=_count(fields["step"]),
+        batch_size=_count(fields["batch_size"]),
+        seed=_count(fields["seed"]),
+        epoch_batches=_count(fields["epoch_batches"]),
+        world_size=_count(fields["world_size"]),
+        optimizers={key: _text(name) for key, name in fields["optimizers"].items()},
+        column_bounds={k: _counts(bounds) for k, bounds in fields["column_bounds"].items()},
+        progress=dict(fields["progress"]),
+        plan=dict(fields["plan"]),
+        config=dict(fields["config"]),
+        events=None if events is None else (_text(events[0]), _count(events[1])),
+    )
+    tensors = {name: _tensor(tensor, files) for name, tensor in fields["tensors"].items()}
+    return Manifest(folder, state, tensors, files)
+
+
+def _tensor(fields: Mapping[str, Any], files: Mapping[str, PartFile]) -> WrittenTensor:
+    shape = _counts(fields["shape"])
+    blocks = tuple(
+        Block(_counts(offsets), _counts(sizes), _text(file), _text(key))
+        for offsets, sizes, file, key in fields["blocks"]
+    )
+    for block in blocks:
+        if block.file not in files:
+            raise ValueError(f"{block.file!r} is not one of the parts")
+        if not len(block.offsets) == len(block.sizes) == len(shape) or any(
+            offset + size > whole
+            for offset, size, whole in zip(block.offsets, block.sizes, shape, strict=True)
+        ):
+            raise ValueError(f"a block at {block.offsets} of {block.sizes} exceeds {shape}")
+    if sum(math.prod(block.sizes) for block in blocks) != math.prod(shape):
+        raise ValueError(f"the blocks do not cover a tensor of the shape {shape}")
+    return WrittenTensor(_text(fields["dtype"]), shape, blocks)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(map(_count, values))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _checksum(fields: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def _file_checksum(path: Path) -> int:
+    crc32 = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            crc32 = zlib.crc32(block, crc32)
+    return crc32

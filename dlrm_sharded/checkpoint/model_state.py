@@ -1,0 +1,193 @@
+"""Gives the weights and optimizer state of a sharded model the names and shapes of whole tables.
+
+TorchRec's own state dict of a row-wise optimizer has one entry for each row and column shard in the
+order of the plan, so it does not load under another plan. Here, state with one number per row of a
+shard is a logical tensor [R, C], whose column bounds are known.
+
+Letters: R rows of a table, D its columns, C its column shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
+from dlrm_sharded.fused_optimizers import STATE_BYTES
+from dlrm_sharded.plan import Interval, ShardingPlan
+from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.tables import Table
+
+ColumnBounds = Mapping[str, tuple[int, ...]]
+"""By table, the columns at which its column shards begin, and its number of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The logical tensors of a model. Their pieces are views of the memory that training changes.
+
+    Args:
+        weights: tables, dense weights and buffers.
+        dense_optimizer: state of the dense optimizer.
+        fused_optimizer: element-wise state of the tables' optimizer, [R, D] each.
+        row_states: state of the tables' optimizer with one number per row of a shard, [R, C] each.
+        column_bounds: of all tables.
+    """
+
+    weights: dict[str, LogicalTensor]
+    dense_optimizer: dict[str, LogicalTensor]
+    fused_optimizer: dict[str, LogicalTensor]
+    row_states: dict[str, LogicalTensor]
+    column_bounds: ColumnBounds
+
+    @property
+    def tensors(self) -> dict[str, LogicalTensor]:
+        """All logical tensors by name."""
+        return self.weights | self.dense_optimizer | self.fused_optimizer | self.row_states
+
+
+def model_state(
+    model: nn.Module,
+    optimizer: CombinedOptimizer,
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    *,
+    embedding_optimizer: str,
+) -> ModelState:
+    """Return the state of a sharded model.
+
+    Args:
+        embedding_optimizer: one of `EMBEDDING_OPTIMIZERS`.
+    """
+    bounds = column_bounds(plan)
+    element_states, row_states = (size // 4 for size in STATE_BYTES[embedding_optimizer])
+    pieces: dict[str, list[Piece]] = {}
+    for shard in table_shards(model):
+        offsets = (shard.rows[0], shard.cols[0])
+        pieces.setdefault(table_key(shard.table), []).append(Piece(offsets, shard.weight))
+        for number, state in enumerate(shard.states, start=1):
+            piece = Piece(offsets, state)
+            if state.dim() == 1:
+                column = bounds[shard.table].index(shard.cols[0])
+                piece = Piece((shard.rows[0], column), state.unsqueeze(1))
+            pieces.setdefault(state_key(shard.table, number), []).append(piece)
+
+    def logical(key: str, num_rows: int, num_cols: int) -> LogicalTensor:
+        return LogicalTensor((num_rows, num_cols), torch.float32, tuple(pieces.get(key, ())))
+
+    weights, fused, by_row = {}, {}, {}
+    for table in tables:
+        rows, dim = table.num_embeddings, table.embedding_dim
+        weights[table_key(table.name)] = logical(table_key(table.name), rows, dim)
+        for number in range(1, element_states + row_states + 1):
+            key = state_key(table.name, number)
+            if number <= element_states:
+                fused[key] = logical(key, rows, dim)
+            else:
+                by_row[key] = logical(key, rows, len(bounds[table.name]) - 1)
+    return ModelState(
+        weights | _dense_weights(model), _dense_optimizer(optimizer), fused, by_row, bounds
+    )
+
+
+def table_key(table: str) -> str:
+    """Return the name of a table's weights."""
+    return f"tables.{table}.weight"
+
+
+def state_key(table: str, number: int) -> str:
+    """Return the name of a table's optimizer state, as FBGEMM numbers it from 1."""
+    return f"tables.{table}.momentum{number}"
+
+
+def dense_key(name: str) -> str:
+    """Return the name of a dense weight or buffer."""
+    return f"dense.{name}"
+
+
+def column_bounds(plan: ShardingPlan) -> ColumnBounds:
+    """Return the column bounds of all tables of a plan."""
+    return {
+        table: tuple(sorted({column for shard in shards for column in shard.cols}))
+        for table, shards in plan.shards_by_table().items()
+    }
+
+
+def set_fused_steps(model: nn.Module, step: int) -> None:
+    """Set FBGEMM's step counts, from which Adam corrects its bias."""
+    for kernel in _kernels(model):
+        kernel.emb_module.iter.fill_(step)
+        kernel.emb_module.iter_cpu.fill_(step)
+
+
+@dataclass(frozen=True, slots=True)
+class TableShard:
+    """A shard of a table on this rank, in the memory of its fused lookup.
+
+    Args:
+        rows, cols: the rectangle, half-open.
+        weight: [rows, cols].
+        states: optimizer state, each [rows, cols] or [rows].
+    """
+
+    table: str
+    rows: Interval
+    cols: Interval
+    weight: Tensor
+    states: tuple[Tensor, ...]
+
+
+def table_shards(model: nn.Module) -> Iterator[TableShard]:
+    """Yield the shards of this rank."""
+    for kernel in _kernels(model):
+        lookup = kernel.emb_module
+        weights = lookup.split_embedding_weights()
+        states = lookup.split_optimizer_states() or [()] * len(weights)
+        for config, weight, of_table in zip(
+            kernel.config.embedding_tables, weights, states, strict=True
+        ):
+            first_row, first_col = config.local_metadata.shard_offsets
+            num_rows, num_cols = weight.shape
+            yield TableShard(
+                config.name,
+                (first_row, first_row + num_rows),
+                (first_col, first_col + num_cols),
+                weight.detach(),
+                tuple(of_table),
+            )
+
+
+def _kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
+    for lookup in sharded_embeddings(model)._lookups:  # a plain list: `modules()` misses them
+        for module in lookup.modules():
+            if isinstance(module, BatchedFusedEmbeddingBag):
+                yield module
+
+
+def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:
+    return {
+        dense_key(name): LogicalTensor.whole(tensor.detach())
+        for name, tensor in model.state_dict().items()
+        if not isinstance(tensor, ShardedTensor)
+    }
+
+
+def _dense_optimizer(optimizer: CombinedOptimizer) -> dict[str, LogicalTensor]:
+    """Return the state of the dense optimizer, which some optimizers make in their first step."""
+    (dense,) = (o for name, o in optimizer.optimizers if name == "dense")
+    assert isinstance(dense, KeyedOptimizer)
+    if not dense.state:
+        dense.init_state()  # a step with gradients of zero
+        dense.zero_grad(set_to_none=True)
+    return {
+        f"optimizer.{parameter}.{name}": LogicalTensor.whole(value)
+        for parameter, state in dense.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }

@@ -1,0 +1,185 @@
+"""Reads a checkpoint into a model, whatever plan and number of ranks have written it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import load as dcp_load
+
+from dlrm_sharded.checkpoint.logical import PART_BYTES, LoadPlanner, LogicalTensor, Piece, State
+from dlrm_sharded.checkpoint.manifest import Manifest
+from dlrm_sharded.checkpoint.model_state import ColumnBounds, ModelState
+from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
+from dlrm_sharded.distributed import all_or_none
+from dlrm_sharded.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+RANK_PREFIX = "ranks."
+"""Beginning of the names of what belongs to one rank, such as its random numbers."""
+
+
+def load_model(manifest: Manifest, state: ModelState) -> None:
+    """Read weights and optimizer state; a collective of all ranks.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown or has another shape; nothing is read then.
+    """
+    written = {name for name in manifest.tensors if not name.startswith(RANK_PREFIX)}
+    with all_or_none():
+        _check_names(manifest.folder, state.tensors, written)
+        _check_shapes(manifest, state.tensors, without=state.row_states)
+        _check_bounds(manifest, state)
+    reader = PartReader(manifest)
+    same, other = _by_bounds(state, manifest.state.column_bounds)
+    _load(reader, {**state.weights, **state.dense_optimizer, **state.fused_optimizer, **same})
+    with all_or_none():
+        for name, logical in other.items():
+            table = _table_of(name)
+            _convert(
+                reader,
+                name,
+                logical,
+                written=manifest.state.column_bounds[table],
+                wanted=state.column_bounds[table],
+            )
+    if other and dist.get_rank() == 0:
+        log.info(
+            "row-wise optimizer state of %d tables was converted to other column splits: the "
+            "width-weighted mean of the shards that a new shard overlaps",
+            len(other),
+        )
+
+
+def load_weights(manifest: Manifest, state: ModelState) -> None:
+    """Read the weights alone; a collective of all ranks.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown or has another shape; nothing is read then.
+    """
+    written = {
+        name
+        for name in manifest.tensors
+        if name.startswith("dense.") or (name.startswith("tables.") and name.endswith(".weight"))
+    }
+    with all_or_none():
+        _check_names(manifest.folder, state.weights, written)
+        _check_shapes(manifest, state.weights)
+    _load(PartReader(manifest), state.weights)
+
+
+def load_whole(manifest: Manifest, name: str) -> Tensor:
+    """Return a logical tensor, read by this rank alone."""
+    written = manifest.tensors[name]
+    reader = PartReader(manifest)
+    tensor = torch.empty(written.shape, dtype=torch_dtype(written.dtype))
+    reader.read_piece(name, Piece((0,) * tensor.dim(), tensor))
+    return tensor
+
+
+def _load(reader: PartReader, state: State) -> None:
+    try:
+        dcp_load(dict(state), storage_reader=reader, planner=LoadPlanner())
+    except CheckpointException as error:
+        rank, (first, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"rank {rank}: {first}") from error
+
+
+def _check_names(folder: Path, expected: Collection[str], written: Collection[str]) -> None:
+    for names, problem in (
+        (set(expected) - set(written), "lacks"),
+        (set(written) - set(expected), "has, but the model lacks,"),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            raise CheckpointError(
+                f"{folder} {problem} {len(names)} tensors: {shown}; resume with the model, tables "
+                "and optimizers that it was written with, or take its weights with init_from"
+            )
+
+
+def _check_shapes(manifest: Manifest, state: State, without: Collection[str] = ()) -> None:
+    for name, logical in state.items():
+        written = manifest.tensors[name]
+        dtype = str(logical.dtype).removeprefix("torch.")
+        if name not in without and (written.shape, written.dtype) != (logical.shape, dtype):
+            raise CheckpointError(
+                f"{manifest.folder}: {name} is {written.dtype} {list(written.shape)}, the model's "
+                f"is {dtype} {list(logical.shape)}; resume with the model that it was written with"
+            )
+
+
+def _check_bounds(manifest: Manifest, state: ModelState) -> None:
+    """Check that row-wise state has a column for each column shard that was written."""
+    for name, logical in state.row_states.items():
+        table = _table_of(name)
+        bounds = manifest.state.column_bounds.get(table, ())
+        written = manifest.tensors[name]
+        dim = state.column_bounds[table][-1]
+        if (
+            written.shape != (logical.shape[0], len(bounds) - 1)
+            or list(bounds) != sorted(set(bounds))
+            or (bounds[0], bounds[-1]) != (0, dim)
+        ):
+            raise CheckpointError(
+                f"{manifest.folder}: {name} is {list(written.shape)} for column shards at "
+                f"{list(bounds)}, the model's table has {logical.shape[0]:,} rows and {dim} "
+                "columns; resume with the model that it was written with"
+            )
+
+
+def _table_of(state_name: str) -> str:
+    return state_name.removeprefix("tables.").rpartition(".")[0]
+
+
+def _by_bounds(
+    state: ModelState, written: ColumnBounds
+) -> tuple[dict[str, LogicalTensor], dict[str, LogicalTensor]]:
+    """Divide row-wise state into that of equal column shards, and that of others."""
+    same: dict[str, LogicalTensor] = {}
+    other: dict[str, LogicalTensor] = {}
+    for name, logical in state.row_states.items():
+        table = _table_of(name)
+        is_same = tuple(written[table]) == tuple(state.column_bounds[table])
+        (same if is_same else other)[name] = logical
+    return same, other
+
+
+def _convert(
+    reader: PartReader,
+    name: str,
+    logical: LogicalTensor,
+    *,
+    written: tuple[int, ...],
+    wanted: tuple[int, ...],
+) -> None:
+    """Fill row-wise state for other column shards than those that were written.
+
+    A row's state is a mean over the columns of its shard, here the mean of squared gradients. So
+    the state of merged shards is the mean of theirs, weighted by width, and the columns of a
+    divided shard keep its state.
+
+    Args:
+        written, wanted: column bounds.
+    """
+    for piece in logical.pieces:
+        first_row, place = piece.offsets
+        start, stop = wanted[place], wanted[place + 1]
+        overlaps = {
+            number: min(stop, written[number + 1]) - max(start, written[number])
+            for number in range(len(written) - 1)
+            if written[number] < stop and written[number + 1] > start
+        }
+        widths = torch.tensor(list(overlaps.values()), dtype=torch.float64)
+        height = max(1, PART_BYTES // (12 * len(widths)))  # in fp32 and in fp64
+        for row in range(0, piece.tensor.shape[0], height):
+            target = piece.tensor[row : row + height]
+            found = torch.empty(target.shape[0], len(widths), dtype=logical.dtype)
+            reader.read_piece(name, Piece((first_row + row, min(overlaps)), found))
+            target.copy_((found.double() @ (widths / widths.sum())).unsqueeze(1))

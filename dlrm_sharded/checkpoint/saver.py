@@ -1,0 +1,205 @@
+"""Writes checkpoints, beside the training where the memory allows a copy of the model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import save as dcp_save
+
+from dlrm_sharded.checkpoint.folder import (
+    checkpoint_path,
+    keep_newest,
+    partial_path,
+    publish,
+    remove_partial,
+)
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, SavePlanner, State
+from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.storage import PartWriter
+from dlrm_sharded.distributed import Rank, on_rank_zero
+from dlrm_sharded.errors import check_count, check_number
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many are kept. Without an interval there are none.
+
+    Args:
+        every_steps, every_s: interval in steps and in seconds; None for none.
+        keep: number of newest checkpoints that are kept.
+        background: whether a copy of the model is written while the training goes on; None for yes
+            if the copy takes at most half of the host's free memory.
+    """
+
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 2
+    background: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None:
+            check_count("trainer.checkpoint.every_steps", self.every_steps, least=1)
+        if self.every_s is not None:
+            check_number("trainer.checkpoint.every_s", self.every_s, above=True)
+        check_count("trainer.checkpoint.keep", self.keep, least=1)
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.every_steps is not None or self.every_s is not None
+
+
+class Saver:
+    """Writes the checkpoints of a run; all ranks call its methods together.
+
+    A checkpoint that cannot be written is an error in the log, not one of the training. The last
+    good one is kept then, and the next interval tries again.
+
+    Args:
+        run_dir: folder of the run.
+        keep: number of checkpoints that are kept.
+        background: whether `save` returns when the state is copied.
+    """
+
+    def __init__(self, run_dir: Path, *, keep: int, background: bool, rank: Rank) -> None:
+        self._run_dir = run_dir
+        self._keep = keep
+        self._rank = rank
+        # A group of its own, as a thread's collectives must not mix with those of the training.
+        self._group = dist.new_group(backend="gloo") if rank.world_size > 1 else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._pending: Future[str | None] | None = None
+        self.failure: str | None = None
+        """Why the last checkpoint could not be written; None if it was."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    def save(self, tensors: State, state: RunState) -> None:
+        """Write a checkpoint, after the one before is finished.
+
+        Args:
+            tensors: whatever training changes is copied before this returns.
+        """
+        started = time.perf_counter()
+        self.finish()
+        if self._thread is None:
+            self._conclude(self._write(tensors, state, started))
+            return
+        copies = self._copied(tensors)
+        waited_s = time.perf_counter() - started
+        self._pending = self._thread.submit(self._write, copies, state, started, waited_s)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written, or cannot be."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._conclude(pending.result())
+
+    def poll(self) -> None:
+        """Report a checkpoint that was finished meanwhile."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self.finish()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _conclude(self, failure: str | None) -> None:
+        self.failure = failure
+        if failure is not None and self._rank.is_zero:
+            log.error(
+                "no checkpoint could be written: %s; the training goes on, and the last good "
+                "checkpoint is kept",
+                failure,
+            )
+
+    def _copied(self, tensors: State) -> dict[str, LogicalTensor]:
+        """Copy all pieces to memory of the host that is used again for the next checkpoint."""
+        copied = {}
+        for name, logical in tensors.items():
+            pieces = []
+            for piece in logical.pieces:
+                source = piece.tensor
+                copy = self._copies.get((name, piece.offsets))
+                if copy is None or copy.shape != source.shape:
+                    copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                    self._copies[name, piece.offsets] = copy
+                copy.copy_(source, non_blocking=True)
+                pieces.append(Piece(piece.offsets, copy))
+            copied[name] = LogicalTensor(logical.shape, logical.dtype, tuple(pieces))
+        if self._rank.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return copied
+
+    def _write(
+        self, tensors: State, state: RunState, started: float, waited_s: float | None = None
+    ) -> str | None:
+        """Write a checkpoint; return on all ranks why it cannot be done, or None.
+
+        Args:
+            started: when the training began to wait.
+            waited_s: how long it waited; None if it still does.
+        """
+        final = checkpoint_path(self._run_dir, state.step)
+        partial = partial_path(final)
+        writer = PartWriter(partial, state, rank=self._rank.rank)
+        try:
+            on_rank_zero(lambda: self._prepare(partial), group=self._group)
+            dcp_save(
+                dict(tensors),
+                storage_writer=writer,
+                planner=SavePlanner(),
+                process_group=self._group,
+            )
+            on_rank_zero(lambda: self._publish(partial, final), group=self._group)
+        except CheckpointException as error:
+            rank, (first, _) = next(iter(error.failures.items()))
+            failure = f"{first} (rank {rank})"
+        except OSError as error:
+            failure = str(error)
+        else:
+            if self._rank.is_zero:
+                written_s = time.perf_counter() - started
+                log.info(
+                    "checkpoint at step %d written in %.2f s (training waited %.2f s): %s",
+                    state.step,
+                    written_s,
+                    written_s if waited_s is None else waited_s,
+                    final,
+                )
+            return None
+        if self._rank.is_zero:
+            remove_partial(self._run_dir)
+        return failure
+
+    def _prepare(self, partial: Path) -> None:
+        remove_partial(self._run_dir)
+        partial.mkdir(parents=True)
+
+    def _publish(self, partial: Path, final: Path) -> None:
+        publish(partial, final)
+        keep_newest(self._run_dir, self._keep)
+
+
+def copy_fits(tensors: State, available_bytes: int) -> bool:
+    """Return whether a copy of this rank's pieces takes at most half of a share of memory."""
+    size = sum(
+        piece.tensor.numel() * piece.tensor.element_size()
+        for logical in tensors.values()
+        for piece in logical.pieces
+    )
+    return 2 * size <= available_bytes

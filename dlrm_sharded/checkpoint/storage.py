@@ -1,0 +1,249 @@
+"""DCP's storage for checkpoints: safetensors files and a manifest, without pickled objects."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from dlrm_sharded.checkpoint.logical import PART_BYTES, Piece
+from dlrm_sharded.checkpoint.manifest import (
+    FILE_NAME,
+    Block,
+    Manifest,
+    PartFile,
+    RunState,
+    WrittenTensor,
+    manifest_bytes,
+)
+from dlrm_sharded.errors import CheckpointError
+
+WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
+"""Name of a part, its checksum, and the keys of the blocks in it."""
+
+
+class PartWriter(StorageWriter):
+    """Writes the blocks of one rank into parts, and on the coordinator the manifest.
+
+    Args:
+        folder: folder of the checkpoint, which is a checkpoint once it has a manifest.
+        state: what the manifest says besides the tensors.
+    """
+
+    def __init__(self, folder: Path, state: RunState, *, rank: int) -> None:
+        self._folder = folder
+        self._state = state
+        self._rank = rank
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results = []
+        for number, items in enumerate(_parts(plan.items)):
+            name = f"rank-{self._rank:05}-{number:05}.safetensors"
+            keys = {item.index: _key(item.index) for item in items}
+            file = _write_part(
+                self._folder / name,
+                {keys[item.index]: _on_cpu(planner.resolve_data(item)) for item in items},
+            )
+            results += [
+                WriteResult(item.index, file.size_bytes, (name, file, keys[item.index]))
+                for item in items
+            ]
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the manifest, with which the folder becomes a checkpoint."""
+        written = {result.index: result.storage_data for rank in results for result in rank}
+        tensors = {}
+        for name, tensor in metadata.state_dict_metadata.items():
+            assert isinstance(tensor, TensorStorageMetadata)
+            tensors[name] = WrittenTensor(
+                str(tensor.properties.dtype).removeprefix("torch."),
+                tuple(tensor.size),
+                tuple(
+                    Block(
+                        tuple(chunk.offsets),
+                        tuple(chunk.sizes),
+                        *(written[MetadataIndex(name, chunk.offsets)][i] for i in (0, 2)),
+                    )
+                    for chunk in tensor.chunks
+                ),
+            )
+        files = {name: file for name, file, _ in written.values()}
+        content = manifest_bytes(self._state, tensors, dict(sorted(files.items())))
+        _write_durably(self._folder / FILE_NAME, content)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+class PartReader(StorageReader):
+    """Reads the rectangles that a rank needs; parts are mapped, not read whole."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._blocks = {
+            MetadataIndex(name, block.offsets): block
+            for name, tensor in manifest.tensors.items()
+            for block in tensor.blocks
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return Metadata({name: self._metadata(name) for name in self._manifest.tensors})
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        self._read(plan.items, planner.resolve_tensor)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def read_piece(self, name: str, piece: Piece) -> None:
+        """Read a rectangle of a logical tensor into a piece, without DCP's agreement of ranks."""
+        items = create_read_items_for_chunk_list(name, self._metadata(name), [piece.index_range])
+
+        def target(item: ReadItem) -> Tensor:
+            return piece.tensor[_slices(item.dest_offsets, item.lengths)]
+
+        self._read(items, target)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def _metadata(self, name: str) -> TensorStorageMetadata:
+        tensor = self._manifest.tensors[name]
+        return TensorStorageMetadata(
+            TensorProperties(dtype=torch_dtype(tensor.dtype)),
+            torch.Size(tensor.shape),
+            [
+                ChunkStorageMetadata(torch.Size(block.offsets), torch.Size(block.sizes))
+                for block in tensor.blocks
+            ],
+        )
+
+    def _read(self, items: Iterable[ReadItem], target: Callable[[ReadItem], Tensor]) -> None:
+        def file_of(item: ReadItem) -> str:
+            return self._blocks[item.storage_index].file
+
+        for name, in_file in groupby(sorted(items, key=file_of), key=file_of):
+            with ExitStack() as stack:
+                try:
+                    path = self._manifest.folder / name
+                    file = stack.enter_context(safe_open(path, framework="pt"))
+                    for item in in_file:
+                        key = self._blocks[item.storage_index].key
+                        target(item).copy_(_rectangle(file, key, item))
+                except (OSError, SafetensorError, RuntimeError) as error:
+                    raise CheckpointError(
+                        f"{self._manifest.folder} cannot be read: {name}: {error}"
+                    ) from error
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype of this name, such as "float32"."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"{name!r} is not the name of a dtype")
+    return dtype
+
+
+def _parts(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
+    """Divide blocks into parts of at most `PART_BYTES`, unless one block is larger."""
+    part: list[WriteItem] = []
+    size = 0
+    for item in items:
+        item_bytes = item.tensor_storage_size() or 0
+        if part and size + item_bytes > PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += item_bytes
+    if part:
+        yield part
+
+
+def _write_part(path: Path, tensors: dict[str, Tensor]) -> PartFile:
+    content = save(tensors)
+    _write_durably(path, content)
+    return PartFile(len(content), zlib.crc32(content))
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _on_cpu(tensor: Any) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _key(index: MetadataIndex) -> str:
+    return f"{index.fqn}[{', '.join(map(str, index.offset or ()))}]"
+
+
+def _rectangle(file: Any, key: str, item: ReadItem) -> Tensor:
+    if not item.lengths:
+        return file.get_tensor(key)
+    return file.get_slice(key)[_slices(item.storage_offsets, item.lengths)]
+
+
+def _slices(offsets: Sequence[int], lengths: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + n) for start, n in zip(offsets, lengths, strict=True))

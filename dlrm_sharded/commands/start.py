@@ -1,0 +1,202 @@
+"""Decides what a run begins from: a checkpoint of its own, another one, or the first step."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
+from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
+from dlrm_sharded.distributed import Rank, all_or_none, is_restart, on_rank_zero
+from dlrm_sharded.errors import CheckpointError, ConfigError
+from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
+
+log = logging.getLogger(__name__)
+
+RUN_FILE = "run.json"
+"""File in a run's folder with the run's id and its starts."""
+
+PLANNING = ("sharder", "cost_model", "topology")
+"""Config groups that decide a plan: while they stay, a run goes on with its plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins from.
+
+    Args:
+        run: id of the run.
+        num_interruptions: number of earlier starts in the run's folder.
+        resumed: checkpoint from which everything is taken; None for the first step.
+        weights: checkpoint from which only weights are taken; None for none.
+    """
+
+    run: str
+    num_interruptions: int = 0
+    resumed: Manifest | None = None
+    weights: Manifest | None = None
+
+    @property
+    def step(self) -> int:
+        return 0 if self.resumed is None else self.resumed.state.step
+
+    @property
+    def event_position(self) -> tuple[str, int] | None:
+        """End of the event file that goes on; None for a new file."""
+        if self.resumed is None or self.resumed.state.run != self.run:
+            return None
+        return self.resumed.state.events
+
+    def plan_to_keep(self, cfg: DictConfig, world_size: int) -> ShardingPlan | None:
+        """Return the checkpoint's plan, if the config that decided it has not changed."""
+        if self.resumed is None or self.resumed.state.world_size != world_size:
+            return None
+        config = plain_config(cfg)
+        written = self.resumed.state.config
+        if any(config.get(group) != written.get(group) for group in PLANNING):
+            return None
+        return ShardingPlan.from_json(self.resumed.state.plan)
+
+
+def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
+    """Return what the run begins from, and note the start; a collective of all ranks.
+
+    Raises:
+        CheckpointError: a named checkpoint is damaged, or belongs to other data.
+        ConfigError: the folder holds a run that is not to be resumed.
+    """
+    resume = on_rank_zero(lambda: _mode(cfg.resume, run_dir))
+    run, num_starts = on_rank_zero(lambda: _noted_run(run_dir))
+    resumed = None
+    if resume == "auto":
+        resumed = _newest_good(run_dir, rank, run=run)
+    elif resume != "never":
+        resumed = _named(Path(resume), rank, key="resume")
+    weights = None
+    if cfg.init_from is not None and resumed is None:
+        weights = _named(Path(str(cfg.init_from)), rank, key="init_from")
+    if resumed is not None:
+        with all_or_none():
+            _check_same_order(resumed, cfg)
+    start = Start(run, num_starts, resumed, weights)
+    on_rank_zero(lambda: _note(run_dir, start, rank))
+    return start
+
+
+def plain_config(cfg: DictConfig) -> dict[str, Any]:
+    """Return a config as it is read from JSON."""
+    container = OmegaConf.to_container(cfg, resolve=True)
+    plain: dict[str, Any] = json.loads(json.dumps(container, default=str))
+    return plain
+
+
+def _mode(resume: object, run_dir: Path) -> str:
+    """Return "auto", "never" or the path of a checkpoint."""
+    if resume is None:
+        resume = "auto" if is_restart() else "never"
+    if not isinstance(resume, str) or not resume:
+        raise ConfigError(f"resume is {resume!r}; give auto, never or the path of a checkpoint")
+    if resume != "auto" and (run_dir / "plan.json").exists() and not is_restart():
+        raise ConfigError(
+            f"{run_dir} holds a run already; give another hydra.run.dir, or go on with resume=auto"
+        )
+    return resume
+
+
+def _noted_run(run_dir: Path) -> tuple[str, int]:
+    """Return the id of the run and the number of its starts so far."""
+    try:
+        fields = read_json_object(run_dir / RUN_FILE, noun="run")
+        return str(fields["run"]), len(fields["starts"])
+    except (ConfigError, KeyError, TypeError):
+        pass  # the first start, or a lost file: then the checkpoints tell
+    for path in checkpoints(run_dir):
+        try:
+            return read_manifest(path).state.run, 1
+        except CheckpointError:
+            continue
+    return uuid.uuid4().hex, 0
+
+
+def _note(run_dir: Path, start: Start, rank: Rank) -> None:
+    """Write down the start, and remove what a later part of an interrupted run has left."""
+    starts: list[Mapping[str, Any]] = []
+    if start.num_interruptions and (run_dir / RUN_FILE).exists():
+        starts = read_json_object(run_dir / RUN_FILE, noun="run").get("starts", [])
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"at": now, "step": start.step, "world_size": rank.world_size}
+    write_json(run_dir / RUN_FILE, {"run": start.run, "starts": [*starts, entry]})
+    if start.num_interruptions:
+        kept = start.event_position
+        for path in run_dir.glob("events.out.tfevents.*"):
+            if kept is None or path.name != kept[0]:
+                path.unlink()
+        (run_dir / RESULT_FILE).unlink(missing_ok=True)
+    if start.resumed is not None:
+        log.info("resuming at step %d from %s", start.step, start.resumed.folder)
+    elif start.num_interruptions:
+        log.info("there is no checkpoint to resume from, so the run begins at its first step")
+    if start.weights is not None:
+        log.info("initial weights are those of %s", start.weights.folder)
+
+
+def _newest_good(run_dir: Path, rank: Rank, *, run: str | None) -> Manifest | None:
+    """Return the newest checkpoint that is undamaged, with a warning about every other.
+
+    Args:
+        run: id that it must have; None for any.
+    """
+    for path in on_rank_zero(lambda: checkpoints(run_dir)):
+        try:
+            manifest = _checked(path, rank)
+            if run is not None and manifest.state.run != run:
+                raise CheckpointError(f"{path} belongs to another run")
+        except CheckpointError as error:
+            if rank.is_zero:
+                log.warning("a checkpoint is passed over: %s", error)
+            continue
+        return manifest
+    return None
+
+
+def _named(path: Path, rank: Rank, *, key: str) -> Manifest:
+    """Return the checkpoint of this path, or the newest good one of the run in this folder."""
+    if on_rank_zero(lambda: is_checkpoint(path)):
+        return _checked(path, rank)
+    found = _newest_good(path, rank, run=None)
+    if found is None:
+        with all_or_none():
+            raise CheckpointError(
+                f"{key} is {str(path)!r}, which is neither a checkpoint nor a run's folder with one"
+            )
+    return found
+
+
+def _checked(path: Path, rank: Rank) -> Manifest:
+    """Return a manifest whose parts all ranks have checked together."""
+    manifest = on_rank_zero(lambda: read_manifest(path))
+    with all_or_none():
+        check_parts(manifest, share=rank.rank, num_shares=rank.world_size)
+    return manifest
+
+
+def _check_same_order(manifest: Manifest, cfg: DictConfig) -> None:
+    """Check that the batches keep the order in which the checkpoint's run has seen them."""
+    for key in ("batch_size", "seed"):
+        written, given = getattr(manifest.state, key), cfg[key]
+        if written != given:
+            raise CheckpointError(
+                f"{key} is {given!r}, and {manifest.folder} was trained with {written!r}; it "
+                f"decides the order of the samples: resume with {key}={written}, or take the "
+                "weights alone with init_from"
+            )

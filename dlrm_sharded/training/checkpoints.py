@@ -1,0 +1,111 @@
+"""The checkpoints of a training: when they are due, and what is in them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver, copy_fits
+from dlrm_sharded.distributed import Rank, available_host_bytes, reported_by_rank_zero
+from dlrm_sharded.errors import PreemptedError, UnsavedError
+from dlrm_sharded.training.meeting import Meeting
+from dlrm_sharded.training.progress import Progress
+
+log = logging.getLogger(__name__)
+
+Describe = Callable[[Progress], RunState]
+"""Describes the run at a moment of its training, for the manifest."""
+
+
+class Checkpoints(AbstractContextManager["Checkpoints"]):
+    """Writes checkpoints at intervals, and when a signal asks the training to stop.
+
+    All ranks call its methods together. Within the block, signals are noted.
+
+    Args:
+        model: state of the model, whose tensors change as it trains.
+        describe: called on every rank when a checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: CheckpointConfig,
+        model: ModelState,
+        *,
+        describe: Describe,
+        rank: Rank,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._describe = describe
+        self._rank = rank
+        self._saver = Saver(run_dir, keep=config.keep, background=self._in_background(), rank=rank)
+        self._meeting = Meeting(rank, every_s=config.every_s)
+        self._signals = self._meeting.signals()
+
+    def __enter__(self) -> Checkpoints:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._signals.__exit__(None, None, None)
+        self._saver.close()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last checkpoint could not be written; None if it was."""
+        return self._saver.failure
+
+    def after_step(self, step: int, *, is_last: bool, progress: Callable[[], Progress]) -> None:
+        """Write a checkpoint if one is due.
+
+        Args:
+            progress: returns the trainer's state; called only if it is needed.
+
+        Raises:
+            PreemptedError: a signal asked for the end, and a checkpoint was written.
+            UnsavedError: a signal asked for the end, and no checkpoint could be written.
+        """
+        self._saver.poll()
+        decision = self._meeting.after_step(step, may_save=not self._saver.is_busy)
+        every = self._config.every_steps
+        is_due = decision.saves or is_last or (every is not None and step % every == 0)
+        if is_due or decision.stop:
+            self._save(progress())
+        if is_last or decision.stop:
+            self._saver.finish()
+        if decision.stop and not is_last:
+            raise reported_by_rank_zero(self._stopped(decision.stop, step))
+
+    def _stopped(self, stop: signal.Signals, step: int) -> PreemptedError | UnsavedError:
+        stopped = f"{stop.name} stopped the training after step {step}"
+        if self.failure is not None:
+            return UnsavedError(f"{stopped}, and no checkpoint could be written: {self.failure}")
+        return PreemptedError(f"{stopped}; its checkpoint is written: go on with resume=auto")
+
+    def _save(self, progress: Progress) -> None:
+        tensors = {**self._model.tensors, **progress.tensors(self._rank)}
+        self._saver.save(tensors, self._describe(progress))
+        self._meeting.has_saved()
+
+    def _in_background(self) -> bool:
+        if self._config.background is not None:
+            return self._config.background
+        fits = copy_fits(self._model.tensors, available_host_bytes() // self._rank.local_world_size)
+        everywhere = torch.tensor(int(fits), device=self._rank.device)
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+        if not everywhere and self._rank.is_zero:
+            log.info(
+                "the training waits while a checkpoint is written, as the memory is too low for a "
+                "copy of the model"
+            )
+        return bool(everywhere)

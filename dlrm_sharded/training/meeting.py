@@ -1,0 +1,99 @@
+"""Lets the ranks decide together, between two steps, to stop or to write a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.distributed import Rank
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals with which schedulers announce that a job is about to end."""
+
+INTERVAL_S = 0.5
+"""Time between two meetings."""
+
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all ranks do after a step.
+
+    Args:
+        stop: signal that asks for the end of the training; None if there was none.
+        saves: whether a checkpoint is due by the clock.
+    """
+
+    stop: signal.Signals | None = None
+    saves: bool = False
+
+
+class Meeting:
+    """Gathers signals and the time since the last checkpoint, about twice a second.
+
+    A signal reaches the ranks at different steps, and their clocks differ. So the ranks meet after
+    a step that rank 0 has chosen at the meeting before, and do what any of them asks for.
+
+    Args:
+        every_s: time between checkpoints on the clock of rank 0; None for none by the clock.
+    """
+
+    def __init__(self, rank: Rank, *, every_s: float | None) -> None:
+        self._rank = rank
+        self._every_s = every_s
+        self._group = dist.new_group(backend="gloo")
+        self._received: signal.Signals | None = None
+        self._next_step: int | None = None
+        self._last_step = 0
+        self._last_s = self._last_saved_s = time.monotonic()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Take note of signals within the block, instead of ending at once."""
+        if threading.current_thread() is not threading.main_thread():  # Python's rule
+            yield
+            return
+
+        def receive(number: int, frame: object) -> None:
+            self._received = signal.Signals(number)
+
+        before = {number: signal.signal(number, receive) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def after_step(self, step: int, *, may_save: bool) -> Decision:
+        """Return what to do after a step; it is nothing between two meetings.
+
+        Args:
+            step: number of steps trained, equal on all ranks.
+            may_save: whether this rank can begin a checkpoint by the clock.
+        """
+        if self._next_step is not None and step < self._next_step:
+            return Decision()
+        now_s = time.monotonic()
+        saves = num_steps = 0
+        if self._rank.is_zero:
+            is_due = self._every_s is not None and now_s - self._last_saved_s >= self._every_s
+            saves = int(is_due and may_save)
+            step_s = (now_s - self._last_s) / max(1, step - self._last_step)
+            num_steps = min(MOST_STEPS, max(1, int(INTERVAL_S / max(step_s, 1e-6))))
+        votes = torch.tensor([int(self._received or 0), saves, num_steps])
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
+        stop, saves, num_steps = votes.tolist()
+        self._next_step, self._last_step, self._last_s = step + num_steps, step, now_s
+        return Decision(signal.Signals(stop) if stop else None, bool(saves))
+
+    def has_saved(self) -> None:
+        """Begin the time until the next checkpoint."""
+        self._last_saved_s = time.monotonic()
