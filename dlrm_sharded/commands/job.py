@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
@@ -163,7 +164,7 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
     check_exchange_precision(cfg.exchange_precision, rank.device)
     topology: Topology = instantiate(cfg.topology)
     return RunSetup(
-        dataset=instantiate(cfg.data),
+        dataset=build_dataset(cfg),
         topology=dataclasses.replace(
             topology,
             bytes_per_element=optimizer.bytes_per_element,
