@@ -123,10 +123,10 @@ class FixedBatches(SyntheticDataset):
 
 def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
     cfg = composed(f"batch_size={BATCH_SIZE}", f"data._target_={__name__}.FixedBatches")
-    with pytest.raises(ConfigError, match="the batch_size of FixedBatches is 48, but .* is 96"):
+    with pytest.raises(ConfigError, match=r"the batch_size of FixedBatches is 48, but .* is 96"):
         build_dataset(cfg)
     cfg = OmegaConf.create({"batch_size": 96, "data": {"_target_": "collections.Counter"}})
-    with pytest.raises(ConfigError, match="the batch_size of Counter is not there, but .* is 96"):
+    with pytest.raises(ConfigError, match=r"the batch_size of Counter is not there, but .* is 96"):
         build_dataset(cfg)
 
 
