@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.errors import DataError, check_path
 from dlrm_sharded.json_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -234,6 +234,8 @@ def load_artifact(
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
     """
+    if artifact is not None:
+        check_path(f"the artifact of the {kind.noun}", artifact)
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     loaded = read_artifact(path, kind=kind, features=features)
     log.info("%s: %s, of %s", kind.noun, path, loaded.meta["hardware"])
