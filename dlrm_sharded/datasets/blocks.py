@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "labels.npy": np.dtype(np.uint8),
 }
 """Names of the files, and the types of their values."""
+
+HEADER_FAULTS = (ArithmeticError, EOFError, MemoryError, RecursionError, SyntaxError, TokenError)
+"""Errors that numpy raises for a damaged header, which it reads as Python's literals."""
 
 CONVERT_AGAIN = "remove the folder and convert again"
 
@@ -286,7 +290,7 @@ class BlockReader:
         path = self._folder / name
         try:
             array = np.asarray(np.load(path, mmap_mode="r"))
-        except (EOFError, SyntaxError, TypeError, ValueError) as error:
+        except (*HEADER_FAULTS, TypeError, ValueError) as error:
             raise DataError(f"{path} is damaged ({error}); {CONVERT_AGAIN}") from error
         expected = self.manifest.shape(name)
         if (array.shape, array.dtype) != (expected, DTYPES[name]):

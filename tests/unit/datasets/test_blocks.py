@@ -167,6 +167,14 @@ def test_a_damaged_header_of_an_array(folder, name, position):
         BlockReader(folder)
 
 
+def test_an_open_bracket_in_a_header(folder):
+    """Numpy reads it with Python's tokenizer, which has an error of its own."""
+    data = (folder / "labels.npy").read_bytes()
+    (folder / "labels.npy").write_bytes(data.replace(b"        ", b"   (    ", 1))
+    with pytest.raises(DataError, match=r"labels.npy is damaged"):
+        BlockReader(folder)
+
+
 @pytest.mark.parametrize("name", ["ids.npy", "labels.npy"])
 def test_damaged_values_are_noticed_where_they_are_read(folder, name):
     """FBGEMM would look up row 0 for ids that are no rows, without an error."""
