@@ -63,7 +63,7 @@ class Topology:
         for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
             if getattr(self, key) is not None:
                 self._check_bandwidth(key)
-        if self.compute_device not in MAX_SHARD_COLUMNS:
+        if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
@@ -133,9 +133,9 @@ class Topology:
         return fields
 
     def _check_bandwidth(self, key: str) -> None:
-        value, limits = getattr(self, key), {"least": MIN_BANDWIDTH, "most": MAX_BANDWIDTH}
+        value = getattr(self, key)
         try:
-            check_number(f"topology.{key}", value, **limits)
+            check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
         except ConfigError as error:
             of_run = key.replace("_bytes_", "_gb_")
             raise ConfigError(f"{error}; in a run, set topology.{of_run}, in GB/s") from error

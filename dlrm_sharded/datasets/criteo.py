@@ -163,8 +163,8 @@ class _OneHotTemplate:
 def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) -> None:
     """Raise DataError if settings or remaining TSVs differ from those of the conversion."""
     expected: dict[str, type] = {"settings": dict, "train_files": list, "val_files": list}
-    for key, kind in expected.items():
-        if not isinstance(manifest.source.get(key), kind):
+    for key, form in expected.items():
+        if not isinstance(manifest.source.get(key), form):
             raise DataError(f"{blocks_dir} does not say from what it was made; {CONVERT_AGAIN}")
     converted_with, current = manifest.source["settings"], source.settings()
     differing = [

@@ -334,6 +334,10 @@ def test_memory_of_ranks_is_a_tuple_in_code() -> None:
             {"topology": {"world_size": 2, "memory_bytes": 9, "intra_host_bytes_per_s": "fast"}},
             "intra_host_bytes_per_s is 'fast'",
         ),
+        (
+            {"topology": {"world_size": 2, "memory_bytes": 9, "compute_device": {"a": 1}}},
+            "compute_device is {'a': 1}, must be cpu or cuda",
+        ),
         ({"tables": [{"name": "t"}]}, "lacks the keys"),
         ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "num_embeddings is 'x'"),
         ({"tables": [TABLE.to_json() | {"reuse_histogramm": []}]}, "reuse_histogramm"),

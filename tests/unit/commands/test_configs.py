@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -138,6 +138,31 @@ def test_model_builds(name: str) -> None:
     assert [bag.embedding_dim for bag in collection.embedding_bag_configs()] == [4, 8, 16]
     dense = [p for n, p in model.named_parameters() if "embedding_bag_collection" not in n]
     assert {p.device.type for p in dense} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.over_layers=nan", "model.dense_layers=null", "model.over_layers=[]", "model.bf16=abc"],
+)
+def test_values_of_a_wrong_type_for_the_model(override: str) -> None:
+    make = instantiate(composed(override).model)
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        make(TABLES, 13, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("artifact", ["5", "true", "[a]", "''"])
+def test_artifacts_that_are_no_paths(artifact: str) -> None:
+    with pytest.raises(ConfigError, match=r"the artifact of the cost model is .* must be a path"):
+        build_planner(composed(f"cost_model.artifact={artifact}"), RUN)
+
+
+@pytest.mark.parametrize("path", ["5", "[a]", "{a: 1}"])
+@pytest.mark.parametrize("override", ["sharder=plan_file +sharder.path", "sharder.warm_start"])
+def test_plans_that_are_no_paths(path: str, override: str) -> None:
+    key = f"{override}={path}".replace("+", "++")
+    cfg = composed(*key.split(" ", 1))
+    with pytest.raises((ConfigError, InstantiationException), match="must be a path"):
+        build_planner(cfg, RUN).plan(ShardingTask(TABLES, Topology(1, 10**6), 64))
 
 
 @pytest.mark.parametrize("name", names("optimizer"))
