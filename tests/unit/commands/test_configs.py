@@ -156,7 +156,7 @@ def test_artifacts_that_are_no_paths(artifact: str) -> None:
         build_planner(composed(f"cost_model.artifact={artifact}"), RUN)
 
 
-@pytest.mark.parametrize("path", ["5", "[a]", "{a: 1}"])
+@pytest.mark.parametrize("path", ["5", "[a]", "{a:1}"])
 @pytest.mark.parametrize("override", ["sharder=plan_file +sharder.path", "sharder.warm_start"])
 def test_plans_that_are_no_paths(path: str, override: str) -> None:
     key = f"{override}={path}".replace("+", "++")
