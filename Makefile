@@ -23,7 +23,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate test check lint unit tensorboard benchmark docs help clean
+.PHONY: run sweep calibrate test check lint unit soak tensorboard benchmark docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -47,6 +47,9 @@ lint: $(VENV)/installed  ## check style, types and the direction of imports
 
 unit: $(VENV)/installed  ## run the unit and contract tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit tests/contract
+
+soak: $(VENV)/installed  ## give commands thousands of wrong inputs; ARGS="--examples 20000"
+	$(BIN)/python scripts/soak/bad_inputs.py $(ARGS)
 
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
