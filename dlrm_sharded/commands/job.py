@@ -368,9 +368,12 @@ def _conclude(
         seed=setup.seed,
         interruptions=start.num_interruptions,
     )
-    write_result(run_dir, result)
     on_cuda = rank.device.type == "cuda"
     log.info("%s", closing_text(report, measured.cost, training, run_dir, on_cuda=on_cuda))
+    try:
+        write_result(run_dir, result)
+    except ConfigError as error:
+        raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
     value = getattr(result, setup.objective)
     return math.nan if value is None else float(value)
 

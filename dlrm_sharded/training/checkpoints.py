@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -56,9 +56,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._signals.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *args: object) -> None:
         self._signals.__exit__(None, None, None)
-        self._saver.close()
+        # After an error, a rank may be gone that the one in the background waits for.
+        with suppress(Exception) if error is not None else nullcontext():
+            self._saver.close()
 
     @property
     def failure(self) -> str | None:

@@ -1,0 +1,18 @@
+"""The log of a run, in its folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+class LogFile(logging.FileHandler):
+    """A log file that gives up after the first line that it cannot write, as on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's own name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self.setLevel(logging.CRITICAL + 1)
+        print(f"the log ends here: {self.baseFilename}: {error.strerror}", file=sys.stderr)

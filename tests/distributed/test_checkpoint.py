@@ -1,0 +1,188 @@
+"""A model goes on from its checkpoint under any plan and number of ranks."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.manifest import Manifest, RunState, check_parts, read_manifest
+from dlrm_sharded.checkpoint.model_state import ModelState, model_state
+from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
+from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.training.trainer import make_pipeline
+from tests.distributed.ranks import gathered, run_ranks
+from tests.distributed.small_model import (
+    PLANS,
+    TABLES,
+    global_batches,
+    make_plan,
+    make_sharded,
+    share,
+)
+
+RUN = "the run"
+
+
+def built(rank: Rank, kind: str, embedding: str) -> tuple[Any, Any, ModelState]:
+    sharded, optimizer = make_sharded(rank, kind, embedding)
+    plan = make_plan(kind, rank.world_size)
+    state = model_state(sharded, optimizer, plan, TABLES, embedding_optimizer=embedding)
+    return sharded, optimizer, state
+
+
+def train(rank: Rank, sharded: Any, optimizer: Any, batches: list[Any]) -> list[float]:
+    steps = make_pipeline("base", sharded, optimizer, rank.device)
+    shares = iter([share(batch, rank.rank) for batch in batches])
+    return [float(steps.progress(shares)[0]) for _ in batches]
+
+
+def save(rank: Rank, state: ModelState, kind: str, folder: Path, *, step: int = 3) -> None:
+    saver = Saver(folder, keep=2, background=True, rank=rank)
+    saver.save(state.tensors, run_state(state, kind, rank.world_size, step))
+    saver.close()
+    assert saver.failure is None, saver.failure
+
+
+def run_state(state: ModelState, kind: str, world_size: int, step: int) -> RunState:
+    return RunState(
+        run=RUN,
+        step=step,
+        batch_size=12,
+        seed=0,
+        epoch_batches=3,
+        world_size=world_size,
+        optimizers={},
+        column_bounds=state.column_bounds,
+        progress={},
+        plan=make_plan(kind, world_size).to_json(),
+        config={},
+    )
+
+
+def newest(folder: Path) -> Manifest:
+    manifest = read_manifest(checkpoints(folder)[0])
+    check_parts(manifest)
+    return manifest
+
+
+def save_trained(rank: Rank, kind: str, embedding: str, folder: str) -> list[bool]:
+    sharded, optimizer, state = built(rank, kind, embedding)
+    train(rank, sharded, optimizer, global_batches(rank.world_size))
+    save(rank, state, kind, Path(folder))
+    return [True]
+
+
+def load_into(
+    rank: Rank, kinds: list[str], embedding: str, folder: str
+) -> list[list[tuple[str, list[int], Tensor]]]:
+    """Load a checkpoint under several plans; save the last one again, under its name."""
+    manifest = newest(Path(folder))
+    for kind in kinds:
+        _, _, state = built(rank, kind, embedding)
+        for logical in state.tensors.values():
+            for piece in logical.pieces:
+                piece.tensor.fill_(-1)  # what is not loaded shows
+        load_model(manifest, state)
+        save(rank, state, kind, Path(folder) / kind)
+    return gathered(rank, True)
+
+
+def expected_row_state(
+    manifest: Manifest, name: str, wanted: tuple[int, ...], written: tuple[int, ...]
+) -> Tensor:
+    """Width-weighted mean of the columns' states, column by column."""
+    state = load_whole(manifest, name).double()
+    by_column = torch.cat(
+        [
+            state[:, i : i + 1].expand(-1, stop - start)
+            for i, (start, stop) in enumerate(itertools.pairwise(written))
+        ],
+        dim=1,
+    )
+    shards = itertools.pairwise(wanted)
+    return torch.cat([by_column[:, a:b].mean(1, keepdim=True) for a, b in shards], dim=1).float()
+
+
+def check_equal(before: Manifest, after: Manifest) -> None:
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        loaded = load_whole(after, name)
+        table = name.removeprefix("tables.").rpartition(".")[0]
+        if name.startswith("tables.") and "momentum" in name:
+            written, wanted = before.state.column_bounds[table], after.state.column_bounds[table]
+            if written != wanted:
+                expected = expected_row_state(before, name, wanted, written)
+                torch.testing.assert_close(loaded, expected, rtol=1e-6, atol=0)
+                assert float(loaded.min()) >= 0
+                continue
+        assert torch.equal(load_whole(before, name), loaded), name
+
+
+@pytest.mark.parametrize(
+    ("embedding", "first", "sizes"),
+    [
+        ("rowwise_adagrad", "columns_uneven", (2, 3)),
+        ("rowwise_adagrad", "table_wise", (1, 2)),
+        ("sgd", "row_wise", (3, 2)),
+    ],
+)
+def test_loads_under_every_plan(
+    embedding: str, first: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """Weights and optimizer state are identical; row-wise state of other columns is converted."""
+    assert run_ranks(save_trained, sizes[0], first, embedding, str(tmp_path)) == [True]
+    run_ranks(load_into, sizes[1], list(PLANS), embedding, str(tmp_path))
+    before = newest(tmp_path)
+    assert any(float(load_whole(before, f"tables.{t.name}.weight").abs().max()) for t in TABLES)
+    for kind in PLANS:
+        check_equal(before, newest(tmp_path / kind))
+
+
+def go_on(rank: Rank, kind: str, folder: str) -> list[Any]:
+    """Losses and tensors of a training that was interrupted, and of one that was not."""
+    batches = global_batches(rank.world_size)
+    sharded, optimizer, state = built(rank, kind, "rowwise_adagrad")
+    losses = train(rank, sharded, optimizer, batches[:1])
+    save(rank, state, kind, Path(folder))
+    losses += train(rank, sharded, optimizer, batches[1:])
+    save(rank, state, kind, Path(folder) / "whole")
+    sharded, optimizer, state = built(rank, kind, "rowwise_adagrad")
+    load_model(newest(Path(folder)), state)
+    resumed = train(rank, sharded, optimizer, batches[1:])
+    save(rank, state, kind, Path(folder) / "resumed")
+    return gathered(rank, [losses[1:], resumed])
+
+
+def test_training_goes_on_exactly(tmp_path: Path) -> None:
+    for losses, resumed in run_ranks(go_on, 2, "rows_and_columns", str(tmp_path)):
+        assert losses == resumed
+    whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
+    for name in whole.tensors:
+        assert torch.equal(load_whole(whole, name), load_whole(resumed, name)), name
+
+
+def errors_of_loading(rank: Rank, folder: str) -> list[str]:
+    """Messages for a checkpoint of SGD under an optimizer with state, and the other way round."""
+    messages = []
+    for saved, loaded in (("sgd", "rowwise_adagrad"), ("rowwise_adagrad", "sgd")):
+        _, _, state = built(rank, "table_wise", saved)
+        save(rank, state, "table_wise", Path(folder) / saved)
+        _, _, other = built(rank, "table_wise", loaded)
+        load_weights(newest(Path(folder) / saved), other)
+        try:
+            load_model(newest(Path(folder) / saved), other)
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_nothing_is_silently_not_loaded(tmp_path: Path) -> None:
+    lacks, has = run_ranks(errors_of_loading, 2, str(tmp_path))
+    assert "lacks 3 tensors: tables.a.momentum1, tables.b.momentum1, tables.c.momentum1" in lacks
+    assert "has, but the model lacks, 3 tensors: tables.a.momentum1" in has

@@ -1,0 +1,3 @@
+from tests.unit.training.conftest import rank
+
+__all__ = ["rank"]
