@@ -14,10 +14,13 @@ import argparse
 import os
 import sys
 
-from soaks import interruptions
+from soaks import cost, damage, interruptions, resharding
 
 PARTS = {
     "interruptions": interruptions,
+    "damage": damage,
+    "resharding": resharding,
+    "cost": cost,
 }
 
 

@@ -8,13 +8,12 @@ import logging
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from soaks.folders import folder_of
 from soaks.outcomes import checkpoint_faults, event_faults
 from soaks.training_run import SMALL, HangingError, TrainingRun, kill, until
 
@@ -41,8 +40,8 @@ class Interruption:
         moment: one of `MOMENTS`, as it was at the kill.
         lost_steps: steps that were trained, logged, and then trained again; None if the run had
             not begun to train.
-        resume_s: time from the interruption to the moment when the ranks know where they go on; None if
-            the run had not begun to train.
+        resume_s: time from the interruption to the moment when the ranks know where they go on;
+            None if the run had not begun to train.
         faults: what was wrong, as texts.
     """
 
@@ -93,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with _folder(options.folder) as folder:
+    with folder_of(options.folder) as folder:
         runs = interrupt_runs(folder, options.number, per_run=options.per_run, seed=options.seed)
     print(table(runs))
     return 1 if runs.faults else 0
@@ -183,15 +182,6 @@ def table(runs: Runs) -> str:
     return "\n".join([*lines, *(f"fault: {fault}" for fault in runs.faults)])
 
 
-@contextmanager
-def _folder(kept: Path | None) -> Iterator[Path]:
-    if kept is not None:
-        yield kept
-        return
-    with tempfile.TemporaryDirectory(prefix="soak_") as name:
-        yield Path(name)
-
-
 def _in_random_order(values: Sequence[str], rng: random.Random) -> Iterator[str]:
     """Yield all values in random order, again and again."""
     while True:
@@ -276,9 +266,7 @@ def _reach(
     if moment == "steps":
         time.sleep(rng.uniform(0.0, durations.interval_s))
         return not trained.has_ended
-    until(
-        lambda: trained.has_ended or trained.saving_step(since=begun) is not None, "a checkpoint"
-    )
+    until(lambda: trained.has_ended or trained.saving_step(since=begun) is not None, "a checkpoint")
     time.sleep(rng.uniform(0.0, 0.1))
     return not trained.has_ended
 
@@ -310,7 +298,8 @@ def _logged_step(trained: TrainingRun, offset: int) -> int:
     """Return the step of the progress bar; 0 before its first."""
     words = trained.output(offset).replace("[", " ").split()
     steps = [
-        int(done) for done, slash, total in (word.partition("/") for word in words)
+        int(done)
+        for done, slash, total in (word.partition("/") for word in words)
         if slash and total == str(NUM_STEPS) and done.isdigit()
     ]
     return steps[-1] if steps else 0

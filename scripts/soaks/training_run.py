@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints
-from dlrm_sharded.checkpoint.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "DLRM_SHARDED_SOAK_RUN"
@@ -152,9 +151,6 @@ class TrainingRun:
 
     def last_checkpoint(self) -> Path:
         return checkpoints(self.folder)[0]
-
-    def last_step(self) -> int:
-        return read_manifest(self.last_checkpoint()).state.step
 
 
 def until(condition: Callable[[], bool], awaited: str, *, poll_s: float = POLL_S) -> None:
