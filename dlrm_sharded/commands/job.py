@@ -20,7 +20,7 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.start import Start, find_start, plain_config
+from dlrm_sharded.commands.start import Start, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
 from dlrm_sharded.distributed import (
@@ -288,6 +288,7 @@ def _plan(
         task.batch_size,
     )
     plan, report = _kept_or_new(planner, task, kept, start)
+    note_start(run_dir, start, task.topology.world_size)
     if plan is kept:
         log.info("the run goes on with its plan")
     write_json(run_dir / "plan.json", plan_json(plan, report))

@@ -69,7 +69,7 @@ class Start:
 
 
 def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
-    """Return what the run begins from, and note the start; a collective of all ranks.
+    """Return what the run begins from; a collective of all ranks.
 
     Raises:
         CheckpointError: a named checkpoint is damaged, or belongs to other data.
@@ -88,9 +88,29 @@ def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
     if resumed is not None:
         with all_or_none():
             _check_same_order(resumed, cfg)
-    start = Start(run, num_starts, resumed, weights)
-    on_rank_zero(lambda: _note(run_dir, start, rank))
-    return start
+    return Start(run, num_starts, resumed, weights)
+
+
+def note_start(run_dir: Path, start: Start, world_size: int) -> None:
+    """Write down the start, and remove what a later part of an interrupted run has left."""
+    starts: list[Mapping[str, Any]] = []
+    if start.num_interruptions and (run_dir / RUN_FILE).exists():
+        starts = read_json_object(run_dir / RUN_FILE, noun="run").get("starts", [])
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"at": now, "step": start.step, "world_size": world_size}
+    write_json(run_dir / RUN_FILE, {"run": start.run, "starts": [*starts, entry]})
+    if start.num_interruptions:
+        kept = start.event_position
+        for path in run_dir.glob("events.out.tfevents.*"):
+            if kept is None or path.name != kept[0]:
+                path.unlink()
+        (run_dir / RESULT_FILE).unlink(missing_ok=True)
+    if start.resumed is not None:
+        log.info("resuming at step %d from %s", start.step, start.resumed.folder)
+    elif start.num_interruptions:
+        log.info("there is no checkpoint to resume from, so the run begins at its first step")
+    if start.weights is not None:
+        log.info("initial weights are those of %s", start.weights.folder)
 
 
 def plain_config(cfg: DictConfig) -> dict[str, Any]:
@@ -126,28 +146,6 @@ def _noted_run(run_dir: Path) -> tuple[str, int]:
         except CheckpointError:
             continue
     return uuid.uuid4().hex, 0
-
-
-def _note(run_dir: Path, start: Start, rank: Rank) -> None:
-    """Write down the start, and remove what a later part of an interrupted run has left."""
-    starts: list[Mapping[str, Any]] = []
-    if start.num_interruptions and (run_dir / RUN_FILE).exists():
-        starts = read_json_object(run_dir / RUN_FILE, noun="run").get("starts", [])
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"at": now, "step": start.step, "world_size": rank.world_size}
-    write_json(run_dir / RUN_FILE, {"run": start.run, "starts": [*starts, entry]})
-    if start.num_interruptions:
-        kept = start.event_position
-        for path in run_dir.glob("events.out.tfevents.*"):
-            if kept is None or path.name != kept[0]:
-                path.unlink()
-        (run_dir / RESULT_FILE).unlink(missing_ok=True)
-    if start.resumed is not None:
-        log.info("resuming at step %d from %s", start.step, start.resumed.folder)
-    elif start.num_interruptions:
-        log.info("there is no checkpoint to resume from, so the run begins at its first step")
-    if start.weights is not None:
-        log.info("initial weights are those of %s", start.weights.folder)
 
 
 def _newest_good(run_dir: Path, rank: Rank, *, run: str | None) -> Manifest | None:

@@ -7,6 +7,7 @@ and on a full disk it ends the training.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import logging
@@ -61,7 +62,9 @@ class EventFile:
         self._add(session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
-        self._guarded(self._file.close)
+        self._guarded(self._file.flush)
+        with contextlib.suppress(OSError):  # which is reported already
+            self._file.close()
 
     def position(self) -> tuple[str, int]:
         """Write all events to disk; return the name of the file and its size in bytes."""

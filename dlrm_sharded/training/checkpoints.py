@@ -51,6 +51,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._saver = Saver(run_dir, keep=config.keep, background=self._in_background(), rank=rank)
         self._meeting = Meeting(rank, every_s=config.every_s)
         self._signals = self._meeting.signals()
+        self._is_due = False
+        self._stop: signal.Signals | None = None
 
     def __enter__(self) -> Checkpoints:
         self._signals.__enter__()
@@ -67,10 +69,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Why the last checkpoint could not be written; None if it was."""
         return self._saver.failure
 
-    def after_step(self, step: int, *, is_last: bool, progress: Callable[[], Progress]) -> None:
+    def stops_evaluation(self) -> bool:
+        """Return after a batch of an evaluation whether it must end, as a signal asks for it."""
+        self._meet()
+        return self._stop is not None
+
+    def after_step(self, step: int, *, is_complete: bool, progress: Callable[[], Progress]) -> None:
         """Write a checkpoint if one is due.
 
         Args:
+            is_complete: whether this was the last step, and its evaluation is done.
             progress: returns the trainer's state; called only if it is needed.
 
         Raises:
@@ -78,15 +86,21 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             UnsavedError: a signal asked for the end, and no checkpoint could be written.
         """
         self._saver.poll()
-        decision = self._meeting.after_step(step, may_save=not self._saver.is_busy)
+        self._meet()
         every = self._config.every_steps
-        is_due = decision.saves or is_last or (every is not None and step % every == 0)
-        if is_due or decision.stop:
+        self._is_due |= every is not None and step % every == 0
+        if self._is_due or is_complete or self._stop is not None:
             self._save(progress())
-        if is_last or decision.stop:
+            self._is_due = False
+        if is_complete or self._stop is not None:
             self._saver.finish()
-        if decision.stop and not is_last:
-            raise reported_by_rank_zero(self._stopped(decision.stop, step))
+        if self._stop is not None and not is_complete:
+            raise reported_by_rank_zero(self._stopped(self._stop, step))
+
+    def _meet(self) -> None:
+        decision = self._meeting.after_batch(may_save=not self._saver.is_busy)
+        self._is_due |= decision.saves
+        self._stop = self._stop or decision.stop
 
     def _stopped(self, stop: signal.Signals, step: int) -> PreemptedError | UnsavedError:
         stopped = f"{stop.name} stopped the training after step {step}"

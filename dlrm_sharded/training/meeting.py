@@ -1,4 +1,4 @@
-"""Lets the ranks decide together, between two steps, to stop or to write a checkpoint."""
+"""Lets the ranks decide together, between two batches, to stop or to write a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 INTERVAL_S = 0.5
 """Time between two meetings."""
 
-MOST_STEPS = 1000
+MOST_BATCHES = 1000
+"""Largest number of batches between two meetings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do after a step.
+    """What all ranks do after a batch.
 
     Args:
         stop: signal that asks for the end of the training; None if there was none.
@@ -39,8 +40,8 @@ class Decision:
 class Meeting:
     """Gathers signals and the time since the last checkpoint, about twice a second.
 
-    A signal reaches the ranks at different steps, and their clocks differ. So the ranks meet after
-    a step that rank 0 has chosen at the meeting before, and do what any of them asks for.
+    A signal reaches the ranks at different batches, and their clocks differ. So the ranks meet
+    after a batch that rank 0 has chosen at the meeting before, and do what any of them asks for.
 
     Args:
         every_s: time between checkpoints on the clock of rank 0; None for none by the clock.
@@ -51,8 +52,7 @@ class Meeting:
         self._every_s = every_s
         self._group = dist.new_group(backend="gloo")
         self._received: signal.Signals | None = None
-        self._next_step: int | None = None
-        self._last_step = 0
+        self._batches_left = self._batches_between = 1
         self._last_s = self._last_saved_s = time.monotonic()
 
     @contextmanager
@@ -72,26 +72,29 @@ class Meeting:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def after_step(self, step: int, *, may_save: bool) -> Decision:
-        """Return what to do after a step; it is nothing between two meetings.
+    def after_batch(self, *, may_save: bool) -> Decision:
+        """Return what to do after a batch, which is nothing between two meetings.
+
+        All ranks call it after every batch, of the training or of an evaluation.
 
         Args:
-            step: number of steps trained, equal on all ranks.
             may_save: whether this rank can begin a checkpoint by the clock.
         """
-        if self._next_step is not None and step < self._next_step:
+        self._batches_left -= 1
+        if self._batches_left:
             return Decision()
         now_s = time.monotonic()
-        saves = num_steps = 0
+        saves = num_batches = 0
         if self._rank.is_zero:
             is_due = self._every_s is not None and now_s - self._last_saved_s >= self._every_s
             saves = int(is_due and may_save)
-            step_s = (now_s - self._last_s) / max(1, step - self._last_step)
-            num_steps = min(MOST_STEPS, max(1, int(INTERVAL_S / max(step_s, 1e-6))))
-        votes = torch.tensor([int(self._received or 0), saves, num_steps])
+            batch_s = (now_s - self._last_s) / self._batches_between
+            num_batches = min(MOST_BATCHES, max(1, int(INTERVAL_S / max(batch_s, 1e-6))))
+        votes = torch.tensor([int(self._received or 0), saves, num_batches])
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
-        stop, saves, num_steps = votes.tolist()
-        self._next_step, self._last_step, self._last_s = step + num_steps, step, now_s
+        stop, saves, num_batches = votes.tolist()
+        self._batches_left = self._batches_between = num_batches
+        self._last_s = now_s
         return Decision(signal.Signals(stop) if stop else None, bool(saves))
 
     def has_saved(self) -> None:

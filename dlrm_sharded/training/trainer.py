@@ -8,7 +8,6 @@ import logging
 import math
 import resource
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -21,11 +20,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.train_pipeline import (
-    TrainPipeline,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
-)
 from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
@@ -35,7 +29,8 @@ from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.checkpoints import Checkpoints
-from dlrm_sharded.training.metrics import Evaluation, Evaluator
+from dlrm_sharded.training.metrics import Evaluation
+from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.window import ClosedWindow, Window
@@ -201,9 +196,12 @@ class Trainer:
 
     def _train(self, bar: tqdm[None]) -> None:
         first_step = self._start.step - len(self._start.window_losses)
-        window = Window(first_step, self._rank, earlier=self._earlier_losses())
         if self._start.step > self._config.num_warmup_steps:
             self._steady_since_s = time.perf_counter() - self._start.steady_s
+        if self._start.step == self._num_steps:
+            self._steady_until_s = time.perf_counter()
+        self._make_up_for_evaluation()
+        window = Window(first_step, self._rank, earlier=self._earlier_losses())
         for num_done in range(self._start.step + 1, self._num_steps + 1):
             if num_done == self._config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
@@ -211,7 +209,7 @@ class Trainer:
             self._lr_scheduler.step()
             window.add(loss)
             is_last = num_done == self._num_steps
-            evaluates = is_last or self._is_every(self._config.eval_every_steps, num_done)
+            evaluates = self._evaluates(num_done)
             if evaluates or self._is_every(self._config.log_every_steps, num_done):
                 self._unread.append(window.close(self._batches.take_wait_ms()))
                 window = window.following()
@@ -221,18 +219,26 @@ class Trainer:
             if evaluates:
                 self._evaluate(num_done)
                 window = Window(num_done, self._rank)
-            if self._checkpoints is not None:
-                self._checkpoints.after_step(
-                    num_done,
-                    is_last=is_last,
-                    progress=functools.partial(self._progress, bar, num_done, window),
-                )
-        if self._start.step == self._num_steps:
-            self._steady_until_s = time.perf_counter()
-            if self._evaluated_step != self._num_steps:
-                self._evaluate(self._num_steps)
+            self._checkpoint(num_done, window, bar)
 
-    def _progress(self, bar: tqdm[None], step: int, window: Window) -> Progress:
+    def _make_up_for_evaluation(self) -> None:
+        """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
+        step = self._start.step
+        if step and self._evaluates(step) and self._evaluated_step != step:
+            self._evaluate(step)
+            if self._evaluated_step != step:  # interrupted again
+                self._checkpoint(step, Window(step, self._rank), None)
+
+    def _checkpoint(self, step: int, window: Window, bar: tqdm[None] | None) -> None:
+        """Write a checkpoint if one is due, and end the training if a signal asks for it."""
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(
+                step,
+                is_complete=step == self._num_steps == self._evaluated_step,
+                progress=functools.partial(self._progress, bar, step, window),
+            )
+
+    def _progress(self, bar: tqdm[None] | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
@@ -250,7 +256,7 @@ class Trainer:
     def _earlier_losses(self) -> list[Tensor]:
         return list(self._start.window_losses.to(self._rank.device))
 
-    def _report(self, bar: tqdm[None], *, num_unread: int) -> None:
+    def _report(self, bar: tqdm[None] | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
         while len(self._unread) > num_unread:
             window = self._unread.popleft()
@@ -275,14 +281,16 @@ class Trainer:
             self._log_scalar("train/step_ms", median_ms, step)
             self._log_scalar("train/samples_per_s", samples_per_s, step)
             self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
-            bar.update(step - bar.n)
-            bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
+            if bar is not None:
+                bar.update(step - bar.n)
+                bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self._eval_stream)
         if self._config.num_eval_batches is not None:
             num_batches = min(num_batches, self._config.num_eval_batches)
         if num_batches == 0:
+            self._evaluated_step = step
             return
         self._eval_stream.seek(0)
         batches = Prefetcher(
@@ -291,8 +299,16 @@ class Trainer:
             device=self._rank.device,
             beside=self._batches,
         )
-        self._evaluation = evaluate(self._model, self._pipeline, batches, self._rank.device)
-        self._evaluated_step = step
+        evaluation = evaluate(
+            self._model,
+            self._pipeline,
+            batches,
+            self._rank.device,
+            is_stopped=self._checkpoints.stops_evaluation if self._checkpoints else None,
+        )
+        if evaluation is None:
+            return
+        self._evaluation, self._evaluated_step = evaluation, step
         for tag in ("auroc", "normalized_entropy"):
             value = getattr(self._evaluation, tag)
             if value is not None:
@@ -323,52 +339,13 @@ class Trainer:
             peak_gib=_peak_gib(self._rank),
         )
 
+    def _evaluates(self, num_done: int) -> bool:
+        is_last = num_done == self._num_steps
+        return is_last or self._is_every(self._config.eval_every_steps, num_done)
+
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
         return interval is not None and num_done % interval == 0
-
-
-def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
-    """Set the learning rates to those of a step, as if the scheduler had taken all steps before."""
-    if step == 0:
-        return
-    scheduler.last_epoch = step - 1
-    with warnings.catch_warnings():  # the optimizer has not taken a step in this process
-        warnings.simplefilter("ignore", UserWarning)
-        scheduler.step()
-
-
-def make_pipeline(
-    name: str,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
-    device: torch.device,
-) -> TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]:
-    if name == "sparse_dist" or (name == "auto" and device.type == "cuda"):
-        return TrainPipelineSparseDist(model, optimizer, device, execute_all_batches=True)
-    return TrainPipelineBase(model, optimizer, device)
-
-
-def evaluate(
-    model: DistributedModelParallel,
-    pipeline: TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]],
-    batches: Iterable[Batch],
-    device: torch.device,
-) -> Evaluation:
-    """Evaluate some batches; the training pipeline keeps its own batches."""
-    rewritten = isinstance(pipeline, TrainPipelineSparseDist)
-    if rewritten:
-        pipeline.detach()
-    model.eval()
-    evaluator = Evaluator(device)
-    with torch.no_grad():
-        for batch in batches:
-            _, (_, logits, labels) = model(batch.to(device, non_blocking=True))
-            evaluator.update(logits, labels)
-    model.train()
-    if rewritten:
-        pipeline.attach(model)
-    return evaluator.compute()
 
 
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:

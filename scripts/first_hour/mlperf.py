@@ -21,8 +21,8 @@ from torchrec.distributed.train_pipeline import TrainPipeline, TrainPipelineSpar
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Stopwatch, process_group
 from dlrm_sharded.task import GIB
+from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.prefetch import Prefetcher
-from dlrm_sharded.training.trainer import make_pipeline
 from first_hour.dcnv2 import Dcnv2, build, dcnv2_dataset, endless, train_stream
 from first_hour.step_run import StepRun
 from first_hour.traces import read_events, summary

@@ -17,7 +17,7 @@ from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
-from dlrm_sharded.training.trainer import evaluate, make_pipeline
+from dlrm_sharded.training.pipeline import evaluate, make_pipeline
 from dlrm_sharded.validation import validate
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 8, 2.0), Table("c", 5, 8, 1.0))

@@ -15,7 +15,7 @@ from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import CheckpointError
-from dlrm_sharded.training.trainer import make_pipeline
+from dlrm_sharded.training.pipeline import make_pipeline
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     PLANS,

@@ -132,9 +132,11 @@ def test_only_rank_zero_writes(run_dir: Path) -> None:
     names = {path.name.split(".tfevents")[0] for path in run_dir.iterdir()}
     assert names == {
         ".hydra",
+        "checkpoints",
         "events.out",
         "plan.json",
         "result.json",
+        "run.json",
         "task.json",
         "train.log",
     }

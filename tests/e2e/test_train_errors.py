@@ -60,7 +60,7 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
     message = refusal(done)
     for words in expected:
         assert words in message
-    began = {"events", "plan", "task"} if name in ("nan", "ids") else set()
+    began = {"events", "plan", "run", "task"} if name in ("nan", "ids") else set()
     assert kinds_of_files(tmp_path / "run") <= LEFT | began
 
 

@@ -1,0 +1,60 @@
+"""An event file goes on where a checkpoint was taken, and a full disk does not end a run."""
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm_sharded.runs.event_file import EventFile
+
+
+def scalars(folder: Path) -> list[tuple[int, float]]:
+    (path,) = folder.glob("events.out.tfevents.*")
+    events = EventAccumulator(str(path))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss")]
+
+
+def test_goes_on_at_a_position(tmp_path: Path) -> None:
+    """What was written after the position is dropped, even half an event."""
+    first = EventFile(tmp_path)
+    first.scalar("loss", 3.0, 1)
+    position = first.position()
+    first.scalar("loss", 9.0, 2)
+    first.close()
+    with (tmp_path / position[0]).open("ab") as file:
+        file.write(b"half an ev")
+    second = EventFile(tmp_path, going_on=position)
+    second.scalar("loss", 2.0, 2)
+    second.close()
+    assert scalars(tmp_path) == [(1, 3.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize("position", [("events.out.tfevents.1", 10), ("events.out.tfevents.2", 1)])
+def test_a_lost_file_begins_anew(tmp_path: Path, position: tuple[str, int]) -> None:
+    """It is not there, or is shorter than it was."""
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"short")
+    file = EventFile(tmp_path / "new", going_on=position)
+    file.scalar("loss", 1.0, 5)
+    file.close()
+    assert scalars(tmp_path / "new") == [(5, 1.0)]
+
+
+def test_full_disk_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = EventFile(tmp_path)
+
+    def full(data: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file._records, "write", full)
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            file.scalar("loss", 1.0, step)
+        file.close()
+    (warning,) = caplog.messages
+    assert "No space left on device" in warning
