@@ -23,7 +23,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate test check lint unit soak tensorboard benchmark docs help clean
+.PHONY: run sweep calibrate test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -48,14 +48,14 @@ lint: $(VENV)/installed  ## check style, types and the direction of imports
 unit: $(VENV)/installed  ## run the unit and contract tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit tests/contract
 
-soak: $(VENV)/installed  ## give commands thousands of wrong inputs; ARGS="--examples 20000"
-	$(BIN)/python scripts/soak/bad_inputs.py $(ARGS)
-
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
 benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
 	$(BIN)/python scripts/benchmark.py $(ARGS)
+
+soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
+	$(BIN)/python scripts/soak.py $(ARGS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

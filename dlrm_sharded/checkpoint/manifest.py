@@ -19,6 +19,22 @@ PART_NAME = re.compile(r"rank-\d{5}-\d{5}\.safetensors")
 """Names of parts. Nothing else that a manifest says becomes a path."""
 
 BLOCK_BYTES = 2**22
+MOST_HEADER_BYTES = 10**8
+"""Safetensors reads no longer header."""
+
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Safetensors' names of torch's dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +174,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> None:
-    """Check that the parts are there and undamaged.
+    """Check that the parts are there, undamaged, and contain what the manifest says.
 
     Args:
         share, num_shares: this rank's share of the files, so that ranks check them together.
 
     Raises:
-        CheckpointError: a part is missing, truncated or changed.
+        CheckpointError: a part is missing, truncated, changed, or has other blocks.
     """
+    expected_blocks = _expected_blocks(manifest)
     for name in sorted(manifest.files)[share::num_shares]:
         expected = manifest.files[name]
         path = manifest.folder / name
@@ -185,6 +202,46 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
             raise CheckpointError(
                 f"{manifest.folder} is damaged: {name} was changed after it was written"
             )
+        written = _written_blocks(path)
+        for key, block in expected_blocks.get(name, {}).items():
+            if written.get(key) != block:
+                raise CheckpointError(
+                    f"{manifest.folder} is damaged: {name} has {key} as "
+                    f"{_block_text(written.get(key))}, {FILE_NAME} says {_block_text(block)}"
+                )
+
+
+BlockForm = tuple[str, tuple[int, ...]]
+"""Safetensors' name of a dtype, and a shape."""
+
+
+def _expected_blocks(manifest: Manifest) -> dict[str, dict[str, BlockForm]]:
+    """Return what the parts contain according to the manifest, by part and key."""
+    expected: dict[str, dict[str, BlockForm]] = {}
+    for tensor in manifest.tensors.values():
+        for block in tensor.blocks:
+            form = (DTYPES.get(tensor.dtype, tensor.dtype), block.sizes)
+            expected.setdefault(block.file, {})[block.key] = form
+    return expected
+
+
+def _written_blocks(path: Path) -> dict[str, BlockForm]:
+    """Return what a safetensors file contains by key; it is empty for another kind of file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size) if size <= MOST_HEADER_BYTES else b""
+    try:
+        return {
+            key: (entry["dtype"], tuple(entry["shape"]))
+            for key, entry in json.loads(text).items()
+            if key != "__metadata__"
+        }
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _block_text(form: BlockForm | None) -> str:
+    return "nothing" if form is None else f"{form[0]} {list(form[1])}"
 
 
 def _parsed(folder: Path, fields: Mapping[str, Any]) -> Manifest:

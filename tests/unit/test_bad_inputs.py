@@ -26,7 +26,7 @@ SLOW = {"overrides": 10}
 def kinds() -> Iterator[ModuleType]:
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module("soak.kinds")
+    yield importlib.import_module("soaks.input_kinds")
     patch.undo()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dlrm_sharded.commands.messages import MAX_MESSAGE, readable_message
-from soak import readers
+from soaks import input_readers as readers
 
 MAX_SHOWN = MAX_MESSAGE + 200
 """Longest message that counts as clear, with its notes on what was left out."""

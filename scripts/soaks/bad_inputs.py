@@ -1,34 +1,28 @@
-"""Give the commands thousands of wrong inputs, and count what becomes of them.
-
-python scripts/soak/bad_inputs.py --examples 5000 --seed 1
-python scripts/soak/bad_inputs.py --examples 500 --kinds task,plan
-
-The exit code is 1 if an input ended with a traceback or a hang; each such input is shown.
-"""
+"""Give the commands thousands of wrong inputs, and count what becomes of them."""
 
 from __future__ import annotations
 
 import argparse
 import collections
 import logging
-import os
-import sys
 import time
-from pathlib import Path
-
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from soak.kinds import GOOD, KINDS, OUTCOMES, Outcome, outcome
+from soaks.input_kinds import GOOD, KINDS, OUTCOMES, Outcome, outcome
 
 MAX_SHOWN_FAULTS = 20
 """Number of different faults that are shown in full."""
 
 
-def main() -> int:
-    options = _options()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--examples", type=int, default=5000, help="in all [%(default)s]")
+    parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}, with commas; all by default")
+    parser.add_argument("--seed", type=int, default=0, help="other inputs [%(default)s]")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the counts, and return 1 if an input ended with a traceback or a hang."""
     logging.disable(logging.CRITICAL)
     names = options.kinds.split(",") if options.kinds else list(KINDS)
     weights = sum(KINDS[name].weight for name in names)
@@ -71,17 +65,3 @@ def _count(
 
     try_one()
     return counts
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--examples", type=int, default=5000, help="in all [%(default)s]")
-    parser.add_argument("--kinds", help=f"some of {','.join(KINDS)}, with commas; all by default")
-    parser.add_argument("--seed", type=int, default=0, help="other inputs [%(default)s]")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,7 +44,7 @@ from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology, read_task
 from dlrm_sharded.validation import validate
-from soak.mutations import ODD_NUMBERS, changed_json, damaged
+from soaks.input_mutations import ODD_NUMBERS, changed_json, damaged
 
 Strategy = st.SearchStrategy[Any]
 

@@ -1,0 +1,165 @@
+"""Writes the weights of a checkpoint for serving: safetensors files without any plan or shard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlrm_sharded.checkpoint.logical import Piece
+from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
+from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
+from dlrm_sharded.errors import DataError
+
+DENSE_FILE = "dense.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+BLOCK_BYTES = 2**24
+"""Largest size of the rows of a table that are in memory at a time, unless one row is larger."""
+
+ALIGNMENT = 8
+"""Safetensors' headers end at multiples of this, padded with spaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What `export` has written.
+
+    Args:
+        size_bytes: size of all tensors.
+    """
+
+    num_tables: int
+    num_dense: int
+    size_bytes: int
+
+
+def export(manifest: Manifest, out: Path) -> Export:
+    """Write the weights of a checkpoint into a new folder, which is there completely or not at all.
+
+    The folder has one file with the dense weights under their names in the model, one file for each
+    table, whose tensor is called `tables.<table>.weight`, and an index of the form that Hugging
+    Face uses for models of several files. Names of tables are never part of a path.
+
+    Raises:
+        CheckpointError: a part cannot be read.
+        DataError: the folder exists already, or cannot be written.
+    """
+    if out.exists() or out.is_symlink():
+        raise DataError(f"{out} exists already; give another folder, or remove it")
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        exported = _write(manifest, partial)
+        partial.rename(out)
+        _sync_folder(out.parent)
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return exported
+
+
+def _write(manifest: Manifest, folder: Path) -> Export:
+    reader = PartReader(manifest)
+    # The model's own names come back; state of optimizers and ranks is left out.
+    dense = {
+        name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
+    }
+    tables = [
+        name for name in manifest.tensors if name.startswith("tables.") and name.endswith(".weight")
+    ]
+    weight_map = dict.fromkeys(dense.values(), DENSE_FILE)
+    _write_file(folder / DENSE_FILE, manifest, reader, dense)
+    for number, name in enumerate(tables, start=1):
+        file = f"table-{number:05}-of-{len(tables):05}.safetensors"
+        if weight_map.setdefault(name, file) != file:
+            raise DataError(f"the table's weights {name!r} have the name of a dense weight")
+        _write_file(folder / file, manifest, reader, {name: name})
+    size_bytes = sum(_size_bytes(manifest, name) for name in [*dense, *tables])
+    metadata = {"total_size": size_bytes, "run": manifest.state.run, "step": manifest.state.step}
+    index = {"metadata": metadata, "weight_map": weight_map}
+    _write_durably(folder / INDEX_FILE, [(json.dumps(index, indent=1) + "\n").encode()])
+    _sync_folder(folder)
+    return Export(len(tables), len(dense), size_bytes)
+
+
+def _write_file(
+    path: Path, manifest: Manifest, reader: PartReader, names: Mapping[str, str]
+) -> None:
+    """Write logical tensors to a safetensors file, a block of rows at a time.
+
+    Args:
+        names: names in the file, by those in the manifest.
+    """
+
+    def content() -> Iterator[bytes | memoryview]:
+        yield _header(manifest, names)
+        for name in names:
+            for block in _blocks(manifest, reader, name):
+                yield memoryview(block.reshape(-1).view(torch.uint8).numpy())
+
+    _write_durably(path, content())
+
+
+def _header(manifest: Manifest, names: Mapping[str, str]) -> bytes:
+    """Return the length of the header, and the header: JSON with the place of each tensor."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, name_in_file in names.items():
+        start, end = end, end + _size_bytes(manifest, name)
+        tensor = manifest.tensors[name]
+        entries[name_in_file] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tensor]:
+    """Yield the rows of a logical tensor in order. A block is overwritten by the next one."""
+    tensor = manifest.tensors[name]
+    dtype = torch_dtype(tensor.dtype)
+    if not tensor.shape:
+        scalar = torch.empty((), dtype=dtype)
+        reader.read_piece(name, Piece((), scalar))
+        yield scalar
+        return
+    rows, *others = tensor.shape
+    height = max(1, BLOCK_BYTES // max(1, math.prod(others) * dtype.itemsize))
+    block = torch.empty((min(height, rows), *others), dtype=dtype)
+    for start in range(0, rows, height):
+        block = block[: rows - start]
+        reader.read_piece(name, Piece((start, *(0 for _ in others)), block))
+        yield block
+
+
+def _size_bytes(manifest: Manifest, name: str) -> int:
+    tensor = manifest.tensors[name]
+    return math.prod(tensor.shape) * torch_dtype(tensor.dtype).itemsize
+
+
+def _write_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    with path.open("wb") as file:
+        for block in content:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

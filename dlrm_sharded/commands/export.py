@@ -1,0 +1,70 @@
+"""Write the weights of a checkpoint for serving: the command `dlrm-export`.
+
+    dlrm-export runs/2026-11-20_09-45-08-481104/dim --out serving/model    newest good checkpoint
+    dlrm-export runs/.../checkpoints/step-0000004000 --out serving/model   this one
+
+The folder then has dense.safetensors, a safetensors file for each table, and
+model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
+little memory, as they are copied a block of rows at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
+from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
+from dlrm_sharded.errors import CheckpointError, UserError
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    options = _options()
+    logging.basicConfig(format="%(message)s")
+    from dlrm_sharded.checkpoint.export import export  # loads torch
+
+    try:
+        manifest = _readable(options.checkpoint)
+        done = export(manifest, options.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{options.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
+        f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
+    )
+    return 0
+
+
+def _readable(path: Path) -> Manifest:
+    """Return the manifest of a checkpoint, or of the newest good one of a run's folder."""
+    if is_checkpoint(path):
+        manifest = read_manifest(path)
+        check_parts(manifest)
+        return manifest
+    for candidate in checkpoints(path):
+        try:
+            manifest = read_manifest(candidate)
+            check_parts(manifest)
+        except CheckpointError as error:
+            log.warning("a checkpoint is passed over: %s", error)
+            continue
+        return manifest
+    raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, help="checkpoint, or folder of a run")
+    parser.add_argument("--out", type=Path, required=True, help="folder to make")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

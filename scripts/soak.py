@@ -1,0 +1,43 @@
+"""Try for a long time what runs promise, and measure what checkpoints cost.
+
+python scripts/soak.py interruptions    runs that are killed at random moments go on
+python scripts/soak.py damage           damaged checkpoints are recognised and passed over
+python scripts/soak.py resharding       other plans and numbers of ranks read the same state
+python scripts/soak.py cost             time of saving and loading, and the stall of the loop
+python scripts/soak.py bad_inputs       wrong inputs of every kind end with one message
+
+The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from soaks import bad_inputs, cost, damage, interruptions, resharding
+
+PARTS = {
+    "interruptions": interruptions,
+    "damage": damage,
+    "resharding": resharding,
+    "cost": cost,
+    "bad_inputs": bad_inputs,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    for name, part in PARTS.items():
+        part.add_arguments(parts.add_parser(name, help=part.__doc__))
+    options = parser.parse_args()
+    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
+    print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
+    return PARTS[options.part].run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Starts a part of a soak test as ranks of a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.plan import ShardingPlan
+from soaks.training_run import ROOT
+
+
+def start(script: str, num_ranks: int, *arguments: str) -> None:
+    """Run a script on so many ranks, and wait for its end."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", str(num_ranks), str(Path(script).resolve())]
+    paths = (ROOT, ROOT / "launch", ROOT / "scripts")
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }
+    subprocess.run([*command, *arguments], env=environment, check=True)
+
+
+def run_state(rank: Rank, plan: ShardingPlan, state: ModelState, *, step: int = 1) -> RunState:
+    """Return what a manifest says of a model that no run trains."""
+    return RunState(
+        run="soak",
+        step=step,
+        batch_size=1,
+        seed=0,
+        epoch_batches=1,
+        world_size=rank.world_size,
+        optimizers={},
+        column_bounds=state.column_bounds,
+        progress={},
+        plan=plan.to_json(),
+        config={},
+    )
