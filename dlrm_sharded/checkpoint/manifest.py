@@ -16,7 +16,8 @@ from dlrm_sharded.errors import CheckpointError
 FILE_NAME = "manifest.json"
 FORMAT = 1
 PART_NAME = re.compile(r"rank-\d{5}-\d{5}\.safetensors")
-"""Names of parts. Nothing else that a manifest says becomes a path."""
+EVENT_FILE_NAME = re.compile(r"events\.out\.tfevents\.[^/\\\0]+")
+"""Nothing else that a manifest says becomes a path than names of these two forms."""
 
 BLOCK_BYTES = 2**22
 MOST_HEADER_BYTES = 10**8
@@ -138,7 +139,12 @@ def manifest_bytes(
         },
         "files": {name: [file.size_bytes, file.crc32] for name, file in files.items()},
     }
-    fields["crc32"] = _checksum(fields)
+    return with_checksum(fields)
+
+
+def with_checksum(fields: Mapping[str, Any]) -> bytes:
+    """Return the JSON file of these fields and their checksum, one line a field."""
+    fields = {**fields, "crc32": _checksum(fields)}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -167,7 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         return _parsed(folder, fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder} is damaged: {FILE_NAME} does not have the form of a manifest: {error!r}"
         ) from None
@@ -263,7 +269,7 @@ def _parsed(folder: Path, fields: Mapping[str, Any]) -> Manifest:
         progress=dict(fields["progress"]),
         plan=dict(fields["plan"]),
         config=dict(fields["config"]),
-        events=None if events is None else (_text(events[0]), _count(events[1])),
+        events=None if events is None else (_event_file(events[0]), _count(events[1])),
     )
     tensors = {name: _tensor(tensor, files) for name, tensor in fields["tensors"].items()}
     return Manifest(folder, state, tensors, files)
@@ -306,6 +312,12 @@ def _text(value: Any) -> str:
 
 def _checksum(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def _event_file(name: Any) -> str:
+    if not EVENT_FILE_NAME.fullmatch(_text(name)):
+        raise ValueError(f"{name!r} is not the name of an event file")
+    return str(name)
 
 
 def _file_checksum(path: Path) -> int:

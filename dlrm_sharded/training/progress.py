@@ -76,18 +76,24 @@ def read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progres
     Args:
         same_plan: whether the times of steps are those of the plan that goes on.
     """
-    fields = manifest.state.progress
     try:
-        loss = fields["loss"]
-        progress = Progress(
-            step=manifest.state.step,
-            loss=math.nan if loss is None else float(loss),
-            evaluation=Evaluation(**fields["evaluation"]),
-            evaluated_step=int(fields["evaluated_step"]),
-            steady_s=float(fields["steady_s"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{manifest.folder}: its progress is not readable: {error}") from None
+        return _read_progress(manifest, rank, same_plan=same_plan)
+    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{manifest.folder}: the trainer's own state is not as this version writes it: {error}"
+        ) from error
+
+
+def _read_progress(manifest: Manifest, rank: Rank, *, same_plan: bool) -> Progress:
+    fields = manifest.state.progress
+    loss = fields["loss"]
+    progress = Progress(
+        step=manifest.state.step,
+        loss=math.nan if loss is None else float(loss),
+        evaluation=Evaluation(**fields["evaluation"]),
+        evaluated_step=int(fields["evaluated_step"]),
+        steady_s=float(fields["steady_s"]),
+    )
     _restore_generators(manifest, rank)
     step_ms = _of_rank(manifest, 0, "step_ms") if same_plan and rank.is_zero else None
     return dataclasses.replace(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlrm_sharded.errors import ConfigError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-NAMES = ("overrides", "task", "plan", "criteo", "artifact", "blocks", "journal")
+NAMES = ("overrides", "task", "plan", "criteo", "artifact", "blocks", "journal", "checkpoint")
 NUM_EXAMPLES = 50
 SLOW = {"overrides": 10}
 """Numbers of examples of kinds of which one takes a second."""

@@ -35,7 +35,7 @@ def run_state(step: int = 5, **changes: Any) -> RunState:
         "progress": {"loss": None},
         "plan": {"shards": []},
         "config": {"seed": 0},
-        "events": ("events.out", 100),
+        "events": ("events.out.tfevents.1", 100),
     }
     return RunState(**fields | changes)
 

@@ -108,6 +108,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a deep manifest": lambda path: (path / FILE_NAME).write_text("[" * 100_000),
     "another format": lie(format=99),
     "a path": lie(files={"../../etc/passwd": [1, 2]}),
+    "an event file elsewhere": lie(events=["../events.out.tfevents.1", 2]),
     "a negative step": lie(step=-1),
     "text for a number": lie(step="5"),
     "no tensors": lambda path: changed(path, lambda manifest: manifest.pop("tensors")),
