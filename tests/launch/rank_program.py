@@ -57,7 +57,8 @@ def die(rank: Rank, folder: Path) -> None:
 
 def die_twice(rank: Rank, folder: Path) -> None:
     exchange()
-    attempt = int(os.environ.get(RESTARTS_VARIABLE, "0"))
+    # Only our launcher counts the restarts of all hosts.
+    attempt = int(os.environ.get(RESTARTS_VARIABLE, os.environ["TORCHELASTIC_RESTART_COUNT"]))
     (folder / f"attempt_{attempt}_{rank.rank}").touch()
     assert is_restart() == (attempt > 0)
     if attempt < 2:

@@ -103,12 +103,15 @@ def test_torchruns_summary_has_the_message(start: Start) -> None:
     assert any(re.search(r"traceback : rank one has no data", line) for line in summary)
 
 
-def test_restarts(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_restarts(launcher: str, start: Start, tmp_path: Path) -> None:
     """Gloo finds the ranks of its own attempt."""
-    job = start("die_twice", "--max-restarts", "2")
+    job = start("die_twice", "--max-restarts", "2", launcher=launcher)
     lines = ended(job)
     assert job.returncode == 0, lines
     assert len(list(tmp_path.glob("attempt_*"))) == 6
+    if launcher == "torchrun":
+        return
     restarts = [line for line in lines if "start again" in line]
     assert [line.partition(";")[0] for line in restarts] == [
         "local rank 1 was killed by SIGKILL"
