@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0
 
 .PHONY: run sweep calibrate test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
-	$(BIN)/torchrun --standalone --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
+	$(BIN)/python -m dlrm_sharded.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dlrm_sharded.attempt import is_restart as is_restart
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, RankError, UserError, check_number
+from dlrm_sharded.job_store import JobStore
 from dlrm_sharded.process import die_with_parent, keep_freed_memory
 from dlrm_sharded.task import GIB, Topology
 
@@ -37,6 +40,10 @@ POLL_S = 0.1
 
 MEMORY_TOLERANCE = 0.01
 """Relative difference below which free memory of two ranks counts as equal."""
+
+
+_group_timeout: timedelta | None = None
+"""Timeout of the job's group, for the groups that are made later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +79,81 @@ def rank_from_environment() -> Rank:
     )
 
 
-def is_restart() -> bool:
-    """Return whether torchrun or Slurm has restarted this job after a failure or preemption."""
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return any(int(os.environ.get(count, "0")) > 0 for count in counts)
-
-
 @contextmanager
 def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
     Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
 
+    Args:
+        timeout_s: time that a rank waits for the others.
+
     Raises:
         ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
+        EndedRankError: another rank has ended with an error before it came here.
+        HungRankError: other ranks did not come here, or to a collective of the block, in time.
+        LostRankError: another rank has gone in a collective of the block. With NCCL, its own
+            watchdog ends the process after these two.
     """
     rank = rank_from_environment()
     on_cuda = rank.device.type == "cuda"
-    if on_cuda:
-        num_gpus = torch.cuda.device_count()
-        if rank.local_rank >= num_gpus:
-            raise ConfigError(
-                f"rank {rank.rank} is number {rank.local_rank} on its host and finds {num_gpus} "
-                f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
-            )
-        torch.cuda.set_device(rank.device)
-    else:
-        keep_freed_memory()
-    is_single = "MASTER_ADDR" not in os.environ
-    if not is_single:
+    _prepare_device(rank)
+    job = None
+    if "MASTER_ADDR" in os.environ:
         die_with_parent()
-    dist.init_process_group(
-        backend="nccl" if on_cuda else "gloo",
-        timeout=timedelta(seconds=timeout_s),
-        device_id=rank.device if on_cuda else None,
-        store=dist.HashStore() if is_single else None,
-        rank=rank.rank if is_single else -1,
-        world_size=rank.world_size if is_single else -1,
-    )
+        job = JobStore(rank.rank, rank.world_size, timeout_s)
+        job.meet()
+    lost = None
     try:
+        global _group_timeout
+        _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
+        dist.init_process_group(
+            backend="nccl" if on_cuda else "gloo",
+            timeout=_group_timeout,
+            device_id=rank.device if on_cuda else None,
+            store=job.for_group if job else dist.HashStore(),
+            rank=rank.rank,
+            world_size=rank.world_size,
+        )
         yield rank
     except BaseException as error:
+        if job is not None and isinstance(error, Exception):
+            lost = job.explain(error)  # while others are still connected to this rank
+        if lost is not None:
+            traceback.clear_frames(error.__traceback__)  # they refer to the group
         # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
         # them: there the process ends with its group, and torchrun ends the others.
-        if not on_cuda or _is_raised_by_all_ranks(error):
+        if dist.is_initialized() and (not on_cuda or _is_raised_by_all_ranks(error)):
             _leave_group()
-        raise
-    _leave_group()
+        if lost is None:
+            raise
+    else:
+        _leave_group()
+    if lost is not None:
+        raise lost
+
+
+def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
+    """Return a further group of all ranks, with the timeout of the job's; a collective.
+
+    Args:
+        backend: "gloo" for collectives of the host; None for that of the job.
+    """
+    # Without a timeout of its own, torch would give the group one of 30 minutes.
+    return dist.new_group(backend=backend, timeout=_group_timeout)
+
+
+def _prepare_device(rank: Rank) -> None:
+    if rank.device.type != "cuda":
+        keep_freed_memory()
+        return
+    num_gpus = torch.cuda.device_count()
+    if rank.local_rank >= num_gpus:
+        raise ConfigError(
+            f"rank {rank.rank} is number {rank.local_rank} on its host and finds {num_gpus} "
+            f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
+        )
+    torch.cuda.set_device(rank.device)
 
 
 def _is_raised_by_all_ranks(error: BaseException) -> bool:
@@ -130,24 +165,6 @@ def _leave_group() -> None:
     # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
     # interpreter aborts the process when it next wants the GIL.
     gc.collect()
-
-
-def wait_for_all_ranks(timeout_s: float) -> None:
-    """Return when every rank of the job has called this, before or after the job had a group.
-
-    It needs neither a device nor a connection between ranks: only torchrun's store.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    # torchrun's store may outlive a restart of the ranks.
-    store = dist.PrefixStore(f"wait_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    if store.add("arrivals", 1) == world_size:
-        store.set("all_are_here", "")
-    store.wait(["all_are_here"], timeout)
-    if store.add("departures", 1) == world_size:
-        store.set("all_have_left", "")
-    if rank == 0:  # its process may serve the store to the others
-        store.wait(["all_have_left"], timeout)
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:

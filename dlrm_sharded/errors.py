@@ -8,6 +8,9 @@ UserError                    a command prints its message alone and exits with 2
 +-- UnsavedError             the last checkpoint could not be written (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
++-- LostRankError            another rank is gone (exit code 1)
+|   +-- HungRankError        another rank lives, but does not come to a collective
++-- EndedRankError           another rank ended before the ranks had met
 +-- ShardingError            there is no usable plan
     +-- InfeasibleTaskError  no plan fits
     +-- InvalidPlanError     this plan cannot be trained
@@ -48,6 +51,23 @@ class PreemptedError(UserError):
 
 class IncompleteSweepError(UserError):
     """Jobs of a sweep failed; the results of all others are kept."""
+
+
+class LostRankError(UserError, RuntimeError):
+    """The connection to another rank broke in a collective."""
+
+
+class HungRankError(LostRankError):
+    """A rank did not come to a collective, while others waited for it.
+
+    `processes` are the hung ranks that the parent of this process has started.
+    """
+
+    processes: tuple[int, ...] = ()
+
+
+class EndedRankError(UserError):
+    """A rank ended with an error before the ranks had met; the message is that rank's."""
 
 
 class ShardingError(UserError):

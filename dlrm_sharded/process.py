@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 TOP_PAD_BYTES = 2**26
 
 
+LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
+"""Process that started the ranks of this host, as our launcher tells them."""
+
+
 def die_with_parent() -> None:
     """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+        if launcher and start_ticks(launcher) is None:  # it died before this process asked
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, or None if it has ended."""
+    fields = _status_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, or None if the process has ended."""
+    fields = _status_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[1])
+
+
+def kill_siblings(pids: Iterable[int]) -> None:
+    """Kill processes that have the same parent as this one."""
+    for pid in pids:
+        if parent_of(pid) == os.getppid():
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process."""
+    fields = _status_fields(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
+def _status_fields(pid: int) -> list[str] | None:
+    """Return the fields of proc_pid_stat(5) from the state on, which is the third."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def keep_freed_memory() -> None:

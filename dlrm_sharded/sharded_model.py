@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.embeddingbag import (
@@ -25,6 +24,7 @@ from torchrec.distributed.model_parallel import (
 from torchrec.distributed.types import QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
+from dlrm_sharded.distributed import new_group
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.plan import ShardingPlan
@@ -62,7 +62,7 @@ def shard_model(
     is_alone = topology.world_size == 1
     wrapped = DistributedModelParallel(
         module=model,
-        env=sharding_env(None if is_alone else dist.new_group()),
+        env=sharding_env(None if is_alone else new_group()),
         device=device,
         plan=TorchRecPlan(
             {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}

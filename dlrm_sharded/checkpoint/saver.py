@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import save as dcp_save
@@ -24,7 +23,7 @@ from dlrm_sharded.checkpoint.folder import (
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, SavePlanner, State
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.storage import PartWriter
-from dlrm_sharded.distributed import Rank, on_rank_zero
+from dlrm_sharded.distributed import Rank, new_group, on_rank_zero
 from dlrm_sharded.errors import check_count, check_number
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Saver:
         self._keep = keep
         self._rank = rank
         # A group of its own, as a thread's collectives must not mix with those of the training.
-        self._group = dist.new_group(backend="gloo") if rank.world_size > 1 else None
+        self._group = new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._pending: Future[str | None] | None = None

@@ -16,17 +16,15 @@ from pathlib import Path
 import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
 
 from dlrm_sharded.calibration.collect import collect
-from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count
 from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.torchrun import launch
 
 MODULE = "dlrm_sharded.commands.collect_costs"
 CPU_RANKS = 4
@@ -62,15 +60,7 @@ def default_num_ranks() -> int:
 def _start_ranks(num_ranks: int) -> int:
     """Run this module on ranks that torchrun starts from this process; return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torchrun = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", MODULE]
-    try:
-        run(parse_args([*torchrun, *sys.argv[1:]]))
-    except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else 1
-    except SignalException:
-        return EXIT_INTERRUPTED
-    return 0
+    return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

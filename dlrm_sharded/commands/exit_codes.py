@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.errors import (
+    EndedRankError,
+    HungRankError,
     IncompleteSweepError,
+    LostRankError,
     PreemptedError,
     RankError,
     UnsavedError,
 )
+from dlrm_sharded.process import kill_siblings
 
 log = logging.getLogger(__name__)
 
 EXIT_PREEMPTED = 0
-EXIT_OTHER = 1
+EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 MEETING_TIMEOUT_S = 30
@@ -68,21 +76,21 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             message = str(error) if isinstance(error, ValueError) else None  # raised by Hydra
         if message is None:
             raise
+        code, reason = _exit_code(error), message
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
         source = error.__cause__
         if not isinstance(source, RankError):
             source = RankError(error, failed_rank=_rank(), reporter=0 if on_every_rank else _rank())
         if _rank() == source.reporter:
-            if isinstance(error, PreemptedError):
-                log.info("%s", message)
-            else:
-                _report(message, failed_rank=source.failed_rank)
-        if on_every_rank and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # Else torchrun would kill the others before they end with this exit code.
-            from dlrm_sharded.distributed import wait_for_all_ranks  # loads torch
-
-            wait_for_all_ranks(MEETING_TIMEOUT_S)
-        code, reason = _exit_code(error), message
+            _report(message, failed_rank=source.failed_rank, is_error=code != EXIT_PREEMPTED)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and code != EXIT_PREEMPTED:
+            _write_error_file(message, error, code)
+            if all_ranks_alike or isinstance(error, EndedRankError):
+                is_reported = _rank() == source.reporter
+                _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
+        if isinstance(error, HungRankError):
+            # torchrun would wait for their end for 30 s, and end this rank in the meantime.
+            kill_siblings(error.processes)
     else:
         return
     raise ReportedExit(code, reason)
@@ -91,8 +99,35 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
 def _exit_code(error: Exception) -> int:
     if isinstance(error, PreemptedError):
         return EXIT_PREEMPTED
-    is_other = isinstance(error, IncompleteSweepError | UnsavedError)
-    return EXIT_OTHER if is_other else EXIT_USER_ERROR
+    is_other = isinstance(error, IncompleteSweepError | LostRankError | UnsavedError)
+    return EXIT_ERROR if is_other else EXIT_USER_ERROR
+
+
+def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
+    """Wait until all ranks end, else torchrun would kill the others before they exit with 2.
+
+    Args:
+        is_first: whether this rank has found the error itself. It tells those that have not, and
+            that would otherwise wait for it to join their process group.
+    """
+    from dlrm_sharded.job_store import announce_end, wait_for_all_ranks  # loads torch
+
+    # Launchers end the ranks that are late, or whose store is gone.
+    with contextlib.suppress(RuntimeError):
+        if is_first:
+            announce_end(message, is_reported=is_reported, timeout_s=MEETING_TIMEOUT_S)
+        wait_for_all_ranks(MEETING_TIMEOUT_S)
+
+
+def _write_error_file(message: str, error: Exception, code: int) -> None:
+    """Write the file from which torchrun and TorchX take the reason for the end of a rank."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        about = {"error_class": type(error).__name__, "exit_code": code}
+        about["timestamp"] = str(int(time.time()))
+        fields = {"message": {"message": message, "extraInfo": about}}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps(fields))
 
 
 def _rank() -> int:
@@ -100,10 +135,11 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _report(message: str, *, failed_rank: int) -> None:
+def _report(message: str, *, failed_rank: int, is_error: bool) -> None:
     """Log the message where Hydra has set up the log, which is on rank 0; else print it."""
-    line = f"error on rank {failed_rank}: {message}" if failed_rank else f"error: {message}"
+    where = f"error on rank {failed_rank}: " if failed_rank else "error: "
+    line = f"{where if is_error else ''}{message}"
     if _rank() == 0 and HydraConfig.initialized():
-        log.error(line)
+        log.log(logging.ERROR if is_error else logging.INFO, "%s", line)
     else:
         print(line, file=sys.stderr, flush=True)

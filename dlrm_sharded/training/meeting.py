@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.distributed import Rank, new_group
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which schedulers announce that a job is about to end."""
@@ -50,7 +50,7 @@ class Meeting:
     def __init__(self, rank: Rank, *, every_s: float | None) -> None:
         self._rank = rank
         self._every_s = every_s
-        self._group = dist.new_group(backend="gloo")
+        self._group = new_group(backend="gloo")
         self._received: signal.Signals | None = None
         self._batches_left = self._batches_between = 1
         self._last_s = self._last_saved_s = time.monotonic()

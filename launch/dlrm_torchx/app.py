@@ -1,4 +1,4 @@
-"""Makes TorchX apps that run torchrun on every node of a job.
+"""Makes TorchX apps that run our torchrun on every node of a job.
 
 Both the component and the sweep launcher describe their jobs by a `JobShape`.
 """
@@ -26,10 +26,6 @@ CORES_PER_GPU = 8
 
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Ports below those that Linux uses for outgoing connections."""
-
-SHUTDOWN_S = 8
-"""Time from SIGTERM to SIGKILL inside a job. It must be shorter than the time that TorchX on this
-machine (10 s) and Slurm (30 s) wait before they send SIGKILL. torch 2.11 always waits 30 s."""
 
 
 class JobRefusedError(ConfigError, ComponentValidationException):
@@ -126,9 +122,6 @@ def torchrun_app(
     """
     port = rdzv_port or random.choice(RENDEZVOUS_PORTS)
     environment = {
-        # Otherwise restarted gloo ranks connect to the store of earlier ranks (pytorch #135712).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
         **({"CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu"} if shape.gpus == 0 else {}),
         # TorchX substitutes its own `${...}` in values too.
         **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
@@ -173,12 +166,10 @@ def torchrun_command(
         # Some schedulers give the address of the first node to every other node only.
         endpoint = f'"$${{{macros.rank0_env}:=localhost}}:{rdzv_port}"'
     torchrun = [
-        *(_quoted(python), "-m", "torch.distributed.run"),
+        *(_quoted(python), "-m", "dlrm_sharded.torchrun"),
         *("--nnodes", shape.num_nodes, "--nproc-per-node", shape.ranks_per_node),
         *("--rdzv-backend", "c10d", "--rdzv-id", macros.app_id, "--rdzv-endpoint", endpoint),
         *("--max-restarts", shape.max_restarts),
-        # Slurm warns with SIGUSR1, which would kill torchrun and orphan its ranks.
-        *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"),
         *("-m", module),
     ]
     return f"{threads}; exec {' '.join([*map(str, torchrun), *map(_quoted, arguments)])}"

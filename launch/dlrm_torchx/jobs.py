@@ -59,6 +59,7 @@ class SweepJob:
         folder: Hydra's output directory.
         seconds: time from submission to the end, with the time in a queue.
         retries: how often the scheduler starts the job again after a failure.
+        is_restart: whether the job has started before, in a sweep that was stopped.
     """
 
     num: int
@@ -75,6 +76,7 @@ class SweepJob:
     started_s: float = 0.0
     returned: JobReturn | None = None
     retries: int = 0
+    is_restart: bool = False
     clock: Callable[[], float] = time.monotonic
     _gone_since_s: float | None = None
 

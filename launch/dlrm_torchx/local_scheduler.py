@@ -32,12 +32,16 @@ from torchx.specs.api import ReplicaStatus, is_terminal
 
 from dlrm_sharded.gpus import visible_gpus
 from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.process import start_ticks
 from dlrm_torchx.app import JobRefusedError
 from dlrm_torchx.logs import log_lines
 
-TERMINATION_S = 10
-"""Time from SIGTERM to SIGKILL for an app of another process, as in TorchX."""
+TERMINATION_S = 35
+"""Time from SIGTERM to SIGKILL: longer than `torchrun.SHUTDOWN_S`, which ranks have to write a
+checkpoint. TorchX's own 10 s would kill the launcher, and its ranks with it."""
 
+
+NO_APP: dict[str, Any] = {"processes": {}}
 
 MAX_UNKNOWN = 2
 """Queries about an unknown app before an error, because `torchx log` would repeat them for ever."""
@@ -103,7 +107,7 @@ class SharedLocalScheduler(LocalScheduler):
         known = {
             "log_dir": str(Path(app.log_dir).resolve()),
             "processes": {
-                role: [[replica.proc.pid, _started(replica.proc.pid)] for replica in replicas]
+                role: [[replica.proc.pid, start_ticks(replica.proc.pid)] for replica in replicas]
                 for role, replicas in app.role_replicas.items()
             },
         }
@@ -170,11 +174,16 @@ class SharedLocalScheduler(LocalScheduler):
         known = _known(app_id)
         if known is not None:
             (Path(known["log_dir"]) / "CANCELLED").touch()
+        if known is not None:
+            _end(_running(known))
         if app_id in self._apps:
             super()._cancel_existing(app_id)
             self.describe(app_id)
-        elif known is not None:
-            _end(_running(known))
+
+    def close(self) -> None:
+        """End all apps of this process together, with time for their checkpoints."""
+        _end([pid for app_id in self._apps for pid in _running(_known(app_id) or NO_APP)])
+        super().close()
 
 
 def _registry() -> Path:
@@ -212,17 +221,8 @@ def _running(known: dict[str, Any]) -> list[int]:
         pid
         for replicas in known["processes"].values()
         for pid, started in replicas
-        if started is not None and _started(pid) == started
+        if started is not None and start_ticks(pid) == started
     ]
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, or None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
@@ -260,10 +260,10 @@ def _describe_foreign(app_id: str) -> DescribeAppResponse | None:
 
 
 def _end(pids: list[int]) -> None:
-    alive = {pid: _started(pid) for pid in pids}
+    alive = {pid: start_ticks(pid) for pid in pids}
 
     def remaining() -> list[int]:
-        return [pid for pid, started in alive.items() if started and _started(pid) == started]
+        return [pid for pid, started in alive.items() if started and start_ticks(pid) == started]
 
     for pid in remaining():
         os.killpg(pid, signal.SIGTERM)

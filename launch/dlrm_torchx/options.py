@@ -14,6 +14,7 @@ from torchx.runner.config import apply as apply_torchxconfig
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
+from dlrm_sharded.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.gpus import visible_gpus
 from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
@@ -128,8 +129,13 @@ class SweepOptions:
             raise ConfigError(f"hydra.launcher.scheduler_args: {error}") from None
         return args
 
-    def app(self, job_name: str, num: int, folder: Path) -> AppDef:
-        """Return the app of one job, with a rendezvous port that no other job of the sweep has."""
+    def app(self, job_name: str, num: int, folder: Path, *, is_restart: bool = False) -> AppDef:
+        """Return the app of one job, with a rendezvous port that no other job of the sweep has.
+
+        Args:
+            is_restart: whether the job's folder holds an attempt that was stopped.
+        """
+        env = {key: str(value) for key, value in (self.env or {}).items()}
         first = RENDEZVOUS_PORTS.index(self._first_port)
         port = RENDEZVOUS_PORTS[(first + num) % len(RENDEZVOUS_PORTS)]
         return torchrun_app(
@@ -138,7 +144,7 @@ class SweepOptions:
             self.shape(),
             name=f"{job_name}-{num}".replace("_", "-"),
             image=self.image,
-            env={key: str(value) for key, value in (self.env or {}).items()},
+            env=env | ({RESTARTS_VARIABLE: "1"} if is_restart else {}),
             rdzv_port=port,
             mounts=parse_mounts(list(self.mounts or [])),
         )

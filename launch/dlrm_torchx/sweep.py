@@ -27,10 +27,9 @@ from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import HydraCall
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
+from dlrm_torchx.take_up import RECORD, check_same_sweep, recorded_jobs, take_up
 
 log = logging.getLogger(__name__)
-
-RECORD = "sweep.json"
 
 
 def launch(
@@ -57,15 +56,21 @@ def launch(
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
     check_folders(jobs)
-    if first_num == 0 and options.after is not None and (sweep_dir / RECORD).exists():
-        keep_settings(sweep_dir, restore=True)
-        raise ConfigError(
-            f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir"
-        )
+    records = []
+    if first_num == 0 and options.after is not None:
+        try:
+            records = recorded_jobs(sweep_dir)
+            if records:
+                check_same_sweep(jobs, records, sweep_dir)
+        except ConfigError:
+            keep_settings(sweep_dir, restore=True)
+            raise
     keep_settings(sweep_dir)
     with kept_signals() as before, get_runner() as runner:
         sweep = Sweep(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
         raise_on_signals(before)
+        if records:
+            take_up(jobs, records, sweep_dir, runner)
         try:
             sweep.run(hydra_context, task_function)
         finally:
@@ -180,7 +185,9 @@ class Sweep:
         job.mailbox.send_call(
             HydraCall(task_function, job.config, hydra_context, Singleton.get_state())
         )
-        app = self._options.app(job.config.hydra.job.name, job.num, job.mailbox.folder)
+        app = self._options.app(
+            job.config.hydra.job.name, job.num, job.mailbox.folder, is_restart=job.is_restart
+        )
         try:
             with delayed_signals():  # else a signal could leave an app that nobody knows of
                 job.submit(self._runner, app, self._options.scheduler, self._args)

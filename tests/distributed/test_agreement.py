@@ -15,10 +15,10 @@ from dlrm_sharded.distributed import (
     all_or_none,
     on_rank_zero,
     patiently_on_rank_zero,
-    wait_for_all_ranks,
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, RankError
+from dlrm_sharded.job_store import wait_for_all_ranks
 from dlrm_sharded.task import Topology
 from tests.distributed.ranks import gathered, run_ranks
 

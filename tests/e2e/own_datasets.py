@@ -1,6 +1,7 @@
 """Datasets of a user's own, which fail."""
 
 import os
+import signal
 from typing import Any
 
 from dlrm_sharded.datasets.base import Batch
@@ -34,3 +35,12 @@ class FailingOnRankOne(SyntheticDataset):
     def _fail(self) -> None:
         if os.environ["RANK"] == "1":
             raise DataError("the file of rank one is cut")
+
+
+class KillsRankZeroOnce(SyntheticDataset):
+    """At its first batch, in the first attempt of the job."""
+
+    def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
+        if rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().batch(split, index, rank=rank, world_size=world_size)

@@ -11,8 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(ranks: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+LAUNCHERS = {
+    "ours": ["-m", "dlrm_sharded.torchrun"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+}
+
+
+def command(ranks: int, launcher: str = "torchrun") -> list[str]:
+    torchrun = [sys.executable, *LAUNCHERS[launcher]]
     return [*torchrun, "--nproc-per-node", str(ranks), "-m", "dlrm_sharded.train"]
 
 
@@ -21,10 +27,14 @@ def environment() -> dict[str, str]:
 
 
 def train(
-    folder: Path, *overrides: str, ranks: int = 2, python_path: Path | None = None
+    folder: Path,
+    *overrides: str,
+    ranks: int = 2,
+    python_path: Path | None = None,
+    launcher: str = "torchrun",
 ) -> subprocess.CompletedProcess[str]:
     return _finished(
-        [*command(ranks), f"hydra.run.dir={folder}", *overrides],
+        [*command(ranks, launcher), f"hydra.run.dir={folder}", *overrides],
         environment() | ({"PYTHONPATH": str(python_path)} if python_path else {}),
     )
 

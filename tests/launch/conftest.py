@@ -70,6 +70,14 @@ def main(cfg):
             (folder / cfg.do).touch()
             wait_for(folder / ("meet_b" if cfg.do == "meet_a" else "meet_a"))
             return 1.0
+        case "count":
+            with (folder / f"starts_{rank}").open("a") as starts:
+                starts.write("x")
+            return 4.0
+        case "succeed_when_resumed":
+            if os.environ.get("DLRM_SHARDED_RESTARTS", "0") == "0":
+                raise ValueError("the first time")
+            return float(cfg.resume == "auto")
         case "succeed_at_second":
             fail_once(folder, rank)
             return 2.0

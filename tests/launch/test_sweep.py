@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,7 +188,56 @@ def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> 
     done = run_sweep("+do=raise", after)
     assert done.returncode == 1
     assert "holds a sweep already, with its comparison; give another" in done.stderr
+    assert "its #0 is '+do=succeed" in done.stderr
     assert [path.read_text() for path in kept] == before
+
+
+def test_a_stopped_sweep_is_taken_up(run_sweep: Run, tmp_path: Path) -> None:
+    """What has succeeded is not run again; the others go on, and are told so."""
+    overrides = [
+        "+do=count,succeed_when_resumed",
+        "+resume=null",
+        "hydra.launcher.after=json.loads",
+    ]
+    first = run_sweep(*overrides)
+    assert first.returncode == 1
+    assert states_of(tmp_path / "sweep") == ["succeeded", "failed"]
+    before = jobs_of(tmp_path / "sweep")[0]
+
+    second = run_sweep(*overrides)
+    assert second.returncode == 0, second.stderr
+    assert "1 have succeeded, 0 still run, 1 start again" in second.stdout
+    assert "#1 +do=succeed_when_resumed: succeeded" in second.stdout
+    assert re.search(r"#1 .* succeeded after .*: 1\n", second.stdout), "it was told to resume"
+    assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
+    assert jobs_of(tmp_path / "sweep")[0] == before
+
+    third = run_sweep(*overrides)
+    assert third.returncode == 0, third.stderr
+    assert "2 have succeeded, 0 still run, 0 start again" in third.stdout
+    assert [(tmp_path / f"starts_{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
+
+
+def test_a_sweep_whose_driver_was_killed(
+    sweep_command: Callable[..., list[str]], run_sweep: Run, tmp_path: Path
+) -> None:
+    """Its job runs on; the sweep is taken up when the job has ended."""
+    overrides = ["+do=meet_a,succeed", "hydra.launcher.after=json.loads"]
+    driver = subprocess.Popen(sweep_command(*overrides), cwd=tmp_path)
+    wait_until(lambda: (tmp_path / "meet_a").exists(), "the first job runs")
+    driver.kill()
+    driver.wait()
+    refused = run_sweep(*overrides)
+    assert refused.returncode == 1
+    app = jobs_of(tmp_path / "sweep")[0]["app"]
+    assert "#0 +do=meet_a of the stopped sweep still runs; wait for its end" in refused.stderr
+    assert f"torchx cancel {app}" in refused.stderr
+    subprocess.run([TORCHX, "cancel", app], capture_output=True, check=True, timeout=60)
+    (tmp_path / "meet_b").touch()
+    done = run_sweep(*overrides)
+    assert done.returncode == 0, done.stderr
+    assert "0 have succeeded, 0 still run, 1 start again" in done.stdout
+    assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
 
 
 def test_jobs_have_folders_of_their_own(run_sweep: Run, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Takes up a stopped sweep: finds what its jobs have done, and what is left to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from torchx.runner import Runner
+from torchx.specs import AppState
+
+from dlrm_sharded.errors import ConfigError
+from dlrm_torchx.jobs import JobState, SweepJob
+
+log = logging.getLogger(__name__)
+
+RECORD = "sweep.json"
+
+
+def recorded_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of the jobs of an earlier sweep in the folder, if there are any."""
+    path = sweep_dir / RECORD
+    if not path.exists():
+        return []
+    try:
+        jobs: list[dict[str, Any]] = json.loads(path.read_text())["jobs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is damaged, so the sweep cannot be taken up; give another hydra.sweep.dir"
+        ) from error
+    return jobs
+
+
+def check_same_sweep(
+    jobs: Sequence[SweepJob], records: Sequence[dict[str, Any]], sweep_dir: Path
+) -> None:
+    """Raise ConfigError unless the folder's sweep had exactly these jobs."""
+    then = [record["overrides"] for record in records]
+    if then == [job.overrides for job in jobs]:
+        return
+    reason = f"it has {len(then)} jobs, and these are {len(jobs)}"
+    if len(then) > len(jobs) and then[: len(jobs)] == [job.overrides for job in jobs]:
+        reason = "it ran in batches, which cannot be taken up"
+    elif len(then) == len(jobs):
+        num = next(i for i, job in enumerate(jobs) if job.overrides != then[i])
+        here, there = (
+            " ".join(item for item in one if item not in other)
+            for one, other in ((jobs[num].overrides, then[num]), (then[num], jobs[num].overrides))
+        )
+        reason = f"its #{num} is {there!r}, and this one is {here!r}"
+    raise ConfigError(
+        f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir, "
+        f"or the overrides of that sweep to take it up ({reason})"
+    )
+
+
+def take_up(
+    jobs: Sequence[SweepJob], records: Sequence[dict[str, Any]], sweep_dir: Path, runner: Runner
+) -> None:
+    """Set the state of jobs that have succeeded or still run; the others start again.
+
+    Raises:
+        ConfigError: a job still runs on this machine, without its driver.
+    """
+    for job, record in zip(jobs, records, strict=True):
+        if job.state is JobState.SKIPPED or record["app"] is None:
+            continue
+        state = JobState(record["state"])
+        if state.is_active:  # the driver was killed
+            state = _state_now(record["app"], runner)
+        if state is JobState.SUCCEEDED:
+            _take_result(job)
+        elif state.is_active:
+            if record["app"].startswith("local"):  # nobody will know how it ends
+                raise ConfigError(
+                    f"{job.title} of the stopped sweep still runs; wait for its end, or end it "
+                    f"with `torchx cancel {record['app']}`"
+                )
+            job.state, job.started_s = state, job.clock()
+        if job.state is JobState.NOT_STARTED:
+            job.is_restart = True
+            _resume(job.config)
+        else:
+            job.handle, job.seconds = record["app"], record["seconds"]
+            job.log = None if record["log"] is None else sweep_dir / record["log"]
+    counts = {
+        "have succeeded": sum(job.state is JobState.SUCCEEDED for job in jobs),
+        "still run": sum(job.state.is_active for job in jobs),
+        "start again": sum(job.is_restart for job in jobs),
+    }
+    log.info(
+        "taking up a stopped sweep of %d jobs: %s",
+        len(jobs),
+        ", ".join(f"{count} {what}" for what, count in counts.items()),
+    )
+
+
+def _state_now(app: str, runner: Runner) -> JobState:
+    status = runner.status(app)
+    if status is None:
+        return JobState.FAILED
+    if not status.is_terminal():
+        return JobState.RUNNING if status.state == AppState.RUNNING else JobState.PENDING
+    return JobState.SUCCEEDED if status.state == AppState.SUCCEEDED else JobState.FAILED
+
+
+def _take_result(job: SweepJob) -> None:
+    """Take what the job returned; without it the job starts again."""
+    if job.mailbox.has_return():
+        try:
+            job.returned = job.mailbox.receive_return()
+        except Exception as error:  # unpickling may raise anything
+            log.info("%s: what it returned cannot be read: %s", job.title, error)
+        else:
+            job.state = JobState.SUCCEEDED
+
+
+def _resume(config: DictConfig) -> None:
+    """Let a training run go on at its checkpoint, unless the user says what it starts from.
+
+    The key is not set by an override, so that the overrides are those of the first sweep.
+    """
+    if "resume" in config and config.resume is None:
+        config.resume = "auto"

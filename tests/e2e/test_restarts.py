@@ -1,0 +1,43 @@
+"""A job that is started again goes on in its own folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import environment, result_of
+
+OWN_DATASETS = Path(__file__).parent
+
+
+def run(folder: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
+    """Train in `folder`, where the runs go to the default place."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "dlrm_sharded.torchrun", "--nproc-per-node", "2"),
+            *("--max-restarts", "1", "-m", "dlrm_sharded.train", "sharder=dim"),
+            *(*SMALL_RUN, "data._target_=own_datasets.KillsRankZeroOnce"),
+            *("data.pregenerate=false", *overrides),
+        ],
+        cwd=folder,
+        env=environment() | {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{OWN_DATASETS}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+
+
+def test_a_restart_has_the_folder_of_its_first_start(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "was killed by SIGKILL" in done.stderr
+    assert "(restart 1)" in done.stderr
+    (folder,) = (tmp_path / "runs").glob("*/dim")
+    assert result_of(folder)["steps"] == 12
+
+    refused = run(tmp_path, "batch_size=255")
+    assert refused.returncode == 2
+    assert "start again" not in refused.stderr
+    assert refused.stderr.splitlines()[-1].endswith("must be a multiple of the 2 ranks")
+    assert len(list((tmp_path / "runs").glob("*/dim"))) == 2

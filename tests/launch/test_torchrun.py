@@ -1,0 +1,227 @@
+"""Our launcher: what it says last, its exit codes, its sockets, restarts, and its end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import LISTENING, wait_until
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+LAUNCHERS = {
+    "ours": ["-m", "dlrm_sharded.torchrun", "--nproc-per-node", "2"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a job of two ranks in a session of its own; it is ended with the test."""
+    jobs: list[subprocess.Popen[str]] = []
+
+    def start_job(
+        what: str,
+        *options: str,
+        launcher: str = "ours",
+        timeout_s: float = 300,
+        env: dict[str, str] | None = None,
+    ) -> "subprocess.Popen[str]":
+        job = subprocess.Popen(
+            [
+                *(*LISTENING, sys.executable, *LAUNCHERS[launcher], *options),
+                *(str(PROGRAM), what, str(tmp_path), str(timeout_s)),
+            ],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        jobs.append(job)
+        return job
+
+    yield start_job
+    for job in jobs:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)  # the ranks die with it
+            job.communicate()
+
+
+def ended(job: "subprocess.Popen[str]") -> list[str]:
+    """The lines of a job that ends by itself."""
+    output, _ = job.communicate(timeout=250)
+    return [line for line in output.splitlines() if line.strip()]
+
+
+def ranks_of(folder: Path) -> list[int]:
+    wait_until(lambda: all((folder / f"ready_{r}").exists() for r in (0, 1)), "ranks run", 200)
+    return [int((folder / f"pid_{rank}").read_text()) for rank in (0, 1)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("what", ["raise_agreed", "raise_alone"])
+def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
+    job = start(what, "--max-restarts", "2")
+    lines = ended(job)
+    assert job.returncode == 2
+    assert lines[-1].endswith("rank 1: rank one has no data")
+    output = "\n".join(lines)
+    assert "Traceback" not in output
+    assert "start again" not in output, "it would end the same way"
+    if what == "raise_agreed":
+        assert len(lines) == 1
+
+
+def test_a_bug(start: Start) -> None:
+    job = start("fail")
+    lines = ended(job)
+    assert job.returncode == 1
+    assert lines[-1] == ("error: rank 1 failed with ValueError: a bug (its traceback is above)")
+    assert "\n".join(lines).count("Traceback") == 1
+    assert "ChildFailedError" not in "\n".join(lines)
+
+
+def test_torchruns_summary_has_the_message(start: Start) -> None:
+    """Plain torchrun ends with 1 and its own summary."""
+    job = start("raise_agreed", launcher="torchrun")
+    lines = ended(job)
+    assert job.returncode == 1
+    summary = lines[max(i for i, line in enumerate(lines) if line.startswith("Root Cause")) :]
+    assert any(re.search(r"traceback : rank one has no data", line) for line in summary)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_restarts(launcher: str, start: Start, tmp_path: Path) -> None:
+    """Gloo finds the ranks of its own attempt."""
+    job = start("die_twice", "--max-restarts", "2", launcher=launcher)
+    lines = ended(job)
+    assert job.returncode == 0, lines
+    assert len(list(tmp_path.glob("attempt_*"))) == 6
+    if launcher == "torchrun":
+        return
+    restarts = [line for line in lines if "start again" in line]
+    assert [line.partition(";")[0] for line in restarts] == [
+        "local rank 1 was killed by SIGKILL"
+    ] * 2
+    assert "restart 2" in restarts[1]
+
+
+def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
+    """Two agents, whose own counts of restarts differ; each serves the ranks of both."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-id", "a_job", "--rdzv-endpoint", endpoint, "--max-restarts", "2"]
+    jobs = [start("die_twice", *options) for _ in range(2)]
+    lines = [ended(job) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], lines
+    assert len(list(tmp_path.glob("attempt_*"))) == 6
+
+
+def test_a_killed_rank(start: Start) -> None:
+    job = start("die")
+    lines = ended(job)
+    assert job.returncode == 1
+    assert lines[-1].startswith("error: rank 1 was killed by SIGKILL")
+    if len(lines) > 1:  # the launcher may end the other rank before it has said this
+        (lost,) = lines[:-1]
+        assert "lost the connection to another rank in all_reduce in exchange" in lost
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
+def test_ranks_answer_a_signal_with_a_checkpoint(
+    number: signal.Signals, start: Start, tmp_path: Path
+) -> None:
+    job = start("checkpoint")
+    ranks = ranks_of(tmp_path)
+    job.send_signal(number)
+    job.send_signal(number)
+    (tmp_path / "go").touch()
+    lines = ended(job)
+    assert job.returncode == 128 + number
+    assert lines == []
+    assert [(tmp_path / f"checkpoint_{r}").read_text() for r in (0, 1)] == [str(int(number))] * 2
+    assert not any(map(is_alive, ranks))
+
+
+def test_a_killed_launcher_leaves_no_ranks(start: Start, tmp_path: Path) -> None:
+    job = start("ready")
+    ranks = ranks_of(tmp_path)
+    job.kill()
+    wait_until(lambda: not any(map(is_alive, ranks)), "no rank is left")
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Addresses, in hexadecimal, at which processes of this machine wait for connections."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(str(link.readlink()))
+            except OSError:
+                continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
+    job = start("ready")
+    addresses = listening([job.pid, *ranks_of(tmp_path)])
+    assert addresses == {"0100007F"}, "127.0.0.1, in the byte order of this machine"
+    (tmp_path / "go").touch()
+    lines = ended(job)
+    assert job.returncode == 0, lines
+
+
+@pytest.mark.parametrize(
+    ("what", "hung", "launcher", "said"),
+    [
+        ("sleep", 1, "ours", "rank 1 did not come to all_reduce in exchange, where rank 0 waited"),
+        ("sleep", 0, "torchrun", "rank 0 did not come to all_reduce in exchange, where rank 1"),
+        ("stop", 1, "ours", "rank 1 did not come to all_gather_object in stop, where rank 0"),
+    ],
+    ids=["1_sleeps", "0_sleeps", "1_is_stopped"],
+)
+def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, start: Start) -> None:
+    env = {"HUNG_RANK": str(hung), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    job = start(what, launcher=launcher, timeout_s=20, env=env)
+    lines = ended(job)
+    assert job.returncode == 1
+    message = next(line for line in lines if "did not come to" in line)
+    assert said in message
+    assert "timeout_s is 20" in message
+    assert ("a signal has stopped rank 1" in message) == (what == "stop")
+    if launcher == "ours":
+        assert lines == [message]
+
+
+def test_a_hung_rank_that_serves_the_store(start: Start) -> None:
+    """So it is under torchrun with a store that restarts do not share."""
+    env = {"HUNG_RANK": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = start("stop", launcher="torchrun", timeout_s=20, env=env)
+    output = "\n".join(ended(job))
+    assert job.returncode == 1
+    assert (
+        "waited in all_gather_object in stop in vain, and rank 0, which serves the job's store, "
+        "does not answer: it hangs" in output
+    )
+    assert output.count("Traceback") == 1, "torchrun's own"
