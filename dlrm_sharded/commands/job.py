@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.commands.memory_check import check_memory, traced_workload, used_text
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
@@ -42,8 +44,14 @@ from dlrm_sharded.runs.result import OBJECTIVES, run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
-from dlrm_sharded.sharded_model import check_exchange_precision, shard_model, sharded_embeddings
+from dlrm_sharded.sharded_model import (
+    check_exchange_precision,
+    dry_shard_model,
+    shard_model,
+    sharded_embeddings,
+)
 from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.memory import RankMemory
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
@@ -106,15 +114,27 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         }
     topology = with_memory_of_all_ranks(setup.topology)
     task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
+    build_model = functools.partial(_build_model, cfg, setup, task)
     with all_or_none():
-        torch.manual_seed(setup.seed)
-        model: Dlrm = instantiate(cfg.model)(
-            task.tables, setup.dataset.num_dense, device=rank.device
+        workload = traced_workload(
+            build_model,
+            setup.dataset,
+            setup.optimizer,
+            setup.trainer,
+            setup.measure,
+            world_size=rank.world_size,
         )
-        setup.optimizer.fuse_into(model)
+    plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
+    refuses = cfg.check_memory and not cfg.dry_run
+    memory = check_memory(
+        plan, task, workload, rank, run_dir, refuses=refuses, logs_all_ranks=cfg.dry_run
+    )
+    if cfg.dry_run:
+        return _build_dry(build_model, plan, task, rank, run_dir)
+    with all_or_none():
+        model = build_model(rank.device)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    plan, report = on_rank_zero(lambda: _plan(planner, task, run_dir))
     sharded = shard_model(
         model,
         plan,
@@ -141,7 +161,11 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         )
         result = trainer.run()
         writer.conclude(result)
-    return on_rank_zero(lambda: _conclude(setup, plan, report, measured, result, rank, run_dir))
+    if rank.is_zero:
+        log.info("%s", used_text(memory, result.peak_gib))
+    return on_rank_zero(
+        lambda: _conclude(setup, plan, report, measured, result, memory, rank, run_dir)
+    )
 
 
 def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
@@ -176,6 +200,34 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
         seed=cfg.seed,
         objective=cfg.objective,
     )
+
+
+def _build_model(cfg: DictConfig, setup: RunSetup, task: ShardingTask, device: torch.device) -> Dlrm:
+    torch.manual_seed(setup.seed)
+    model: Dlrm = instantiate(cfg.model)(task.tables, setup.dataset.num_dense, device=device)
+    setup.optimizer.fuse_into(model)
+    return model
+
+
+def _build_dry(
+    build_model: Callable[[torch.device], Dlrm],
+    plan: ShardingPlan,
+    task: ShardingTask,
+    rank: Rank,
+    run_dir: Path,
+) -> float:
+    """Build the sharded model without its memory; a run without training has no objective."""
+    with all_or_none():
+        model = dry_shard_model(
+            build_model(torch.device("meta")), plan, task.tables, task.topology
+        )
+    if rank.is_zero:
+        log.info(
+            "dry run: rank 0 builds %.2f GiB of parameters; plan and memory are in %s",
+            sum(parameter.nbytes for parameter in model.parameters()) / GIB,
+            run_dir,
+        )
+    return math.nan
 
 
 def _plan(
@@ -246,6 +298,7 @@ def _conclude(
     report: PlanReport,
     measured: MeasuredCost,
     training: TrainingResult,
+    memory: Sequence[RankMemory],
     rank: Rank,
     run_dir: Path,
 ) -> float:
@@ -258,6 +311,7 @@ def _conclude(
         device=device_name(rank.device),
         batch_size=setup.batch_size,
         seed=setup.seed,
+        estimated_peak_gib=max(of_rank.total for of_rank in memory) / GIB,
     )
     write_result(run_dir, result)
     on_cuda = rank.device.type == "cuda"

@@ -134,6 +134,7 @@ class RunResult:
     auroc: float | None = _key(known_number, objective=True)
     normalized_entropy: float | None = _key(known_number, objective=True)
     peak_gib: float | None = _key(known_number, objective=True)
+    estimated_peak_gib: float | None = _key(known_number)
     steps: int | None = _key(known_count)
     versions: Mapping[str, str] | None = _key(_known_texts)
     commit: str | None = _key(known_text)
@@ -196,6 +197,7 @@ def run_result(
     device: str,
     batch_size: int,
     seed: int,
+    estimated_peak_gib: float | None = None,
 ) -> RunResult:
     """Gather the results of a run."""
     cost = measured.cost
@@ -233,6 +235,7 @@ def run_result(
         auroc=training.evaluation.auroc,
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
+        estimated_peak_gib=estimated_peak_gib,
         steps=training.num_steps,
         versions=versions(),
         commit=commit(),
