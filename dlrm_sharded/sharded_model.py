@@ -91,9 +91,7 @@ def dry_shard_model(
     )
 
 
-def _torchrec_plan(
-    plan: ShardingPlan, tables: Sequence[Table], topology: Topology
-) -> TorchRecPlan:
+def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topology) -> TorchRecPlan:
     return TorchRecPlan(
         {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
     )

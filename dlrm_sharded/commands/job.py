@@ -202,7 +202,9 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
     )
 
 
-def _build_model(cfg: DictConfig, setup: RunSetup, task: ShardingTask, device: torch.device) -> Dlrm:
+def _build_model(
+    cfg: DictConfig, setup: RunSetup, task: ShardingTask, device: torch.device
+) -> Dlrm:
     torch.manual_seed(setup.seed)
     model: Dlrm = instantiate(cfg.model)(task.tables, setup.dataset.num_dense, device=device)
     setup.optimizer.fuse_into(model)
@@ -218,9 +220,7 @@ def _build_dry(
 ) -> float:
     """Build the sharded model without its memory; a run without training has no objective."""
     with all_or_none():
-        model = dry_shard_model(
-            build_model(torch.device("meta")), plan, task.tables, task.topology
-        )
+        model = dry_shard_model(build_model(torch.device("meta")), plan, task.tables, task.topology)
     if rank.is_zero:
         log.info(
             "dry run: rank 0 builds %.2f GiB of parameters; plan and memory are in %s",

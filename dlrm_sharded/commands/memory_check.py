@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from dlrm_sharded.training.memory import (
     check_fits,
     estimate_memory,
     memory_text,
+    needed_and_available,
 )
 from dlrm_sharded.training.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -109,13 +109,10 @@ def check_memory(
         used = [value + CUDA_LIBRARY_BYTES for value in used]
         available = [value - CUDA_LIBRARY_BYTES for value in available]
     memory = estimate_memory(plan, task, workload, used)
-    report = functools.partial(_report, memory, run_dir, logs_all_ranks=logs_all_ranks)
-    on_rank_zero(report)
-    check = functools.partial(
-        check_fits, memory, available, ranks_per_host=1 if on_cuda else rank.local_world_size
-    )
+    sharing = 1 if on_cuda else rank.local_world_size
+    on_rank_zero(lambda: _report(memory, available, sharing, run_dir, logs_all_ranks))
     try:
-        on_rank_zero(check)
+        on_rank_zero(lambda: check_fits(memory, available, ranks_per_host=sharing))
     except InfeasibleTaskError as error:
         if refuses:
             raise
@@ -134,10 +131,25 @@ def used_text(memory: Sequence[RankMemory], peak_gib: float) -> str:
 
 
 def _report(
-    memory: Sequence[RankMemory], run_dir: Path, *, logs_all_ranks: bool
+    memory: Sequence[RankMemory],
+    available_bytes: Sequence[int],
+    ranks_per_host: int,
+    run_dir: Path,
+    logs_all_ranks: bool,
 ) -> None:
     write_json(run_dir / FILE_NAME, {"ranks": [of_rank.to_json() for of_rank in memory]})
     fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
     for rank, of_rank in enumerate(memory):
         if logs_all_ranks or rank == fullest:
             log.info("memory that rank %d needs:\n%s", rank, memory_text(of_rank))
+    ranks, needed, available = needed_and_available(
+        memory, available_bytes, ranks_per_host=ranks_per_host
+    )
+    log.info(
+        "rank%s %s: the run will take %.3f GiB of %.3f GiB that are available (%.0f %%)",
+        "s" if len(ranks) > 1 else "",
+        f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ranks[0],
+        needed / GIB,
+        available / GIB,
+        100 * needed / max(1, available),
+    )

@@ -3,7 +3,7 @@
 What lives for the whole run is known exactly. A step needs memory for a while; it is estimated at
 its moments of largest use, which are counted from what TorchRec and FBGEMM allocate there.
 
-Letters: W ranks, B global batch, b = B / W, D columns of all tables, D_r columns of a rank's shards.
+Letters: W ranks, B global batch, b = B / W, D columns of all tables, D_r those of a rank's shards.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BATCHES_AHEAD = {"cpu": 2, "cuda": 3}
 """Batches that a training pipeline holds: those of this step and of the next ones."""
 
 EVALUATION_BYTES_PER_SAMPLE = 64
-"""The predictions and labels of all ranks, and what sorting and counting them takes for the AUROC."""
+"""Predictions and labels of all ranks, and what it takes to sort and count them for the AUROC."""
 
-HEAP_FACTOR = {"cpu": 2.7, "cuda": 1.0}
+HEAP_FACTOR = {"cpu": 2.5, "cuda": 1.0}
 """Memory that a process takes for vectors and activations, relative to what is alive of them.
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
@@ -90,7 +90,10 @@ class RankMemory:
 
     def to_json(self) -> dict[str, int]:
         """Return the parts and their total, in bytes."""
-        return {**{f"{key}_bytes": value for key, value in self._parts()}, "total_bytes": self.total}
+        return {
+            **{f"{key}_bytes": value for key, value in self._parts()},
+            "total_bytes": self.total,
+        }
 
     def _parts(self) -> list[tuple[str, int]]:
         return [(key, getattr(self, key)) for key in PART_NAMES]
@@ -187,11 +190,16 @@ def _estimate(
 ) -> RankMemory:
     device = task.topology.compute_device
     dense = workload.dense
-    measurement = _largest(_moments_of_measurement(load, task, workload))
-    training = _largest(_moments_of_training(load, task, workload))
+    measuring = _moments_of_measurement(load, task, workload)
+    training_step = _moments_of_training(load, task, workload)
+    measurement, training = _largest(measuring), _largest(training_step)
     peak = max(measurement, training, key=lambda moment: moment.needed)
     slack = 0
     if device == "cpu":
+        # Blocks of other moments stay, and hold what comes later only in part.
+        peak = dataclasses.replace(
+            peak, ids=max(moment.ids for moment in (*measuring, *training_step))
+        )
         # What sorted the ids of the measurement is free for vectors of the training, other blocks
         # rarely are.
         factor, free = HEAP_FACTOR[device], SORT_BYTES_PER_ID[device] * load.ids
@@ -281,11 +289,32 @@ def _batch_bytes(load: _RankLoad, task: ShardingTask, workload: Workload) -> int
 
 
 def _received(load: _RankLoad, task: ShardingTask) -> int:
-    """Return the memory of the ids that a rank looks up, as they arrive and as FBGEMM takes them."""
+    """Return the memory of the ids that a rank looks up, as they arrive and as FBGEMM has them."""
     looked_up = LONG_BYTES * (load.ids + load.lengths)
     if task.topology.world_size == 1:
         return looked_up
     return looked_up + ID_BYTES * load.ids + 2 * LENGTH_BYTES * load.lengths
+
+
+def needed_and_available(
+    memory: Sequence[RankMemory], available_bytes: Sequence[int], *, ranks_per_host: int
+) -> tuple[range, int, int]:
+    """Return the ranks of the fullest host, what they need together, and what the host can give.
+
+    Args:
+        available_bytes: memory that each rank can still take; ranks of a host share it.
+        ranks_per_host: number of ranks that share the memory of a host; 1 on CUDA.
+    """
+    hosts = [
+        range(first, first + ranks_per_host) for first in range(0, len(memory), ranks_per_host)
+    ]
+
+    def figures(ranks: range) -> tuple[int, int]:
+        needed = sum(memory[rank].needed for rank in ranks)
+        return needed, min(available_bytes[rank] for rank in ranks)
+
+    fullest = min(hosts, key=lambda ranks: figures(ranks)[1] - figures(ranks)[0])
+    return fullest, *figures(fullest)
 
 
 def check_fits(
@@ -294,32 +323,31 @@ def check_fits(
     """Refuse a plan whose ranks need more memory than there is.
 
     Args:
-        available_bytes: memory that each rank can still take; ranks of a host share it.
-        ranks_per_host: number of ranks that share the memory of a host; 1 on CUDA.
+        available_bytes, ranks_per_host: see `needed_and_available`.
 
     Raises:
         InfeasibleTaskError: the message names the fullest rank, its largest parts and what to do.
     """
-    for first in range(0, len(memory), ranks_per_host):
-        ranks = range(first, first + ranks_per_host)
-        needed = sum(memory[rank].needed for rank in ranks)
-        available = min(available_bytes[rank] for rank in ranks)
-        if needed <= available:
-            continue
-        fullest = max(ranks, key=lambda rank: memory[rank].needed)
-        parts = ", ".join(
-            f"{name} {value / GIB:.2f} GiB" for name, value in memory[fullest].largest(4) if value
-        )
-        together = (
-            "" if len(ranks) == 1 else f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} "
-            "GiB together, and "
-        )
-        raise InfeasibleTaskError(
-            f"rank {fullest} needs {memory[fullest].needed / GIB:.2f} GiB at its peak ({parts}); "
-            f"{together}{available / GIB:.2f} GiB are available; add ranks or hosts, lower "
-            "batch_size or data.cache_gib, use optimizer=sgd, or train all the same with "
-            "check_memory=false (the estimate may be off by 10 %)"
-        )
+    ranks, needed, available = needed_and_available(
+        memory, available_bytes, ranks_per_host=ranks_per_host
+    )
+    if needed <= available:
+        return
+    fullest = max(ranks, key=lambda rank: memory[rank].needed)
+    parts = ", ".join(
+        f"{name} {value / GIB:.2f} GiB" for name, value in memory[fullest].largest(4) if value
+    )
+    together = (
+        f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} GiB together, "
+        if len(ranks) > 1
+        else ""
+    )
+    raise InfeasibleTaskError(
+        f"rank {fullest} needs {memory[fullest].needed / GIB:.2f} GiB ({parts}); {together}"
+        f"and {available / GIB:.2f} GiB are available; add ranks or hosts, lower batch_size or "
+        "data.cache_gib, use optimizer=sgd, or train all the same with check_memory=false, "
+        "because the estimate may be off by 10 %"
+    )
 
 
 def memory_text(memory: RankMemory) -> str:
