@@ -72,3 +72,18 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(M_TOP_PAD, TOP_PAD_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Return freed blocks to Linux once; other C libraries than glibc keep them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process uses, with its share of files and libraries."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

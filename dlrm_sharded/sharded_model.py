@@ -64,15 +64,37 @@ def shard_model(
         module=model,
         env=sharding_env(None if is_alone else new_group()),
         device=device,
-        plan=TorchRecPlan(
-            {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
-        ),
+        plan=_torchrec_plan(plan, tables, topology),
         sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
         init_data_parallel=not is_alone,
         data_parallel_wrapper=_DenseInOwnGroup(),
     )
     initialize_tables(wrapped, seed)
     return wrapped
+
+
+def dry_shard_model(
+    model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology
+) -> DistributedModelParallel:
+    """Shard a model on the meta device as `shard_model` does, but without any tensor's memory.
+
+    The result has the modules, shapes and shards of this rank. It cannot run.
+    """
+    return DistributedModelParallel(
+        module=model,
+        env=sharding_env(),
+        device=torch.device("meta"),
+        plan=_torchrec_plan(plan, tables, topology),
+        sharders=[EmbeddingBagCollectionSharder()],
+        init_data_parallel=False,
+        init_parameters=False,
+    )
+
+
+def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topology) -> TorchRecPlan:
+    return TorchRecPlan(
+        {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
+    )
 
 
 def check_exchange_precision(precision: object, device: torch.device) -> None:

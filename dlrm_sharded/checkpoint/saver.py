@@ -37,7 +37,7 @@ class CheckpointConfig:
         every_steps, every_s: interval in steps and in seconds; None for none.
         keep: number of newest checkpoints that are kept.
         background: whether a copy of the model is written while the training goes on; None for yes
-            if the copy takes at most half of the host's free memory.
+            if the memory allows it.
     """
 
     every_steps: int | None = None
@@ -192,13 +192,3 @@ class Saver:
     def _publish(self, partial: Path, final: Path) -> None:
         publish(partial, final)
         keep_newest(self._run_dir, self._keep)
-
-
-def copy_fits(tensors: State, available_bytes: int) -> bool:
-    """Return whether a copy of this rank's pieces takes at most half of a share of memory."""
-    size = sum(
-        piece.tensor.numel() * piece.tensor.element_size()
-        for logical in tensors.values()
-        for piece in logical.pieces
-    )
-    return 2 * size <= available_bytes

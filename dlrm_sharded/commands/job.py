@@ -7,23 +7,26 @@ import functools
 import logging
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
+from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
-from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.memory_check import check_memory, traced_workload, used_text
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.start import Start, find_start, note_start, plain_config
+from dlrm_sharded.commands.run_cost import measure_run
+from dlrm_sharded.commands.run_plan import RunPlan, plan_run, write_plan
+from dlrm_sharded.commands.run_setup import RunSetup, build_model, build_setup
+from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.datasets.base import SPLITS, BatchStream, Dataset, check_batch
+from dlrm_sharded.datasets.base import SPLITS, BatchStream
 from dlrm_sharded.distributed import (
     Rank,
     all_or_none,
@@ -34,50 +37,34 @@ from dlrm_sharded.distributed import (
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.errors import (
-    CheckpointError,
     ConfigError,
-    InvalidPlanError,
     UnsavedError,
-    check_count,
     check_number,
 )
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.explain.text import forecast
-from dlrm_sharded.json_files import write_json
 from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
-from dlrm_sharded.runs.result import OBJECTIVES, run_result, write_result
+from dlrm_sharded.runs.result import run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
-from dlrm_sharded.runs.terminal import closing_text, prediction_text
-from dlrm_sharded.sharded_model import check_exchange_precision, shard_model, sharded_embeddings
-from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, ShardingTask, Topology
+from dlrm_sharded.runs.terminal import closing_text
+from dlrm_sharded.sharded_model import (
+    dry_shard_model,
+    shard_model,
+)
+from dlrm_sharded.task import GIB, ShardingTask
 from dlrm_sharded.training.checkpoints import Checkpoints
-from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.training.memory import RankMemory
 from dlrm_sharded.training.progress import Progress, read_progress
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
+from dlrm_sharded.training.trainer import Trainer, TrainingResult
 
 log = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSetup:
-    """The objects that a run's config describes, except the model and the planner."""
-
-    dataset: Dataset
-    topology: Topology
-    optimizer: OptimizerConfig
-    trainer: TrainerConfig
-    measure: MeasureConfig
-    batch_size: int
-    seed: int
-    objective: str
 
 
 def train(cfg: DictConfig) -> float:
@@ -96,17 +83,8 @@ def train(cfg: DictConfig) -> float:
 def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
-        setup = _build(cfg, rank)
-        planner = None
-        if rank.is_zero:
-            context = RunContext(
-                device=rank.device.type,
-                hardware=device_name(rank.device),
-                optimizer=cfg.optimizer.embedding,
-            )
-            planner = build_planner(
-                cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
-            )
+        setup = build_setup(cfg, rank)
+        planner = _planner(cfg, rank) if rank.is_zero else None
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: setup.dataset.num_batches("train"))
     with all_or_none():
@@ -122,23 +100,41 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         }
     start = find_start(cfg, run_dir, rank)
     with all_or_none():
-        _check_length(setup, start, len(streams["train"]))
+        check_length(start, setup.trainer, len(streams["train"]))
     topology = with_memory_of_all_ranks(setup.topology)
     task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
+    on_device = functools.partial(build_model, cfg, setup, task)
     with all_or_none():
-        torch.manual_seed(setup.seed)
-        model: Dlrm = instantiate(cfg.model)(
-            task.tables, setup.dataset.num_dense, device=rank.device
+        workload = traced_workload(
+            on_device,
+            setup.dataset,
+            setup.optimizer,
+            setup.trainer,
+            setup.measure,
+            world_size=rank.world_size,
         )
-        setup.optimizer.fuse_into(model)
+    planned = on_rank_zero(lambda: plan_run(planner, task, start, cfg))
+    memory = check_memory(
+        planned.plan,
+        task,
+        workload,
+        rank,
+        run_dir,
+        checkpoint=setup.trainer.checkpoint,
+        refuses=cfg.check_memory and not cfg.dry_run,
+        logs_all_ranks=cfg.dry_run,
+    )
+    on_rank_zero(lambda: write_plan(run_dir, planned, task))
+    if cfg.dry_run:
+        return _build_dry(on_device, planned.plan, task, rank, run_dir)
+    on_rank_zero(lambda: note_start(run_dir, start, rank.world_size))
+    with all_or_none():
+        model = on_device(rank.device)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    plan, report = on_rank_zero(
-        lambda: _plan(planner, task, run_dir, start.plan_to_keep(cfg, rank.world_size), start)
-    )
     sharded = shard_model(
         model,
-        plan,
+        planned.plan,
         task.tables,
         topology,
         seed=setup.seed,
@@ -146,39 +142,37 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     )
     optimizer = setup.optimizer.build(sharded)
     state = model_state(
-        sharded, optimizer, plan, task.tables, embedding_optimizer=setup.optimizer.embedding
+        sharded, optimizer, planned.plan, task.tables, embedding_optimizer=setup.optimizer.embedding
     )
     with RunWriter(run_dir, enabled=rank.is_zero, going_on=start.event_position) as writer:
-        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, report))
-        measured = _measure(setup, report, task, sharded, rank)
-        is_new = start.resumed is None or plan != ShardingPlan.from_json(start.resumed.state.plan)
-        writer.plan(plan, report, task, measured.cost, step=start.step, is_new=is_new)
-        progress = _load(start, state, sharded, rank, same_plan=not is_new)
-        checkpoints = None
-        if setup.trainer.checkpoint is not None and setup.trainer.checkpoint.is_enabled:
-
-            def describe(progress: Progress) -> RunState:
-                return RunState(
-                    run=start.run,
-                    step=progress.step,
-                    batch_size=setup.batch_size,
-                    seed=setup.seed,
-                    epoch_batches=len(streams["train"]),
-                    world_size=rank.world_size,
-                    optimizers={
-                        "embedding": setup.optimizer.embedding,
-                        "dense": setup.optimizer.dense,
-                    },
-                    column_bounds=state.column_bounds,
-                    progress=progress.to_json(),
-                    plan=plan_json(plan, report),
-                    config=plain_config(cfg),
-                    events=writer.position(),
-                )
-
-            checkpoints = Checkpoints(
-                run_dir, setup.trainer.checkpoint, state, describe=describe, rank=rank
-            )
+        writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, planned.report))
+        measured = measure_run(setup, planned.report, task, sharded, rank)
+        writer.plan(
+            planned.plan,
+            planned.report,
+            task,
+            measured.cost,
+            step=start.step,
+            is_new=planned.is_new,
+        )
+        progress = _load(start, state, sharded, rank, same_plan=not planned.is_new)
+        run_state = functools.partial(
+            _run_state,
+            RunState(
+                run=start.run,
+                step=0,
+                batch_size=setup.batch_size,
+                seed=setup.seed,
+                epoch_batches=len(streams["train"]),
+                world_size=rank.world_size,
+                optimizers={key: cfg.optimizer[key] for key in ("embedding", "dense")},
+                column_bounds=state.column_bounds,
+                progress={},
+                plan=plan_json(planned.plan, planned.report),
+                config=plain_config(cfg),
+            ),
+            writer,
+        )
         trainer = Trainer(
             sharded,
             optimizer=optimizer,
@@ -189,40 +183,41 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             batch_size=setup.batch_size,
             rank=rank,
             log_scalar=writer.scalar,
-            checkpoints=checkpoints,
+            checkpoints=Checkpoints.if_enabled(
+                run_dir,
+                setup.trainer.checkpoint,
+                state,
+                describe=run_state,
+                rank=rank,
+                in_background=memory.has_checkpoint_copy,
+            ),
             start=progress,
         )
         result = trainer.run()
         writer.conclude(result)
-    objective = on_rank_zero(
-        lambda: _conclude(setup, plan, report, measured, result, start, rank, run_dir)
+    if rank.is_zero:
+        log.info("%s", used_text(memory.ranks, result.peak_gib))
+    return on_rank_zero(
+        lambda: _conclude(setup, planned, measured, result, start, memory.ranks, rank, run_dir)
     )
-    if checkpoints is not None and checkpoints.failure is not None:
-        raise reported_by_rank_zero(
-            UnsavedError(
-                f"the training is finished, but its last checkpoint could not be written: "
-                f"{checkpoints.failure}"
-            )
-        )
-    return objective
 
 
-def _check_length(setup: RunSetup, start: Start, epoch_batches: int) -> None:
-    """Check that the checkpoint lies within the training, and the epochs have kept their length."""
-    if start.resumed is None:
-        return
-    folder, state = start.resumed.folder, start.resumed.state
-    if state.epoch_batches != epoch_batches:
-        raise CheckpointError(
-            f"{folder} was trained on epochs of {state.epoch_batches:,} batches, the data now has "
-            f"{epoch_batches:,}, in another order; take the weights alone with init_from"
-        )
-    total = setup.trainer.total_steps(epoch_batches)
-    if state.step > total:
-        raise CheckpointError(
-            f"{folder} was trained for {state.step:,} steps, and the run ends after {total:,}; "
-            "raise trainer.num_steps or trainer.num_epochs"
-        )
+def _planner(cfg: DictConfig, rank: Rank) -> Planner:
+    context = RunContext(
+        device=rank.device.type,
+        hardware=device_name(rank.device),
+        optimizer=cfg.optimizer.embedding,
+    )
+    return build_planner(
+        cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
+    )
+
+
+def _run_state(base: RunState, writer: RunWriter, progress: Progress) -> RunState:
+    """Describe the run after the steps that it has trained."""
+    return dataclasses.replace(
+        base, step=progress.step, progress=progress.to_json(), events=writer.position()
+    )
 
 
 def _load(
@@ -239,146 +234,62 @@ def _load(
         return read_progress(start.resumed, rank, same_plan=same_plan)
 
 
-def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
-    for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
-        if cfg.get(group) is None:
-            raise ConfigError(f"{group} is null; name one of conf/{group}")
-    batch_size = cfg.batch_size
-    check_count("batch_size", batch_size, least=1, most=MAX_BATCH_SIZE)
-    check_count("seed", cfg.seed, least=0)
-    if cfg.objective not in OBJECTIVES:
-        raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
-    if batch_size % rank.world_size:
-        raise ConfigError(
-            f"batch_size is {batch_size:,}; it is global and must be a multiple of the "
-            f"{rank.world_size} ranks"
-        )
-    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
-    optimizer.check_device(rank.device)
-    check_exchange_precision(cfg.exchange_precision, rank.device)
-    topology: Topology = instantiate(cfg.topology)
-    return RunSetup(
-        dataset=build_dataset(cfg),
-        topology=dataclasses.replace(
-            topology,
-            bytes_per_element=optimizer.bytes_per_element,
-            optimizer_bytes_per_row=optimizer.bytes_per_row,
-        ),
-        optimizer=optimizer,
-        trainer=instantiate(cfg.trainer),
-        measure=instantiate(cfg.measure),
-        batch_size=batch_size,
-        seed=cfg.seed,
-        objective=cfg.objective,
-    )
-
-
-def _plan(
-    planner: Planner | None,
+def _build_dry(
+    build_model: Callable[[torch.device], Dlrm],
+    plan: ShardingPlan,
     task: ShardingTask,
+    rank: Rank,
     run_dir: Path,
-    kept: ShardingPlan | None,
-    start: Start,
-) -> tuple[ShardingPlan, PlanReport]:
-    """Make a plan, unless an interrupted run goes on with the one that is kept."""
-    assert planner is not None
-    topology = task.topology
-    log.info(
-        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
-        len(task.tables),
-        task.table_bytes / GIB,
-        topology.world_size,
-        topology.rank_memory_text,
-        task.batch_size,
-    )
-    plan, report = _kept_or_new(planner, task, kept, start)
-    note_start(run_dir, start, task.topology.world_size)
-    if plan is kept:
-        log.info("the run goes on with its plan")
-    write_json(run_dir / "plan.json", plan_json(plan, report))
-    write_json(run_dir / "task.json", task.to_json())
-    summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
-    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
-    return plan, report
-
-
-def _kept_or_new(
-    planner: Planner, task: ShardingTask, kept: ShardingPlan | None, start: Start
-) -> tuple[ShardingPlan, PlanReport]:
-    if kept is not None and start.resumed is not None:
-        try:
-            return planner.adopt(kept, task, solve_s=start.resumed.state.plan["solve_s"])
-        except InvalidPlanError as error:
-            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
-    return planner.plan(task)
-
-
-def _measure(
-    setup: RunSetup, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
-) -> MeasuredCost:
-    """Measure the embedding cost on the first batches of the training split."""
-    num_batches = min(setup.measure.num_batches, setup.dataset.num_batches("train"))
-    batches = [
-        setup.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
-        for i in range(num_batches)
-    ]
-    for batch in batches:
-        check_batch(batch, task.tables)
-    measured = measure(
-        sharded_embeddings(model), [batch.sparse_features for batch in batches], setup.measure
-    )
+) -> float:
+    """Build the sharded model without its memory; a run without training has no objective."""
+    with all_or_none():
+        model = dry_shard_model(build_model(torch.device("meta")), plan, task.tables, task.topology)
     if rank.is_zero:
         log.info(
-            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
-            "(median of %d; interquartile range of forward computation %.0f %%)",
-            measured.cost.cost_ms,
-            measured.cost.critical_path_ms,
-            measured.cost.imbalance,
-            measured.iterations,
-            100 * measured.spread["fwd_compute"],
+            "dry run: rank 0 builds %.2f GiB of parameters; plan and memory are in %s",
+            sum(parameter.nbytes for parameter in model.parameters()) / GIB,
+            run_dir,
         )
-        if measured.launch_ms:
-            log.info(
-                "host time to launch the stages, which is not in their times: %s",
-                ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
-            )
-        if measured.exposed:
-            log.warning(
-                "the times of %s contain host time: the host is slow, or waits within them",
-                ", ".join(measured.exposed),
-            )
-        if report.cost is not None:
-            log.info("%s", prediction_text(report.cost, measured.cost))
-    return measured
+    return math.nan
 
 
 def _conclude(
     setup: RunSetup,
-    plan: ShardingPlan,
-    report: PlanReport,
+    planned: RunPlan,
     measured: MeasuredCost,
     training: TrainingResult,
     start: Start,
+    memory: Sequence[RankMemory],
     rank: Rank,
     run_dir: Path,
 ) -> float:
-    """Write result.json and return the objective, or nan if the run has no value for it."""
+    """Write result.json and return the objective, or nan if the run has no value for it.
+
+    Raises:
+        UnsavedError: the result or the last checkpoint could not be written.
+    """
     result = run_result(
-        plan,
-        report,
+        planned.plan,
+        planned.report,
         measured,
         training,
         device=device_name(rank.device),
         batch_size=setup.batch_size,
         seed=setup.seed,
         interruptions=start.num_interruptions,
+        estimated_peak_gib=max(of_rank.total for of_rank in memory) / GIB,
     )
     on_cuda = rank.device.type == "cuda"
-    log.info("%s", closing_text(report, measured.cost, training, run_dir, on_cuda=on_cuda))
+    log.info("%s", closing_text(planned.report, measured.cost, training, run_dir, on_cuda=on_cuda))
     try:
         write_result(run_dir, result)
     except ConfigError as error:
         raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
+    if training.unsaved is not None:
+        raise UnsavedError(
+            "the training is finished, but its last checkpoint could not be written: "
+            f"{training.unsaved}"
+        )
     value = getattr(result, setup.objective)
     return math.nan if value is None else float(value)
 

@@ -20,6 +20,7 @@ from dlrm_sharded.errors import CheckpointError, ConfigError
 from dlrm_sharded.json_files import read_json_object, write_json
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
+from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,28 @@ def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
         with all_or_none():
             _check_same_order(resumed, cfg)
     return Start(run, num_starts, resumed, weights)
+
+
+def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> None:
+    """Check that a checkpoint lies within the training, whose epochs have kept their length.
+
+    Raises:
+        CheckpointError: the data has other batches, or the training ends before the checkpoint.
+    """
+    if start.resumed is None:
+        return
+    folder, state = start.resumed.folder, start.resumed.state
+    if state.epoch_batches != epoch_batches:
+        raise CheckpointError(
+            f"{folder} was trained on epochs of {state.epoch_batches:,} batches, the data now has "
+            f"{epoch_batches:,}, in another order; take the weights alone with init_from"
+        )
+    total = trainer.total_steps(epoch_batches)
+    if state.step > total:
+        raise CheckpointError(
+            f"{folder} was trained for {state.step:,} steps, and the run ends after {total:,}; "
+            "raise trainer.num_steps or trainer.num_epochs"
+        )
 
 
 def note_start(run_dir: Path, start: Start, world_size: int) -> None:

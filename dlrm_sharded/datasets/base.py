@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,6 +41,14 @@ class Dataset(Protocol):
             dense_features [b, num_dense] fp32, sparse_features with one key per table, in the same
             order in every batch, and labels [b] fp32, where b = batch_size / world_size.
         """
+
+
+@runtime_checkable
+class CachingDataset(Protocol):
+    """A dataset that keeps batches in memory."""
+
+    def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
+        """Return the memory of the batches that one rank keeps when it has read so many."""
 
 
 class BatchStream(Iterator[Batch]):

@@ -155,6 +155,22 @@ class SyntheticDataset:
         share = _BatchShare(split, index, rank, world_size)
         return self._cache.get(share) or self._generate(share)[0]
 
+    def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
+        """Return the memory of the batches that one rank keeps when it has read so many.
+
+        Lengths that are equal in all batches are there once, though they count for the limit.
+        """
+        num_samples = self.batch_size // world_size
+        num_ids = num_samples * sum(table.pooling_factor for table in self._unprofiled)
+        lengths = 4 * num_samples * len(self._features)
+        others = int(4 * num_ids) + 4 * num_samples * (self.num_dense + 1)
+        num_read = num_val_batches + max(
+            self._to_pregenerate, min(num_train_batches, self._num_batches["train"])
+        )
+        num_kept = min(num_read, self._cache.room_for(others + lengths))
+        has_own_lengths = not all(feature.is_constant for feature in self._features)
+        return num_kept * (others + has_own_lengths * lengths)
+
     def _pregenerate(self, rank: int, world_size: int) -> None:
         """Generate training batches until the cache is full."""
         started = time.perf_counter()
@@ -281,6 +297,10 @@ class _BatchCache:
         self._batches_left = max_batches
         self._bytes_left = max_bytes
         self._batches: dict[_BatchShare, Batch] = {}
+
+    def room_for(self, batch_bytes: int) -> int:
+        """Return the number of batches of this size that still fit."""
+        return min(self._batches_left, self._bytes_left // batch_bytes)
 
     def get(self, share: _BatchShare) -> Batch | None:
         return self._batches.get(share)

@@ -136,6 +136,7 @@ class RunResult:
     auroc: float | None = _key(known_number, objective=True)
     normalized_entropy: float | None = _key(known_number, objective=True)
     peak_gib: float | None = _key(known_number, objective=True)
+    estimated_peak_gib: float | None = _key(known_number)
     steps: int | None = _key(known_count)
     interruptions: int | None = _key(known_count)
     versions: Mapping[str, str] | None = _key(_known_texts)
@@ -200,6 +201,7 @@ def run_result(
     batch_size: int,
     seed: int,
     interruptions: int = 0,
+    estimated_peak_gib: float | None = None,
 ) -> RunResult:
     """Gather the results of a run."""
     cost = measured.cost
@@ -237,6 +239,7 @@ def run_result(
         auroc=training.evaluation.auroc,
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
+        estimated_peak_gib=estimated_peak_gib,
         steps=training.num_steps,
         interruptions=interruptions,
         versions=versions(),

@@ -7,14 +7,12 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver, copy_fits
-from dlrm_sharded.distributed import Rank, available_host_bytes, reported_by_rank_zero
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
+from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import PreemptedError, UnsavedError
 from dlrm_sharded.training.meeting import Meeting
 from dlrm_sharded.training.progress import Progress
@@ -33,6 +31,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     Args:
         model: state of the model, whose tensors change as it trains.
         describe: called on every rank when a checkpoint is written.
+        in_background: whether a copy is written while the training goes on.
     """
 
     def __init__(
@@ -43,16 +42,26 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         *,
         describe: Describe,
         rank: Rank,
+        in_background: bool,
     ) -> None:
         self._config = config
         self._model = model
         self._describe = describe
         self._rank = rank
-        self._saver = Saver(run_dir, keep=config.keep, background=self._in_background(), rank=rank)
+        self._saver = Saver(run_dir, keep=config.keep, background=in_background, rank=rank)
         self._meeting = Meeting(rank, every_s=config.every_s)
         self._signals = self._meeting.signals()
         self._is_due = False
         self._stop: signal.Signals | None = None
+
+    @classmethod
+    def if_enabled(
+        cls, run_dir: Path, config: CheckpointConfig | None, model: ModelState, **options: Any
+    ) -> Checkpoints | None:
+        """Return the checkpoints of a run, or None if it is to write none."""
+        if config is None or not config.is_enabled:
+            return None
+        return cls(run_dir, config, model, **options)
 
     def __enter__(self) -> Checkpoints:
         self._signals.__enter__()
@@ -112,16 +121,3 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         tensors = {**self._model.tensors, **progress.tensors(self._rank)}
         self._saver.save(tensors, self._describe(progress))
         self._meeting.has_saved()
-
-    def _in_background(self) -> bool:
-        if self._config.background is not None:
-            return self._config.background
-        fits = copy_fits(self._model.tensors, available_host_bytes() // self._rank.local_world_size)
-        everywhere = torch.tensor(int(fits), device=self._rank.device)
-        dist.all_reduce(everywhere, dist.ReduceOp.MIN)
-        if not everywhere and self._rank.is_zero:
-            log.info(
-                "the training waits while a checkpoint is written, as the memory is too low for a "
-                "copy of the model"
-            )
-        return bool(everywhere)

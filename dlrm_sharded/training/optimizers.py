@@ -22,6 +22,9 @@ DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
 }
+DENSE_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Tensors of the size of a weight that a dense optimizer keeps for it."""
+
 FUSED_ON = {"sgd": ("cpu", "cuda"), "adagrad": ("cpu",), "adam": ("cpu", "cuda")}
 """Devices on which torch has a fused kernel of a dense optimizer."""
 

@@ -113,6 +113,7 @@ class TrainingResult:
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
             except the evaluation at the end.
+        unsaved: why the last checkpoint could not be written; None if it was, or none was due.
     """
 
     num_steps: int
@@ -123,6 +124,7 @@ class TrainingResult:
     loss: float
     evaluation: Evaluation
     peak_gib: float
+    unsaved: str | None = None
 
 
 class Trainer:
@@ -337,6 +339,7 @@ class Trainer:
             loss=self._loss,
             evaluation=self._evaluation,
             peak_gib=_peak_gib(self._rank),
+            unsaved=self._checkpoints.failure if self._checkpoints else None,
         )
 
     def _evaluates(self, num_done: int) -> bool:

@@ -24,8 +24,8 @@ from dlrm_sharded.artifact import HEADER, SHIPPED, write_artifact
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.job import _build
 from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.run_setup import build_setup
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
@@ -131,7 +131,7 @@ def read_overrides(values: list[str], folder: Path) -> None:
     """Build everything that a run builds, and plan, without training."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("train", [*SMALL, *values])
-    setup = _build(cfg, ONE_RANK)
+    setup = build_setup(cfg, ONE_RANK)
     planner = build_planner(cfg, RunContext("cpu", optimizer=cfg.optimizer.embedding))
     assert setup.dataset.batch_size == cfg.batch_size
     task = ShardingTask(setup.dataset.tables, setup.topology, setup.batch_size)

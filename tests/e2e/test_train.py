@@ -208,3 +208,31 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     good = train_alone(tmp_path, *SMALL_RUN)
     assert good.returncode == 0, good.stderr
     assert result_of(tmp_path)["world_size"] == 1
+
+
+def test_memory_is_estimated_before_training(run_dir: Path) -> None:
+    """For each rank, and beside what was used; the estimate of a small run is mostly measured."""
+    ranks = json.loads((run_dir / "memory.json").read_text())["ranks"]
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert rank["total_bytes"] == sum(v for k, v in rank.items() if k != "total_bytes")
+    result = result_of(run_dir)
+    assert result["estimated_peak_gib"] == max(rank["total_bytes"] for rank in ranks) / 2**30
+    assert result["estimated_peak_gib"] == pytest.approx(result["peak_gib"], rel=0.25)
+
+
+def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path: Path) -> None:
+    """MLPerf's 98 GB: planned, its memory listed, and built without memory; nothing is trained."""
+    done = train_alone(
+        tmp_path / "run",
+        *("experiment=mlperf_dcnv2", "dry_run=true", "topology.memory_gib=128", "batch_size=1024"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "memory that rank 0 needs" in done.stderr
+    assert "97.42 GiB of parameters" in done.stderr
+    assert len(read_plan(tmp_path / "run/plan.json").shards) >= 26
+    assert read_task(tmp_path / "run/task.json").batch_size == 1024
+    (rank,) = json.loads((tmp_path / "run/memory.json").read_text())["ranks"]
+    assert rank["table_weights_bytes"] > 97 * 2**30
+    assert rank["process_bytes"] < 2 * 2**30
+    assert not (tmp_path / "run/result.json").exists()

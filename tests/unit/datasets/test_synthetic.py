@@ -232,3 +232,31 @@ def test_bad_arguments_are_named(changes: dict[str, Any], message: str) -> None:
 def test_no_batch_beyond_the_epoch() -> None:
     with pytest.raises(IndexError, match="val batch 2 of 2"):
         dataset().batch("val", 2, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cache_batches": 3},
+        {"cache_batches": 0},
+        {"cache_gib": 20_000 / 2**30},
+        {"pooling_spread": 0.5},
+        {"pregenerate": True, "num_val_batches": 0},
+    ],
+    ids=str,
+)
+def test_cached_bytes_are_those_of_the_batches_that_it_keeps(changes: dict[str, Any]) -> None:
+    """Up to the number of ids, which is random; 6 batches of training and 2 of validation."""
+    data = dataset(**changes)
+    expected = data.cached_bytes(num_train_batches=6, num_val_batches=2, world_size=2)
+    for split in ("train", "val"):
+        for index in range(data.num_batches(split)):
+            data.batch(split, index, rank=0, world_size=2)
+    kept = list(data._cache._batches.values())
+    storages = {}
+    for batch in kept:
+        sparse = batch.sparse_features
+        for tensor in (batch.dense_features, batch.labels, sparse.values(), sparse.lengths()):
+            storages[tensor.data_ptr()] = tensor.nbytes
+    assert expected == pytest.approx(sum(storages.values()), rel=0.05)

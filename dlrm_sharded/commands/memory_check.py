@@ -1,0 +1,189 @@
+"""Says what memory a run needs before it builds anything, and refuses a run that would not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.datasets.base import CachingDataset, Dataset
+from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero, used_and_available_bytes
+from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.model import Dlrm
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.training.dense_trace import trace_dense
+from dlrm_sharded.training.memory import (
+    RankMemory,
+    Workload,
+    check_fits,
+    estimate_memory,
+    memory_text,
+    needed_and_available,
+)
+from dlrm_sharded.training.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
+from dlrm_sharded.training.trainer import TrainerConfig
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "memory.json"
+COPY_SHARE = 0.9
+"""Share of the available memory up to which a run copies its tables for checkpoints."""
+
+CUDA_LIBRARY_BYTES = 2**28
+"""Workspaces and kernels that CUDA's libraries load on a device after its context is there."""
+
+
+def traced_workload(
+    build: Callable[[torch.device], Dlrm],
+    dataset: Dataset,
+    optimizer: OptimizerConfig,
+    trainer: TrainerConfig,
+    measure: MeasureConfig,
+    *,
+    world_size: int,
+    checkpoint_copy: bool = False,
+) -> Workload:
+    """Return what a run does besides its tables and plan; the model is traced without memory.
+
+    Args:
+        build: builds the model on a device.
+        checkpoint_copy: whether checkpoints are written from a copy of the tables.
+    """
+    dense = trace_dense(
+        build,
+        dataset.tables,
+        num_dense=dataset.num_dense,
+        local_batch_size=dataset.batch_size // world_size,
+    )
+    num_train = dataset.num_batches("train")
+    num_val = dataset.num_batches("val")
+    if trainer.num_eval_batches is not None:
+        num_val = min(num_val, trainer.num_eval_batches)
+    cached_bytes = 0
+    if isinstance(dataset, CachingDataset):
+        cached_bytes = dataset.cached_bytes(
+            num_train_batches=min(num_train, trainer.num_steps or num_train),
+            num_val_batches=num_val,
+            world_size=world_size,
+        )
+    return Workload(
+        dense=dense,
+        dense_state_bytes=DENSE_STATE_TENSORS[optimizer.dense] * dense.parameter_bytes,
+        num_dense=dataset.num_dense,
+        num_measured_batches=0 if cached_bytes else min(num_train, measure.num_batches),
+        num_eval_samples=num_val * dataset.batch_size,
+        cached_batch_bytes=cached_bytes,
+        checkpoint_copy=checkpoint_copy,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedMemory:
+    """Memory of all ranks, which is available.
+
+    Args:
+        has_checkpoint_copy: whether it includes copies of the tables, from which checkpoints are
+            written while the training goes on.
+    """
+
+    ranks: tuple[RankMemory, ...]
+    has_checkpoint_copy: bool
+
+
+def check_memory(
+    plan: ShardingPlan,
+    task: ShardingTask,
+    workload: Workload,
+    rank: Rank,
+    run_dir: Path,
+    *,
+    checkpoint: CheckpointConfig | None = None,
+    refuses: bool,
+    logs_all_ranks: bool = False,
+) -> CheckedMemory:
+    """Log and write what every rank needs; all ranks call this together.
+
+    Args:
+        checkpoint: decides whether the tables are copied for checkpoints.
+        refuses: whether a plan that does not fit is an error; otherwise it is a warning.
+        logs_all_ranks: whether the log has the table of every rank, not of the fullest alone.
+
+    Raises:
+        InfeasibleTaskError: the ranks need more memory than there is; all ranks raise it.
+    """
+    with all_or_none():
+        figures = used_and_available_bytes(rank)
+    found: list[tuple[int, int]] = [(0, 0)] * rank.world_size
+    dist.all_gather_object(found, figures)
+    used, available = ([pair[i] for pair in found] for i in (0, 1))
+    on_cuda = rank.device.type == "cuda"
+    if on_cuda:
+        used = [value + CUDA_LIBRARY_BYTES for value in used]
+        available = [value - CUDA_LIBRARY_BYTES for value in available]
+    sharing = 1 if on_cuda else rank.local_world_size
+
+    def estimated(*, copies: bool) -> tuple[RankMemory, ...]:
+        with_copy = dataclasses.replace(workload, checkpoint_copy=copies)
+        return estimate_memory(plan, task, with_copy, used)
+
+    wanted = checkpoint.background if checkpoint is not None and checkpoint.is_enabled else False
+    copies = wanted is not False
+    memory = estimated(copies=copies)
+    if wanted is None:
+        _, needed, most = needed_and_available(memory, available, ranks_per_host=sharing)
+        if needed > COPY_SHARE * most:
+            copies, memory = False, estimated(copies=False)
+            if rank.is_zero:
+                log.info("too little memory for copies: the training waits for its checkpoints")
+    on_rank_zero(lambda: _report(memory, available, sharing, run_dir, logs_all_ranks))
+    try:
+        on_rank_zero(lambda: check_fits(memory, available, ranks_per_host=sharing))
+    except InfeasibleTaskError as error:
+        if refuses:
+            raise
+        if rank.is_zero:
+            log.warning("%s", error)
+    return CheckedMemory(memory, copies)
+
+
+def used_text(memory: Sequence[RankMemory], peak_gib: float) -> str:
+    """Write the peak that was used, beside the estimate of it."""
+    estimate_gib = max(of_rank.total for of_rank in memory) / GIB
+    return (
+        f"peak memory of a rank {peak_gib:.3f} GiB, estimated {estimate_gib:.3f} GiB "
+        f"({100 * (estimate_gib / peak_gib - 1):+.0f} %)"
+    )
+
+
+def _report(
+    memory: Sequence[RankMemory],
+    available_bytes: Sequence[int],
+    ranks_per_host: int,
+    run_dir: Path,
+    logs_all_ranks: bool,
+) -> None:
+    write_json(run_dir / FILE_NAME, {"ranks": [of_rank.to_json() for of_rank in memory]})
+    fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
+    for rank, of_rank in enumerate(memory):
+        if logs_all_ranks or rank == fullest:
+            log.info("memory that rank %d needs:\n%s", rank, memory_text(of_rank))
+    ranks, needed, available = needed_and_available(
+        memory, available_bytes, ranks_per_host=ranks_per_host
+    )
+    log.info(
+        "rank%s %s: the run will take %.3f GiB of %.3f GiB that are available (%.0f %%)",
+        "s" if len(ranks) > 1 else "",
+        f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else ranks[0],
+        needed / GIB,
+        available / GIB,
+        100 * needed / max(1, available),
+    )

@@ -1,0 +1,57 @@
+"""Measures the embedding cost of a run before it trains."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from dlrm_sharded.calibration.measure import MeasuredCost, measure
+from dlrm_sharded.commands.run_setup import RunSetup
+from dlrm_sharded.datasets.base import check_batch
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.runs.terminal import prediction_text
+from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.task import ShardingTask
+
+log = logging.getLogger(__name__)
+
+
+def measure_run(
+    setup: RunSetup, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
+) -> MeasuredCost:
+    """Measure the embedding cost on the first batches of the training split."""
+    num_batches = min(setup.measure.num_batches, setup.dataset.num_batches("train"))
+    batches = [
+        setup.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
+        for i in range(num_batches)
+    ]
+    for batch in batches:
+        check_batch(batch, task.tables)
+    measured = measure(
+        sharded_embeddings(model), [batch.sparse_features for batch in batches], setup.measure
+    )
+    if rank.is_zero:
+        log.info(
+            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
+            "(median of %d; interquartile range of forward computation %.0f %%)",
+            measured.cost.cost_ms,
+            measured.cost.critical_path_ms,
+            measured.cost.imbalance,
+            measured.iterations,
+            100 * measured.spread["fwd_compute"],
+        )
+        if measured.launch_ms:
+            log.info(
+                "host time to launch the stages, which is not in their times: %s",
+                ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
+            )
+        if measured.exposed:
+            log.warning(
+                "the times of %s contain host time: the host is slow, or waits within them",
+                ", ".join(measured.exposed),
+            )
+        if report.cost is not None:
+            log.info("%s", prediction_text(report.cost, measured.cost))
+    return measured

@@ -1,0 +1,77 @@
+"""Makes the plan of a run, or keeps the one of an interrupted run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from dlrm_sharded.commands.start import Start
+from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.explain.text import forecast
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_report import PlanReport, plan_json
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.task import GIB, ShardingTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan of a run.
+
+    Args:
+        is_new: whether the run begins with it, or goes on with another plan than before.
+    """
+
+    plan: ShardingPlan
+    report: PlanReport
+    is_new: bool
+
+
+def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: DictConfig) -> RunPlan:
+    """Make the plan on rank 0, unless the run goes on with the one that it has.
+
+    Raises:
+        ShardingError: there is no plan.
+    """
+    assert planner is not None
+    topology = task.topology
+    log.info(
+        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
+        len(task.tables),
+        task.table_bytes / GIB,
+        topology.world_size,
+        topology.rank_memory_text,
+        task.batch_size,
+    )
+    plan, report = _kept_or_new(planner, task, start, cfg)
+    summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
+    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    before = None if start.resumed is None else ShardingPlan.from_json(start.resumed.state.plan)
+    return RunPlan(plan, report, is_new=plan != before)
+
+
+def write_plan(run_dir: Path, run_plan: RunPlan, task: ShardingTask) -> None:
+    """Write plan.json and task.json."""
+    write_json(run_dir / "plan.json", plan_json(run_plan.plan, run_plan.report))
+    write_json(run_dir / "task.json", task.to_json())
+
+
+def _kept_or_new(
+    planner: Planner, task: ShardingTask, start: Start, cfg: DictConfig
+) -> tuple[ShardingPlan, PlanReport]:
+    kept = start.plan_to_keep(cfg, task.topology.world_size)
+    if kept is not None and start.resumed is not None:
+        try:
+            adopted = planner.adopt(kept, task, solve_s=start.resumed.state.plan["solve_s"])
+        except InvalidPlanError as error:
+            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
+        else:
+            log.info("the run goes on with the plan of its checkpoint")
+            return adopted
+    return planner.plan(task)

@@ -1,0 +1,357 @@
+"""The memory that every rank of a run needs at its peak, estimated before anything is built.
+
+What lives for the whole run is known exactly. A step needs memory for a while; it is estimated at
+its moments of largest use, which are counted from what TorchRec and FBGEMM allocate there.
+
+Letters: W ranks, B global batch, b = B / W, D columns of all tables, D_r those of a rank's shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.training.dense_trace import DenseMemory
+
+FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
+LONG_BYTES = 8
+"""FBGEMM converts ids and offsets to 64 bits."""
+
+SORT_BYTES_PER_ID = {"cpu": 16, "cuda": 40}
+"""Memory per id in which FBGEMM's backward pass groups the ids by row, to update each row once."""
+
+BATCHES_AHEAD = {"cpu": 2, "cuda": 3}
+"""Batches that a training pipeline holds: those of this step and of the next ones."""
+
+EVALUATION_BYTES_PER_SAMPLE = 64
+"""Predictions and labels of all ranks, and what it takes to sort and count them for the AUROC."""
+
+HEAP_FACTOR = {"cpu": 2.5, "cuda": 1.0}
+"""Memory that a process takes for vectors and activations, relative to what is alive of them.
+
+The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
+right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
+factor was measured, see docs/training.md. On CUDA the bytes of tensors count.
+"""
+
+PART_NAMES = {
+    "process": "process: interpreter, libraries, data",
+    "table_weights": "table shards",
+    "table_optimizer": "optimizer state of the tables",
+    "dense": "dense part: weights, gradients, optimizer",
+    "ids": "ids in flight",
+    "vectors": "pooled vectors, activations, gradients",
+    "exchange": "communication buffers",
+    "evaluation": "predictions of the evaluation",
+    "slack": "free blocks of the allocator",
+    "cached_batches": "cached batches of the dataset",
+    "checkpoint_copy": "copy of the tables for a checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Memory of one rank at its peak, in bytes, by what needs it.
+
+    Args:
+        process: what the process used before anything was built, a measured figure; the context
+            on CUDA.
+    """
+
+    process: int = 0
+    table_weights: int = 0
+    table_optimizer: int = 0
+    dense: int = 0
+    ids: int = 0
+    vectors: int = 0
+    exchange: int = 0
+    evaluation: int = 0
+    slack: int = 0
+    cached_batches: int = 0
+    checkpoint_copy: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+    @property
+    def needed(self) -> int:
+        """Memory that the rank takes in addition to what its process uses already."""
+        return self.total - self.process
+
+    def largest(self, count: int) -> list[tuple[str, int]]:
+        """Return the largest parts that the run adds, as pairs of their names and bytes."""
+        parts = [(PART_NAMES[key], value) for key, value in self._parts() if key != "process"]
+        return sorted(parts, key=lambda part: part[1], reverse=True)[:count]
+
+    def to_json(self) -> dict[str, int]:
+        """Return the parts and their total, in bytes."""
+        return {
+            **{f"{key}_bytes": value for key, value in self._parts()},
+            "total_bytes": self.total,
+        }
+
+    def _parts(self) -> list[tuple[str, int]]:
+        return [(key, getattr(self, key)) for key in PART_NAMES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a run does besides its task and plan, as far as it takes memory on a rank.
+
+    Args:
+        dense: the model's dense part.
+        dense_state_bytes: optimizer state of the dense part.
+        num_dense: dense features of a sample.
+        num_measured_batches: batches that the measurement of the embedding cost holds.
+        num_eval_samples: samples of an evaluation, of all ranks.
+        cached_batch_bytes: batches that the dataset keeps on a rank.
+        checkpoint_copy: whether checkpoints are written from a copy of the tables.
+    """
+
+    dense: DenseMemory
+    dense_state_bytes: int
+    num_dense: int
+    num_measured_batches: int
+    num_eval_samples: int
+    cached_batch_bytes: int = 0
+    checkpoint_copy: bool = False
+
+
+def estimate_memory(
+    plan: ShardingPlan,
+    task: ShardingTask,
+    workload: Workload,
+    process_bytes: Sequence[int],
+) -> tuple[RankMemory, ...]:
+    """Estimate the memory of every rank at its peak.
+
+    Args:
+        process_bytes: measured memory of each rank's process before anything is built.
+    """
+    return tuple(
+        _estimate(_RankLoad.of(rank, plan, task), task, workload, process_bytes[rank])
+        for rank in range(plan.world_size)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankLoad:
+    """What one rank has of a global batch.
+
+    Args:
+        weight_bytes, state_bytes: its shards' weights and optimizer state.
+        local_ids, local_lengths: numbers of ids and of lengths in its samples, of all tables.
+        ids, lengths: the same in all samples, of its shards.
+        local_bytes: fp32 vectors of all tables for its samples, [b, D].
+        pooled_bytes: fp32 vectors of its shards for all samples, [B, D_r].
+    """
+
+    weight_bytes: int
+    state_bytes: int
+    local_ids: int
+    local_lengths: int
+    ids: int
+    lengths: int
+    local_bytes: int
+    pooled_bytes: int
+
+    @classmethod
+    def of(cls, rank: int, plan: ShardingPlan, task: ShardingTask) -> _RankLoad:
+        tables = {table.name: table for table in task.tables}
+        local_batch_size = task.batch_size // plan.world_size
+        shards = [shard for shard in plan.shards if shard.rank == rank]
+        weight_bytes = sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in shards)
+        # Ids are spread over a table's rows, so a block of rows gets its share of them.
+        ids_per_sample = sum(
+            tables[shard.table].pooling_factor * shard.num_rows / tables[shard.table].num_embeddings
+            for shard in shards
+        )
+        return cls(
+            weight_bytes=weight_bytes,
+            state_bytes=sum(shard.bytes_on(task.topology) for shard in shards) - weight_bytes,
+            local_ids=int(local_batch_size * sum(table.pooling_factor for table in task.tables)),
+            local_lengths=local_batch_size * len(task.tables),
+            ids=int(task.batch_size * ids_per_sample),
+            lengths=task.batch_size * len(shards),
+            local_bytes=FLOAT_BYTES
+            * local_batch_size
+            * sum(table.embedding_dim for table in task.tables),
+            pooled_bytes=FLOAT_BYTES * task.batch_size * sum(shard.num_cols for shard in shards),
+        )
+
+
+def _estimate(
+    load: _RankLoad, task: ShardingTask, workload: Workload, process_bytes: int
+) -> RankMemory:
+    device = task.topology.compute_device
+    dense = workload.dense
+    measuring = _moments_of_measurement(load, task, workload)
+    training_step = _moments_of_training(load, task, workload)
+    measurement, training = _largest(measuring), _largest(training_step)
+    peak = max(measurement, training, key=lambda moment: moment.needed)
+    slack = 0
+    if device == "cpu":
+        # Blocks of other moments stay, and hold what comes later only in part.
+        peak = dataclasses.replace(
+            peak, ids=max(moment.ids for moment in (*measuring, *training_step))
+        )
+        # What sorted the ids of the measurement is free for vectors of the training, other blocks
+        # rarely are.
+        factor, free = HEAP_FACTOR[device], SORT_BYTES_PER_ID[device] * load.ids
+        heap = factor * _vectors(measurement) + max(0, factor * _vectors(training) - free)
+        slack = max(0, int(heap) - _vectors(peak))
+    buckets = dense.parameter_bytes if task.topology.world_size > 1 else 0
+    return dataclasses.replace(
+        peak,
+        process=process_bytes,
+        table_weights=load.weight_bytes,
+        table_optimizer=load.state_bytes,
+        dense=2 * dense.parameter_bytes + dense.buffer_bytes + workload.dense_state_bytes,
+        exchange=peak.exchange + buckets,
+        evaluation=EVALUATION_BYTES_PER_SAMPLE * workload.num_eval_samples,
+        slack=slack,
+        cached_batches=workload.cached_batch_bytes if device == "cpu" else 0,
+        checkpoint_copy=workload.checkpoint_copy * (load.weight_bytes + load.state_bytes),
+    )
+
+
+def _largest(moments: Sequence[RankMemory]) -> RankMemory:
+    return max(moments, key=lambda moment: moment.needed)
+
+
+def _vectors(moment: RankMemory) -> int:
+    return moment.vectors + moment.exchange
+
+
+def _moments_of_measurement(
+    load: _RankLoad, task: ShardingTask, workload: Workload
+) -> list[RankMemory]:
+    """Return what lives only for a while, at two moments of measuring the embedding cost.
+
+    Exchanges have an input and an output beside the vectors that they come from or go to.
+    """
+    exchanges = task.topology.world_size > 1
+    local, pooled = load.local_bytes, load.pooled_bytes
+    ids = workload.num_measured_batches * _batch_bytes(load, task, workload) + _received(load, task)
+    sorting = SORT_BYTES_PER_ID[task.topology.compute_device] * load.ids
+    return [
+        RankMemory(  # gradients, which are zeros, on their way back
+            ids=ids,
+            vectors=2 * pooled + exchanges * 2 * local,
+            exchange=exchanges * (pooled + local),
+        ),
+        RankMemory(  # update of the tables
+            ids=ids + sorting,
+            vectors=(2 if exchanges else 3) * pooled + exchanges * 2 * local,
+        ),
+    ]
+
+
+def _moments_of_training(
+    load: _RankLoad, task: ShardingTask, workload: Workload
+) -> list[RankMemory]:
+    """Return what lives only for a while, at three moments of a training step."""
+    exchanges = task.topology.world_size > 1
+    device = task.topology.compute_device
+    local, pooled = load.local_bytes, load.pooled_bytes
+    ids = BATCHES_AHEAD[device] * _batch_bytes(load, task, workload) + _received(load, task)
+    return [
+        RankMemory(  # exchange of the vectors
+            ids=ids,
+            vectors=pooled + exchanges * local,
+            exchange=exchanges * (pooled + local),
+        ),
+        RankMemory(  # dense part
+            ids=ids,
+            vectors=workload.dense.activation_bytes,
+        ),
+        RankMemory(  # update of the tables
+            ids=ids + SORT_BYTES_PER_ID[device] * load.ids,
+            vectors=pooled + exchanges * local,
+            exchange=exchanges * (pooled + local),
+        ),
+    ]
+
+
+def _batch_bytes(load: _RankLoad, task: ShardingTask, workload: Workload) -> int:
+    """Return the memory of a rank's share of a batch, as the dataset gives it."""
+    local_batch_size = task.batch_size // task.topology.world_size
+    return (
+        ID_BYTES * load.local_ids
+        + LENGTH_BYTES * load.local_lengths
+        + FLOAT_BYTES * local_batch_size * (workload.num_dense + 1)
+    )
+
+
+def _received(load: _RankLoad, task: ShardingTask) -> int:
+    """Return the memory of the ids that a rank looks up, as they arrive and as FBGEMM has them."""
+    looked_up = LONG_BYTES * (load.ids + load.lengths)
+    if task.topology.world_size == 1:
+        return looked_up
+    return looked_up + ID_BYTES * load.ids + 2 * LENGTH_BYTES * load.lengths
+
+
+def needed_and_available(
+    memory: Sequence[RankMemory], available_bytes: Sequence[int], *, ranks_per_host: int
+) -> tuple[range, int, int]:
+    """Return the ranks of the fullest host, what they need together, and what the host can give.
+
+    Args:
+        available_bytes: memory that each rank can still take; ranks of a host share it.
+        ranks_per_host: number of ranks that share the memory of a host; 1 on CUDA.
+    """
+    hosts = [
+        range(first, first + ranks_per_host) for first in range(0, len(memory), ranks_per_host)
+    ]
+
+    def figures(ranks: range) -> tuple[int, int]:
+        needed = sum(memory[rank].needed for rank in ranks)
+        return needed, min(available_bytes[rank] for rank in ranks)
+
+    fullest = min(hosts, key=lambda ranks: figures(ranks)[1] - figures(ranks)[0])
+    return fullest, *figures(fullest)
+
+
+def check_fits(
+    memory: Sequence[RankMemory], available_bytes: Sequence[int], *, ranks_per_host: int
+) -> None:
+    """Refuse a plan whose ranks need more memory than there is.
+
+    Args:
+        available_bytes, ranks_per_host: see `needed_and_available`.
+
+    Raises:
+        InfeasibleTaskError: the message names the fullest rank, its largest parts and what to do.
+    """
+    ranks, needed, available = needed_and_available(
+        memory, available_bytes, ranks_per_host=ranks_per_host
+    )
+    if needed <= available:
+        return
+    fullest = max(ranks, key=lambda rank: memory[rank].needed)
+    parts = ", ".join(
+        f"{name} {value / GIB:.2f} GiB" for name, value in memory[fullest].largest(4) if value
+    )
+    together = (
+        f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} GiB together, "
+        if len(ranks) > 1
+        else ""
+    )
+    raise InfeasibleTaskError(
+        f"rank {fullest} needs {memory[fullest].needed / GIB:.2f} GiB ({parts}); {together}"
+        f"and {available / GIB:.2f} GiB are available; add ranks or hosts, lower batch_size or "
+        "data.cache_gib, use optimizer=sgd, or train all the same with check_memory=false, "
+        "because the estimate may be off by 10 %"
+    )
+
+
+def memory_text(memory: RankMemory) -> str:
+    """Write the parts of a rank's memory as lines of a table, the total last."""
+    rows = [(PART_NAMES[key], value) for key, value in memory._parts() if value]
+    rows.append(("total at the peak", memory.total))
+    return "\n".join(f"  {name:<42}{value / GIB:9.3f} GiB" for name, value in rows)

@@ -1,0 +1,180 @@
+"""Estimates of memory: the parts of a rank, plans that do not fit, and the trace of the model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.model import Dlrm, dlrm
+from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.dense_trace import DenseMemory, trace_dense
+from dlrm_sharded.training.memory import (
+    RankMemory,
+    Workload,
+    check_fits,
+    estimate_memory,
+    memory_text,
+)
+
+TABLES = (Table("a", 1000, 16, 10.0), Table("b", 4000, 8, 1.0))
+DENSE = DenseMemory(parameter_bytes=5000, buffer_bytes=300, activation_bytes=70_000)
+WORKLOAD = Workload(
+    dense=DENSE,
+    dense_state_bytes=5000,
+    num_dense=13,
+    num_measured_batches=4,
+    num_eval_samples=100,
+    cached_batch_bytes=12_345,
+)
+
+
+def task_of(world_size: int, batch_size: int = 64, device: str = "cpu") -> ShardingTask:
+    topology = Topology(
+        world_size, GIB, optimizer_bytes_per_row=4, compute_device=device, local_world_size=1
+    )
+    return ShardingTask(TABLES, topology, batch_size)
+
+
+def build(device: torch.device, **changes: Any) -> Dlrm:
+    return dlrm(TABLES, 13, dense_layers=[32, 8], over_layers=[16, 1], device=device, **changes)
+
+
+def traced(build_model: Callable[[torch.device], Dlrm], batch_size: int = 64) -> DenseMemory:
+    return trace_dense(build_model, TABLES, num_dense=13, local_batch_size=batch_size)
+
+
+def test_what_lives_for_the_whole_run_is_exact() -> None:
+    task = task_of(2)
+    (first, second) = estimate_memory(whole_tables(task, [0, 1]), task, WORKLOAD, [7, 8])
+    assert (first.table_weights, first.table_optimizer) == (4 * 1000 * 16, 4 * 1000)
+    assert (second.table_weights, second.table_optimizer) == (4 * 4000 * 8, 4 * 4000)
+    assert (first.process, second.process) == (7, 8)
+    assert first.dense == 3 * 5000 + 300
+    assert first.cached_batches == 12_345
+    assert first.checkpoint_copy == 0
+    assert first.needed == first.total - 7
+
+
+def test_a_checkpoint_copies_the_tables() -> None:
+    task = task_of(1)
+    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    plan = whole_tables(task, [0, 0])
+    (without,), (with_copy,) = (
+        estimate_memory(plan, task, workload, [0]) for workload in (WORKLOAD, copying)
+    )
+    assert with_copy.checkpoint_copy == without.table_weights + without.table_optimizer
+    assert with_copy.total - without.total == with_copy.checkpoint_copy
+
+
+def test_row_blocks_share_the_ids_of_their_table() -> None:
+    task = task_of(2)
+    halves = [Shard("a", rank, (500 * rank, 500 * (rank + 1)), (0, 16)) for rank in range(2)]
+    split = ShardingPlan(2, (*halves, Shard.whole(TABLES[1], 1)))
+    whole = whole_tables(task, [0, 1])
+    ids = [estimate_memory(plan, task, WORKLOAD, [0, 0])[0].ids for plan in (whole, split)]
+    assert ids[1] < ids[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_larger_batch_needs_more(device: str) -> None:
+    needed = []
+    for batch_size in (64, 128):
+        task = task_of(2, batch_size, device)
+        plan = whole_tables(task, [0, 1])
+        needed.append(max(m.needed for m in estimate_memory(plan, task, WORKLOAD, [0, 0])))
+    assert needed[1] > needed[0]
+
+
+def test_a_plan_that_fits_is_accepted() -> None:
+    memory = [RankMemory(process=GIB, table_weights=98), RankMemory(table_weights=2)]
+    check_fits(memory, [100, 100], ranks_per_host=2)
+    check_fits(memory, [98, 2], ranks_per_host=1)
+
+
+@pytest.mark.parametrize(
+    ("available", "ranks_per_host", "message"),
+    [
+        ([4 * GIB, 4 * GIB], 2, r"rank 1 needs 3\.00 GiB .*2 ranks of its host need 5\.00 GiB"),
+        ([4 * GIB, 2 * GIB], 1, r"rank 1 needs 3\.00 GiB \(table shards 3\.00 GiB\).*2\.00 GiB"),
+    ],
+    ids=["one_host", "two_hosts"],
+)
+def test_a_plan_that_does_not_fit(available: list[int], ranks_per_host: int, message: str) -> None:
+    memory = [RankMemory(table_weights=2 * GIB), RankMemory(process=GIB, table_weights=3 * GIB)]
+    with pytest.raises(InfeasibleTaskError, match=message):
+        check_fits(memory, available, ranks_per_host=ranks_per_host)
+
+
+def test_the_table_names_its_parts_and_the_total() -> None:
+    lines = memory_text(RankMemory(process=GIB, table_weights=2 * GIB)).splitlines()
+    assert [line.split()[-2] for line in lines] == ["1.000", "2.000", "3.000"]
+    assert "total" in lines[-1]
+
+
+def test_parameters_and_buffers_are_those_of_the_model() -> None:
+    model = build(torch.device("cpu"))
+    dense = [p for name, p in model.named_parameters() if not name.startswith("sparse_arch")]
+    memory = traced(build)
+    assert memory.parameter_bytes == sum(p.nbytes for p in dense)
+    assert memory.buffer_bytes == sum(buffer.nbytes for buffer in model.buffers())
+
+
+def test_activations_grow_with_the_batch() -> None:
+    small, large = (traced(build, batch_size).activation_bytes for batch_size in (64, 640))
+    assert large == pytest.approx(10 * small, rel=0.05)
+
+
+def test_any_interaction_is_traced() -> None:
+    """A hidden layer of 10,000 numbers a sample is kept for the backward pass."""
+
+    def wide(device: torch.device) -> Dlrm:
+        model = build(device)
+        layers = nn.Sequential(nn.Linear(11, 10_000), nn.ReLU(), nn.Linear(10_000, 11))
+        model.inter_arch = nn.Sequential(model.inter_arch, layers.to(device))
+        return model
+
+    more = traced(wide).activation_bytes - traced(build).activation_bytes
+    assert 4 * 64 * 10_000 < more < 4 * 4 * 64 * 10_000
+
+
+def test_a_model_larger_than_the_host_is_traced() -> None:
+    """A trace takes no memory for weights: these would take 4 TB."""
+
+    def huge(device: torch.device) -> Dlrm:
+        model = build(device)
+        model.inter_arch = nn.Sequential(
+            model.inter_arch,
+            nn.Linear(11, 10**11, device=device),
+            nn.Linear(10**11, 11, device=device),
+        )
+        return model
+
+    assert traced(huge).parameter_bytes > 4 * 10**12
+
+
+def test_compiled_layers_are_not_compiled() -> None:
+    assert traced(lambda device: build(device, compile_mode="default")) == traced(build)
+
+
+def test_a_model_that_needs_data_counts_without_its_activations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Branching(nn.Module):
+        def forward(self, features: Tensor) -> Tensor:
+            return features * 2 if features.sum() > 0 else features
+
+    def branching(device: torch.device) -> Dlrm:
+        model = build(device)
+        model.inter_arch = nn.Sequential(model.inter_arch, Branching())
+        return model
+
+    memory = traced(branching)
+    assert memory.activation_bytes == 0
+    assert memory.parameter_bytes == traced(build).parameter_bytes
+    assert "cannot run without data" in caplog.text
