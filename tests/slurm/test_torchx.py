@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SMALL_RUN
+from tests.e2e.runs import result_of, train
 from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
 from tests.slurm.cluster import Cluster, slurm_cluster
 
@@ -20,6 +21,7 @@ COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
 TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
 SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
 NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
+SHORTER = ["trainer.num_steps=150", "trainer.checkpoint.every_steps=20"]
 LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
 
 
@@ -175,14 +177,16 @@ def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, applica
 def test_preempted(
     preempt_mode: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A job that Slurm runs again goes on being the sweep's; one that it ends says so."""
+    """A job that Slurm runs again goes on, and ends as if undisturbed; one that it ends says so."""
     sweep_dir = tmp_path / "sweep"
     folder = tmp_path_factory.mktemp("slurm")
     with slurm_cluster(folder, preempt_mode=preempt_mode, kill_wait_s=10) as cluster:
         overrides = ["sharder=dim", "hydra.launcher.scheduler_args={partition: low}"]
-        length = ["trainer.num_steps=150", *LONG[1:]] if preempt_mode == "REQUEUE" else LONG
+        length = [*SHORTER, *LONG[1:]] if preempt_mode == "REQUEUE" else LONG
         process = cluster.popen(sweep(sweep_dir, *length, *overrides), cwd=tmp_path)
-        wait_until(lambda: (sweep_dir / "dim_0" / "plan.json").exists(), "the job trains", 90)
+        # in the middle of the training of the one, at any time of the other
+        sign = "checkpoints/step-*" if preempt_mode == "REQUEUE" else "plan.json"
+        wait_until(lambda: list((sweep_dir / "dim_0").glob(sign)), "the job trains", 120)
         job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
         cluster.preempt()
         if preempt_mode == "REQUEUE":
@@ -192,6 +196,13 @@ def test_preempted(
     if preempt_mode == "REQUEUE":
         assert process.returncode == 0, said + failed
         assert states_of(sweep_dir) == ["succeeded"]
+        result = result_of(sweep_dir / "dim_0")
+        assert result["interruptions"] == 1
+        assert "resuming at step" in (sweep_dir / "dim_0" / "train.log").read_text()
+        undisturbed = train(tmp_path / "run", *SHORTER, *LONG[1:], "sharder=dim")
+        assert undisturbed.returncode == 0, undisturbed.stderr
+        for key in ("steps", "loss", "auroc", "normalized_entropy"):
+            assert result[key] == result_of(tmp_path / "run")[key], key
     else:
         assert process.returncode == 1
         assert states_of(sweep_dir) == ["preempted"]
