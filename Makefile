@@ -54,7 +54,7 @@ tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
 	$(BIN)/python scripts/benchmark.py $(ARGS)
 
-soak: $(VENV)/installed  ## interrupt runs, damage checkpoints, change plans; ARGS="interruptions"
+soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
 	$(BIN)/python scripts/soak.py $(ARGS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/

@@ -6,12 +6,13 @@ searched in `calibration/` of the working directory, where commands write them, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.errors import DataError, check_path
 from dlrm_sharded.json_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,11 @@ HEADER = "dlrm_sharded"
 
 ARTIFACT_SUFFIX = ".safetensors"
 CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
-REQUIRED = ("hardware", "device", "cores", "optimizer")
+REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
+DEVICES = ("cpu", "cuda")
+MAX_NUMBER = 1e15
+"""Limit of the arrays' values, far above any weight or scale."""
+
 SHIPPED = Path(__file__).resolve().parent / "artifacts"
 CALIBRATED = Path("calibration")
 
@@ -144,7 +149,7 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
 
 
 def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
-    """Read an artefact and check its checksum, its kind and its features.
+    """Read an artefact and check its checksum, its kind, its features and its numbers.
 
     Args:
         features: as this version computes them.
@@ -152,38 +157,39 @@ def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
     Raises:
         DataError: the file is missing, damaged, or of another kind or other features.
     """
-    make_one = f"make the {kind.noun} with {kind.made_with}"
     try:
-        with safe_open(path, framework="numpy") as file:
-            meta = _header(file)
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except OSError as error:
-        reason = error.strerror or "No such file or directory"
-        raise DataError(f"cannot read the {kind.noun} {path}: {reason}; {make_one}") from error
-    except SafetensorError as error:
-        raise DataError(
-            f"{path} is damaged, or no safetensors file ({error}); {make_one}"
-        ) from error
-    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
-        raise DataError(
-            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}; "
-            f"{make_one}"
-        )
-    checksum = meta.pop("sha256", None)
-    if _checksum(arrays, meta) != checksum:
-        raise DataError(f"{path} was changed since it was written; {make_one}")
-    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
-        raise DataError(f"{path} lacks the fields {', '.join(missing)}; {make_one}")
-    expected = features(meta["device"]) if callable(features) else features
-    if meta.get("features") != json.loads(json.dumps(expected)):
-        raise DataError(
-            f"{path} was fitted to other features than this version computes; {make_one}"
-        )
+        arrays, meta = _read(path, kind)
+        _check(path, arrays, meta, kind)
+        expected = features(meta["device"]) if callable(features) else features
+        if meta.get("features") != json.loads(json.dumps(expected)):
+            raise DataError(f"{path} was fitted to other features than this version computes")
+    except DataError as error:
+        raise DataError(f"{error}; make the {kind.noun} with {kind.made_with}") from error
     return Artifact(path, arrays, meta)
+
+
+@contextlib.contextmanager
+def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
+    """Report the artefact as damaged if the block cannot build or try what it describes.
+
+    Raises:
+        DataError: an array or a field is missing or has a wrong shape, or a result is no number.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise DataError(
+            f"{artifact.path} is no usable {kind.noun} ({type(e).__name__}: {reason}); "
+            f"make one with {kind.made_with}"
+        ) from e
 
 
 def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
     """Return the path of the artefact for some hardware, else one of its device type, else any.
+
+    A damaged file is ranked by its name, so that a run that needs it reports the damage.
 
     Args:
         hardware: name from `device_name`; None for any of the device type.
@@ -193,23 +199,31 @@ def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
         DataError: there is no artefact of this kind.
     """
     candidates: list[tuple[bool, bool, Path]] = []
+    damaged: list[Path] = []
     for folder in (CALIBRATED, SHIPPED):
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
-            meta = _readable_header(path)
-            # Damaged files are matched by name, so that a run that needs one reports the damage.
-            is_of_hardware = hardware is not None and (
-                path.stem == artifact_name(kind.name, hardware)
-                if meta is None
-                else meta.get("hardware") == hardware
-            )
-            is_of_device = is_of_hardware if meta is None else meta.get("device") == device
+            meta = _sound_header(path, kind)
+            if meta is None:
+                damaged.append(path)
+                on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
+                is_of_device = device == ("cpu" if on_cpu else "cuda")
+                is_of_hardware = hardware is not None and (
+                    path.stem == artifact_name(kind.name, hardware)
+                )
+            else:
+                is_of_device = meta["device"] == device
+                is_of_hardware = hardware is not None and meta["hardware"] == hardware
             candidates.append((is_of_hardware, is_of_device, path))
     if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
             f"package; make one with {kind.made_with}"
         )
-    return max(candidates, key=lambda entry: entry[:2])[2]
+    chosen = max(candidates, key=lambda entry: entry[:2])[2]
+    for path in damaged:
+        if path != chosen:
+            log.warning("%s is damaged and passed over; %s is used", path, chosen)
+    return chosen
 
 
 def load_artifact(
@@ -220,8 +234,11 @@ def load_artifact(
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
     """
+    if artifact is not None:
+        check_path(f"the artifact of the {kind.noun}", artifact)
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     loaded = read_artifact(path, kind=kind, features=features)
+    log.info("%s: %s, of %s", kind.noun, path, loaded.meta["hardware"])
     is_of_device = loaded.meta["device"] == context.device
     artifact_hardware = loaded.meta["hardware"]
     # Without hardware, as for a plan that is made elsewhere, the device is all that can differ.
@@ -248,22 +265,68 @@ def load_artifact(
     return loaded
 
 
+def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
+    """Return the arrays of a file, and their description.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return arrays, _header(file)
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read the {kind.noun} {path}: No such file or directory") from error
+    except OSError as error:
+        raise DataError(f"cannot read the {kind.noun} {path}: {error.strerror or error}") from error
+    except (SafetensorError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged, or no safetensors file ({reason})") from error
+
+
 def _header(file: Any) -> dict[str, Any]:
     """Return the description in a file's header; an empty one if it is not an artefact's."""
     try:
         meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
 
 
-def _readable_header(path: Path) -> dict[str, Any] | None:
-    """Return the description in a file's header; None if it is damaged or not an artefact's."""
+def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None:
+    """Remove the checksum from the description; raise DataError unless the content is sound."""
+    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
+        raise DataError(
+            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}"
+        )
+    checksum = meta.pop("sha256", None)
+    if _checksum(arrays, meta) != checksum:
+        raise DataError(f"{path} was changed since it was written")
+    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
+        raise DataError(f"{path} lacks the fields {', '.join(missing)}")
+    for key, expected in REQUIRED.items():
+        if isinstance(meta[key], bool) or not isinstance(meta[key], expected):
+            raise DataError(f"{path} is damaged: {key} is {meta[key]!r}")
+    if meta["device"] not in DEVICES:
+        raise DataError(
+            f"{path} belongs to the device {meta['device']!r}, known are {' and '.join(DEVICES)}"
+        )
+    for key, array in arrays.items():
+        if array.dtype.kind not in "fiu" or not (np.abs(array) <= MAX_NUMBER).all():
+            raise DataError(
+                f"{path} is damaged: the array {key!r} has values that are no "
+                f"numbers, or larger than {MAX_NUMBER:g}"
+            )
+
+
+def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
+    """Return the description of a file; None if it is damaged or not an artefact of the kind."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            return _header(file) or None
-    except (OSError, SafetensorError):
+        arrays, meta = _read(path, kind)
+        _check(path, arrays, meta, kind)
+    except DataError:
         return None
+    return meta
 
 
 def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:

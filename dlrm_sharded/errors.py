@@ -15,6 +15,7 @@ RankError                    cause of an error that ranks agreed on
 """
 
 import math
+from os import PathLike
 
 
 class UserError(Exception):
@@ -88,8 +89,15 @@ class RankError(Exception):
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:
     """Raise ConfigError unless a configured value is an int from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        limit = f">= {least}" if most == 2**62 else f"from {least:,} to {most:,}"
+        is_small = not isinstance(value, int) or value <= most
+        limit = f">= {least}" if most == 2**62 and is_small else f"from {least:,} to {most:,}"
         raise ConfigError(f"{key} is {value!r}, must be an integer {limit}")
+
+
+def check_path(key: str, value: object) -> None:
+    """Raise ConfigError unless a configured value is the path of a file or folder."""
+    if not isinstance(value, str | PathLike) or not str(value) or "\0" in str(value):
+        raise ConfigError(f"{key} is {value!r}, must be a path; put a number in quotes: '\"5\"'")
 
 
 def check_number(

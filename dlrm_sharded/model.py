@@ -149,6 +149,8 @@ class Dlrm(nn.Module):
         compile_mode: str | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(bf16, bool):
+            raise ConfigError(f"model.bf16 is {bf16!r}, must be true or false")
         if compile_mode is not None and compile_mode not in COMPILE_MODES:
             raise ConfigError(
                 f"model.compile_mode is {compile_mode!r}; known: null, {', '.join(COMPILE_MODES)}"
@@ -249,7 +251,8 @@ def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
 
 def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:
     for key, sizes, least in (("dense_layers", dense_layers, 1), ("over_layers", over_layers, 2)):
-        if isinstance(sizes, str | int) or len(sizes) < least:
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+        if not is_list or len(sizes) < least:
             raise ConfigError(f"model.{key} is {sizes!r}, must be a list of {least} sizes or more")
         for size in sizes:
             check_count(f"a size in model.{key}", size, least=1)

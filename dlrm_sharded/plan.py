@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from dlrm_sharded.json_files import read_json_object
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
+log = logging.getLogger(__name__)
+
 Interval = tuple[int, int]
+
+SHARD_KEYS = {"table", "rank", "rows", "cols"}
+PLAN_KEYS = {
+    *("sharder", "world_size", "shards", "solve_s"),
+    *("lower_bound_ms", "gap", "caveat", "predicted"),
+}
+"""Keys of plan.json: those of a plan, and those that a report adds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,11 +98,12 @@ class ShardingPlan:
             InvalidPlanError: a key is missing or has a value of the wrong kind.
         """
         try:
+            _check_keys_of_shards(fields["shards"])
             return cls(
                 world_size=_integer(fields["world_size"]),
                 shards=tuple(
                     Shard(
-                        table=str(shard["table"]),
+                        table=_text(shard["table"]),
                         rank=_integer(shard["rank"]),
                         rows=_interval(shard["rows"]),
                         cols=_interval(shard["cols"]),
@@ -115,7 +126,10 @@ def read_plan(path: str | Path) -> ShardingPlan:
         ConfigError: the file is missing or is not JSON.
         InvalidPlanError: the file does not describe a plan.
     """
-    return ShardingPlan.from_json(read_json_object(path, noun="plan"))
+    fields = read_json_object(path, noun="plan")
+    if unknown := sorted(set(fields) - PLAN_KEYS):
+        log.warning("the plan file %s has unknown keys, which have no effect: %s", path, unknown)
+    return ShardingPlan.from_json(fields)
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
@@ -126,6 +140,21 @@ def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
     """
     shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
     return ShardingPlan(task.topology.world_size, tuple(shards))
+
+
+def _check_keys_of_shards(shards: Any) -> None:
+    """Raise ValueError if a shard has a key that shards do not have."""
+    if not isinstance(shards, list):
+        raise TypeError("its shards are no list")
+    for shard in shards:
+        if unknown := set(shard) - SHARD_KEYS:
+            raise ValueError(f"a shard has the unknown keys {sorted(unknown)}")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not the name of a table")
+    return value
 
 
 def _interval(bounds: Any) -> Interval:

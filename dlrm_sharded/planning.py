@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Diagnosis, PlanReport
 from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
 from dlrm_sharded.sharders.base import Sharder, sharder_name
@@ -80,11 +82,22 @@ class Planner:
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
-            cost=None if model is None else model.predict(plan, task),
+            cost=None if model is None else _finite(model.predict(plan, task)),
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
         )
+
+
+def _finite(cost: PlanCost) -> PlanCost:
+    """Return a predicted cost; ConfigError if a time is no number, which JSON cannot say."""
+    for rank, stages in enumerate(cost.per_rank):
+        if not math.isfinite(stages.total_ms):
+            raise ConfigError(
+                f"the cost model predicts {stages.total_ms} ms for rank {rank}; a time must be a "
+                "finite number; use another cost_model"
+            )
+    return cost
 
 
 def _warn_about_assumed_profiles(task: ShardingTask) -> None:

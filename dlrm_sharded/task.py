@@ -19,6 +19,11 @@ MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 MAX_RANKS, MAX_BYTES = 2**20, 2**60
 """Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
 
+MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
+"""Limits beyond any real link, in bytes/s, between which predicted times are finite."""
+
+MAX_BATCH_SIZE = 2**40
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -57,8 +62,8 @@ class Topology:
         )
         for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
             if getattr(self, key) is not None:
-                check_number(f"topology.{key}", getattr(self, key), above=True)
-        if self.compute_device not in MAX_SHARD_COLUMNS:
+                self._check_bandwidth(key)
+        if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
             raise ConfigError(
                 f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
             )
@@ -127,6 +132,14 @@ class Topology:
                 fields[key] = getattr(self, key)
         return fields
 
+    def _check_bandwidth(self, key: str) -> None:
+        value = getattr(self, key)
+        try:
+            check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
+        except ConfigError as error:
+            of_run = key.replace("_bytes_", "_gb_")
+            raise ConfigError(f"{error}; in a run, set topology.{of_run}, in GB/s") from error
+
     def _check_memory_by_rank(self) -> None:
         key, by_rank = "topology.memory_bytes_by_rank", self.memory_bytes_by_rank
         if by_rank is None:
@@ -155,7 +168,7 @@ class ShardingTask:
     def __post_init__(self) -> None:
         if not self.tables:
             raise ConfigError("the task has no tables; give it at least one")
-        check_count("batch_size", self.batch_size, least=1)
+        check_count("batch_size", self.batch_size, least=1, most=MAX_BATCH_SIZE)
         names = [table.name for table in self.tables]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -1,9 +1,10 @@
-"""Try for a long time what checkpoints promise, and measure what they cost.
+"""Try for a long time what runs promise, and measure what checkpoints cost.
 
 python scripts/soak.py interruptions    runs that are killed at random moments go on
 python scripts/soak.py damage           damaged checkpoints are recognised and passed over
 python scripts/soak.py resharding       other plans and numbers of ranks read the same state
 python scripts/soak.py cost             time of saving and loading, and the stall of the loop
+python scripts/soak.py bad_inputs       wrong inputs of every kind end with one message
 
 The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
 """
@@ -14,13 +15,14 @@ import argparse
 import os
 import sys
 
-from soaks import cost, damage, interruptions, resharding
+from soaks import bad_inputs, cost, damage, interruptions, resharding
 
 PARTS = {
     "interruptions": interruptions,
     "damage": damage,
     "resharding": resharding,
     "cost": cost,
+    "bad_inputs": bad_inputs,
 }
 
 

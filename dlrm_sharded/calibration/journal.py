@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dlrm_sharded.calibration.samples import Sample, manifest_path
+from dlrm_sharded.calibration.samples import Sample, check_sample, manifest_path
 from dlrm_sharded.errors import ConfigError, DataError, UserError
 from dlrm_sharded.json_files import read_json_object, write_json
 
@@ -63,12 +63,29 @@ class Journal:
             file.write(json.dumps(sample.to_row()) + "\n")
 
     def samples(self) -> list[Sample]:
-        """Return all samples so far, and remove a last line that a kill has cut off."""
+        """Return all samples so far, and remove a last line that a kill has cut off.
+
+        Raises:
+            DataError: another line is damaged.
+        """
         data = self._samples.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
             os.truncate(self._samples, len(whole))
-        return [Sample.from_row(json.loads(line)) for line in whole.splitlines()]
+        lines = whole.splitlines()
+        return [self._sample(number, line) for number, line in enumerate(lines, start=1)]
+
+    def _sample(self, number: int, line: bytes) -> Sample:
+        """Return the sample on a line."""
+        try:
+            sample = Sample.from_row(json.loads(line))
+            check_sample(sample, self._samples)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"{self._samples}:{number} is damaged ({error}); remove this line to collect its "
+                f"sample again, or remove {self.folder}"
+            ) from error
+        return sample
 
     def close(self) -> None:
         """Unlock the folder, so that another process can resume the collection."""

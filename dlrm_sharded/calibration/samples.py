@@ -208,7 +208,7 @@ def read_costs(path: str | Path) -> CollectedCosts:
     try:
         samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
         for sample in samples:
-            _check_sample(sample, path)
+            check_sample(sample, path)
     except TypeError as error:
         raise DataError(
             f"{path} has empty values ({error}); collect again with {CALIBRATE}"
@@ -216,7 +216,8 @@ def read_costs(path: str | Path) -> CollectedCosts:
     return CollectedCosts(samples, manifest)
 
 
-def _check_sample(sample: Sample, path: Path) -> None:
+def check_sample(sample: Sample, path: Path) -> None:
+    """Raise DataError or TypeError if no measurement gives the sample."""
     where = f"{path}: {sample.kind} sample {sample.number}"
     ranks = len(sample.cost.per_rank)
     if ranks != sample.world_size or not all(0 <= shard.rank < ranks for shard in sample.shards):

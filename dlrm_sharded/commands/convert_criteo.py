@@ -16,7 +16,8 @@ import os
 import sys
 from pathlib import Path
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR
+from dlrm_sharded.commands.messages import readable_message
 
 
 def main() -> int:
@@ -42,9 +43,12 @@ def main() -> int:
         )
         convert(source, options.out)
         manifest = BlockReader(options.out).manifest
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        message = readable_message(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return EXIT_USER_ERROR
     print(f"{options.out}: {manifest.num_rows:,} samples")
     return 0
 

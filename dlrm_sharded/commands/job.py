@@ -19,6 +19,7 @@ from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measur
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.start import Start, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
@@ -53,13 +54,16 @@ from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.sharded_model import check_exchange_precision, shard_model, sharded_embeddings
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, ShardingTask, Topology
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 log = logging.getLogger(__name__)
+
+MAX_TIMEOUT_S = 1e8
+"""Limit of the time that a rank waits for the others: three years."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,7 @@ def train(cfg: DictConfig) -> float:
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     try:
-        check_number("timeout_s", cfg.timeout_s, least=1)
+        check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
     except ConfigError as error:
         reported_by_rank_zero(error)
         raise
@@ -240,7 +244,7 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
         if cfg.get(group) is None:
             raise ConfigError(f"{group} is null; name one of conf/{group}")
     batch_size = cfg.batch_size
-    check_count("batch_size", batch_size, least=1)
+    check_count("batch_size", batch_size, least=1, most=MAX_BATCH_SIZE)
     check_count("seed", cfg.seed, least=0)
     if cfg.objective not in OBJECTIVES:
         raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
@@ -254,7 +258,7 @@ def _build(cfg: DictConfig, rank: Rank) -> RunSetup:
     check_exchange_precision(cfg.exchange_precision, rank.device)
     topology: Topology = instantiate(cfg.topology)
     return RunSetup(
-        dataset=instantiate(cfg.data),
+        dataset=build_dataset(cfg),
         topology=dataclasses.replace(
             topology,
             bytes_per_element=optimizer.bytes_per_element,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
 from hydra.errors import HydraException, InstantiationException
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -12,9 +15,30 @@ from omegaconf.errors import (
 
 from dlrm_sharded.errors import RankError, UserError
 
+DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+"""Errors of writes, which do not name their file, that only the user can do something about."""
+
+NO_MEMORY = re.compile(
+    r"can't allocate memory|DefaultCPUAllocator: not enough memory|CUDA out of memory"
+    r"|Storage size calculation overflowed|numel: integer multiplication overflow"
+)
+"""Parts of torch's messages about memory; on a CPU they are those of a plain RuntimeError."""
+
+MAX_VALUE, MAX_MESSAGE = 300, 4000
+"""Numbers of characters of a value, and of a message, that are shown."""
+
+_LONG = rf"{{{MAX_VALUE},}}"
+LONG_VALUE = re.compile(rf"'[^'\n]{_LONG}'|\[[^\[\]\n]{_LONG}\]|\S{_LONG}")
+"""A long text in quotes, list, or word."""
+
 
 def readable_message(error: BaseException) -> str | None:
     """Return the message for the user, or None for an error that only a programmer can fix."""
+    message = _message(error)
+    return None if message is None else _with_short_values(message)
+
+
+def _message(error: BaseException) -> str | None:
     cause = error.__cause__
     if isinstance(cause, RankError):
         cause = cause.__cause__
@@ -22,9 +46,15 @@ def readable_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+        return f"{error.strerror}: a file cannot be written; free space, or write to another disk"
+    if (reason := _lack_of_memory(error)) is not None:
+        return reason
     if isinstance(error, InstantiationException):
         if isinstance(cause, UserError):
             return str(cause)
+        if cause is not None and (reason := _lack_of_memory(cause)) is not None:
+            return reason
         if not isinstance(cause, TypeError | ImportError | ValueError | None):
             return None
     if isinstance(error, MissingMandatoryValue) and error.full_key:
@@ -33,6 +63,37 @@ def readable_message(error: BaseException) -> str | None:
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"
     return None
+
+
+def _lack_of_memory(error: BaseException) -> str | None:
+    """Return the message for an allocation that failed; None for any other error."""
+    text = " ".join(str(error).split())
+    # Torch's class is compared by its name, because the driver of a sweep does not load torch.
+    is_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not is_class and not (isinstance(error, RuntimeError) and NO_MEMORY.search(text)):
+        return None
+    if found := re.search(r"allocate (\d+) bytes", text):
+        text = f"{int(found[1]) / 2**30:,.2f} GiB cannot be allocated"
+    return (
+        f"there is not enough memory: {text or 'an allocation failed'}. Lower batch_size, the "
+        "layers of the model, data.source.block_rows, or what topology gives to tables; or use "
+        "more memory or ranks"
+    )
+
+
+def _with_short_values(message: str) -> str:
+    """Return the message with the beginning and the length of every long value."""
+
+    def short(found: re.Match[str]) -> str:
+        value = found[0]
+        return f"{value[: MAX_VALUE // 3]}... ({len(value):,} characters)"
+
+    message = LONG_VALUE.sub(short, message)
+    if len(message) <= MAX_MESSAGE:
+        return message
+    half = MAX_MESSAGE // 2
+    left_out = len(message) - 2 * half
+    return f"{message[:half]} ... ({left_out:,} characters) ... {message[-half:]}"
 
 
 def _known_keys(error: BaseException | None) -> str:

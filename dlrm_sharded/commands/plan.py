@@ -16,7 +16,7 @@ from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.json_files import write_json
@@ -31,6 +31,7 @@ def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         if not cfg.out:
             raise ConfigError("out is not set; name the plan.json to write")
+        check_path("out", cfg.out)
         task = read_task(cfg.task)
         planner = build_planner(
             cfg,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact, other_device_caveat
+from dlrm_sharded.artifact import (
+    Arrays,
+    Artifact,
+    built_from,
+    cost_model_kind,
+    load_artifact,
+    other_device_caveat,
+)
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -27,6 +37,7 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
+from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
@@ -135,6 +146,10 @@ class LearnedCostModel:
             input_dist_ms=self.exchange_ms("input_dist", workload, hosts).tolist(),
         )
 
+    def predict_trial(self, workload: Workload) -> PlanCost:
+        """Predict the cost on one host, for trials of the model."""
+        return self.predict_workload(workload, Hosts(workload.world_size, workload.world_size))
+
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """Return [W], time of one of `communication.EXCHANGES`."""
         exchange = workload.exchange(for_ids=kind == "input_dist")
@@ -150,13 +165,25 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     Raises:
         DataError: the file is missing or damaged, or there is none.
     """
-    loaded = load_artifact(artifact, cost_model_kind(KIND), learned_features, context)
-    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
-    measured_links = tuple(loaded.meta["measured_links"])
-    if loaded.meta["device"] != context.device:
+    kind = cost_model_kind(KIND)
+    loaded = load_artifact(artifact, kind, learned_features, context)
+    with built_from(loaded, kind):
+        model = _from_artifact(loaded)
+        check_trial_plans(model.predict_trial)
+    if model.device != context.device:
         # Exchanges between CPUs do not predict exchanges between GPUs.
-        communication, measured_links = with_stated(UNMEASURED, measured=()), ()
-    ranges = {key: (low, high) for key, (low, high) in loaded.meta["ranges"].items()}
+        model = dataclasses.replace(
+            model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
+        )
+    return model
+
+
+def _from_artifact(loaded: Artifact) -> LearnedCostModel:
+    compute, communication = from_arrays(loaded.arrays, loaded.meta["device"])
+    ranges = {name: _range(name, loaded.meta["ranges"][name]) for name in EXTENT}
+    measured_links = tuple(loaded.meta["measured_links"])
+    if not set(measured_links) <= set(LINKS):
+        raise ValueError(f"measured_links is {measured_links}")
     return LearnedCostModel(
         compute,
         communication,
@@ -165,6 +192,13 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
         ranges=ranges,
         measured_links=measured_links,
     )
+
+
+def _range(name: str, bounds: Any) -> tuple[float, float]:
+    low, high = (float(bound) for bound in bounds)
+    if not -math.inf < low <= high < math.inf:
+        raise ValueError(f"the range of {name} is {bounds}")
+    return low, high
 
 
 def learned_features(device: str) -> dict[str, list[str]]:

@@ -22,9 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.artifact import Arrays, cost_model_kind, load_artifact, other_device_caveat
+from dlrm_sharded.artifact import (
+    Arrays,
+    built_from,
+    cost_model_kind,
+    load_artifact,
+    other_device_caveat,
+)
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
@@ -139,9 +146,13 @@ class PaperCostModel:
 
 def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperCostModel:
     """Load the nets of some hardware, as `learned_cost_model` finds them."""
-    loaded = load_artifact(artifact, cost_model_kind(KIND), PAPER_FEATURES, context)
-    nets = from_arrays(loaded.arrays)
-    return PaperCostModel(nets, name=loaded.meta["hardware"], device=loaded.meta["device"])
+    kind = cost_model_kind(KIND)
+    loaded = load_artifact(artifact, kind, PAPER_FEATURES, context)
+    with built_from(loaded, kind):
+        nets = from_arrays(loaded.arrays)
+        model = PaperCostModel(nets, name=loaded.meta["hardware"], device=loaded.meta["device"])
+        check_trial_plans(model.predict_workload, [1, *map(int, nets.communication)])
+    return model
 
 
 def table_features(workload: Workload) -> Floats:

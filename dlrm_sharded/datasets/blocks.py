@@ -16,16 +16,27 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.errors import DataError, check_count
 from dlrm_sharded.json_files import replace_file
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+DTYPES: dict[str, np.dtype[Any]] = {
+    "ids.npy": np.dtype(np.int32),
+    "dense.npy": np.dtype(np.float32),
+    "labels.npy": np.dtype(np.uint8),
+}
+"""Names of the files, and the types of their values."""
+
+HEADER_FAULTS = (ArithmeticError, EOFError, MemoryError, RecursionError, SyntaxError, TokenError)
+"""Errors that numpy raises for a damaged header, which it reads as Python's literals."""
+
 CONVERT_AGAIN = "remove the folder and convert again"
 
 
@@ -65,14 +76,54 @@ class Manifest:
                 )
             fields["feature_names"] = tuple(fields["feature_names"])
             fields["num_embeddings"] = tuple(fields["num_embeddings"])
-            return cls(**fields)
+            manifest = cls(**fields)
+            manifest._check()
+            return manifest
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
                 f"{folder} is not a folder of blocks: it has no {MANIFEST}, which a "
                 "conversion writes last: convert again, or correct the path"
             ) from None
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        except DataError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as e:
             raise DataError(f"{path} is damaged ({e!r}); {CONVERT_AGAIN}") from e
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, of which the last may be padded."""
+        return -(-self.num_rows // self.block_rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the array in a file."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "ids.npy": (len(self.feature_names), self.block_rows),
+            "dense.npy": (self.block_rows, self.num_dense),
+            "labels.npy": (self.block_rows,),
+        }
+        return (self.num_blocks, *shapes[name])
+
+    def _check(self) -> None:
+        """Raise TypeError or ValueError if a value cannot be that of a conversion."""
+        counts = {
+            "num_rows": (self.num_rows, 1),
+            "num_train_rows": (self.num_train_rows, 0),
+            "block_rows": (self.block_rows, 1),
+            "num_dense": (self.num_dense, 1),
+            **{f"rows of table {i}": (rows, 1) for i, rows in enumerate(self.num_embeddings)},
+            **{f"bytes of {name}": (self.file_bytes[name], 1) for name in DTYPES},
+        }
+        for key, (value, least) in counts.items():
+            check_count(key, value, least=least)
+        names = self.feature_names
+        if not names or len(set(names)) < len(names) or len(names) != len(self.num_embeddings):
+            raise ValueError(f"{len(names)} features for {len(self.num_embeddings)} tables")
+        if not all(isinstance(name, str) and name for name in names):
+            raise TypeError("the name of a feature is no text")
+        if self.num_train_rows > self.num_rows:
+            raise ValueError(f"{self.num_train_rows} training rows of {self.num_rows}")
+        if not isinstance(self.source, dict):
+            raise TypeError("source is no object")
 
 
 class BlockWriter:
@@ -209,21 +260,45 @@ class BlockReader:
 
     def __init__(self, folder: Path) -> None:
         self.manifest = Manifest.load(folder)
-        for name, expected in self.manifest.file_bytes.items():
-            _check_size(folder / name, expected)
-        self._ids = _mapped(folder / "ids.npy")
-        self._dense = _mapped(folder / "dense.npy").reshape(-1, self.manifest.num_dense)
-        self._labels = _mapped(folder / "labels.npy").reshape(-1)
+        self._folder = folder
+        for name in DTYPES:
+            _check_size(folder / name, self.manifest.file_bytes[name])
+        arrays = {name: self._mapped(name) for name in DTYPES}
+        self._ids = arrays["ids.npy"]
+        self._dense = arrays["dense.npy"].reshape(-1, self.manifest.num_dense)
+        self._labels = arrays["labels.npy"].reshape(-1)
+        self._num_embeddings = np.array(self.manifest.num_embeddings)
 
     def rows(self, start: int, stop: int) -> BlockRows:
         """Return the rows start ... stop - 1, which may lie in several blocks."""
         if not 0 <= start < stop <= self.manifest.num_rows:
             raise IndexError(f"rows [{start}, {stop}) of {self.manifest.num_rows:,} rows")
+        ids, labels = self._copy_ids(start, stop), self._labels[start:stop]
+        # As unsigned numbers, negative ids are too large, so that one comparison finds both.
+        if (ids.view(np.uint32).max(axis=1) >= self._num_embeddings).any() or labels.max() > 1:
+            raise DataError(
+                f"{self._folder} has ids that are no rows of their table, or labels that are "
+                f"neither 0 nor 1, in the rows {start:,} to {stop - 1:,}: it is damaged; "
+                f"{CONVERT_AGAIN}"
+            )
         return BlockRows(
-            dense=np.array(self._dense[start:stop]),
-            ids=self._copy_ids(start, stop),
-            labels=self._labels[start:stop].astype(np.float32),
+            dense=np.array(self._dense[start:stop]), ids=ids, labels=labels.astype(np.float32)
         )
+
+    def _mapped(self, name: str) -> npt.NDArray[Any]:
+        """Return the array in a file, of which only the pages that are read are loaded."""
+        path = self._folder / name
+        try:
+            array = np.asarray(np.load(path, mmap_mode="r"))
+        except (*HEADER_FAULTS, TypeError, ValueError) as error:
+            raise DataError(f"{path} is damaged ({error}); {CONVERT_AGAIN}") from error
+        expected = self.manifest.shape(name)
+        if (array.shape, array.dtype) != (expected, DTYPES[name]):
+            raise DataError(
+                f"{path} is damaged: it has {[*array.shape]} {array.dtype}, and must have "
+                f"{[*expected]} {DTYPES[name]}; {CONVERT_AGAIN}"
+            )
+        return array
 
     def _copy_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         block, offset = divmod(start, self.manifest.block_rows)
@@ -246,7 +321,3 @@ def _check_size(path: Path, expected: int) -> None:
             f"{path} should have {expected:,} B, but has {size:,} B: it was truncated or replaced "
             f"after the conversion; {CONVERT_AGAIN}"
         )
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    return np.asarray(np.load(path, mmap_mode="r"))

@@ -52,6 +52,13 @@ def build_once(
             partial.mkdir()
             build(partial)
             partial.replace(folder)
+    except OSError as error:
+        if error.filename is not None:  # the message names the file
+            raise
+        raise DataError(
+            f"cannot write {folder}: {error.strerror or error}; nothing is left of it; free space "
+            "there, or name a folder on another disk (data.blocks_dir, --out)"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         # a process that has this file open sees that it is gone and makes a new one

@@ -33,7 +33,7 @@ from dlrm_sharded.datasets.base import Split, profiled_table
 from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.errors import ConfigError, DataError, check_count, check_path
 from dlrm_sharded.tables import Table
 
 __all__ = ["CriteoDataset", "CriteoSource", "convert"]
@@ -64,8 +64,9 @@ class CriteoDataset:
         embedding_dim: int,
         source: CriteoSource | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}, must be >= 1")
+        check_count("batch_size", batch_size, least=1)
+        check_count("data.embedding_dim", embedding_dim, least=4)
+        check_path("data.blocks_dir", blocks_dir)
         self.batch_size = batch_size
         self._blocks_dir = Path(blocks_dir)
         self._embedding_dim = embedding_dim
@@ -161,6 +162,10 @@ class _OneHotTemplate:
 
 def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) -> None:
     """Raise DataError if settings or remaining TSVs differ from those of the conversion."""
+    expected: dict[str, type] = {"settings": dict, "train_files": list, "val_files": list}
+    for key, form in expected.items():
+        if not isinstance(manifest.source.get(key), form):
+            raise DataError(f"{blocks_dir} does not say from what it was made; {CONVERT_AGAIN}")
     converted_with, current = manifest.source["settings"], source.settings()
     differing = [
         f"{key} was {converted_with.get(key)}, is now {value}"

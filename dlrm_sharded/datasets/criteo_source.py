@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES
 
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number, check_path
 
 _MAX_ROWS = 2**31 - 2
+_MAX_BLOCK_ROWS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,19 @@ class CriteoSource:
     max_malformed_share: float = 0.001
 
     def __post_init__(self) -> None:
-        if not 0 <= self.val_share < 1:
-            raise ConfigError(f"val_share is {self.val_share}, must be in [0, 1)")
-        if not 0 <= self.max_malformed_share <= 1:
-            raise ConfigError(
-                f"max_malformed_share is {self.max_malformed_share}, must be in [0, 1]"
-            )
+        for key in ("files", "val_files"):
+            _check_paths(key, getattr(self, key))
+        check_number("val_share", self.val_share, most=1.0)
+        if self.val_share == 1:
+            raise ConfigError("val_share is 1, must be in [0, 1): training needs data too")
+        check_number("max_malformed_share", self.max_malformed_share, most=1.0)
         if self.id_mapping not in ("vocabulary", "hash"):
             raise ConfigError(f"id_mapping is {self.id_mapping!r}, must be vocabulary or hash")
-        if self.min_count < 1 or self.block_rows < 1:
-            raise ConfigError(
-                f"min_count is {self.min_count} and block_rows {self.block_rows}, must be >= 1"
-            )
+        check_count("min_count", self.min_count, least=1)
+        check_count("block_rows", self.block_rows, least=1, most=_MAX_BLOCK_ROWS)
         if self.id_mapping == "hash" and self.max_ind_range is None:
             raise ConfigError("id_mapping=hash needs max_ind_range, the rows of each table")
-        caps = self.caps or (1,)
-        if len(caps) not in (1, len(DEFAULT_CAT_NAMES)) or not all(
-            1 <= c <= _MAX_ROWS for c in caps
-        ):
+        if not _are_caps(self.max_ind_range):
             raise ConfigError(
                 f"max_ind_range is {self.max_ind_range}, must be one number or "
                 f"{len(DEFAULT_CAT_NAMES)}, each in [1, {_MAX_ROWS:,}]"
@@ -103,6 +99,24 @@ class CriteoSource:
             "max_ind_range": None if caps is None else list(caps),
             "block_rows": self.block_rows,
         }
+
+
+def _check_paths(key: str, paths: object) -> None:
+    """Raise ConfigError unless a value is a path, or a list of paths."""
+    if isinstance(paths, str) or not isinstance(paths, Sequence):
+        paths = [paths]
+    for path in paths:
+        check_path(key, path)
+
+
+def _are_caps(caps: object) -> bool:
+    """Return whether a value can be `max_ind_range`."""
+    if caps is None:
+        return True
+    if not isinstance(caps, Sequence) or isinstance(caps, str):
+        caps = [caps]
+    are_counts = all(type(cap) is int and 1 <= cap <= _MAX_ROWS for cap in caps)
+    return are_counts and len(caps) in (1, len(DEFAULT_CAT_NAMES))
 
 
 def names_and_sizes(paths: Sequence[Path]) -> list[list[Any]]:

@@ -35,7 +35,7 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 
 BOUNDING_FRACTION = 0.99
 """Ranks that cost at least this fraction of the costliest rank bound the plan."""
@@ -283,9 +283,14 @@ def _with_more_memory(topology: Topology) -> Topology:
     by_rank = topology.memory_bytes_by_rank
     return dataclasses.replace(
         topology,
-        memory_bytes=topology.memory_bytes * 11 // 10,
-        memory_bytes_by_rank=by_rank and tuple(size * 11 // 10 for size in by_rank),
+        memory_bytes=_tenth_more(topology.memory_bytes),
+        memory_bytes_by_rank=by_rank and tuple(map(_tenth_more, by_rank)),
     )
+
+
+def _tenth_more(memory_bytes: int) -> int:
+    """Return 10 % more memory, up to the limit of a topology."""
+    return min(memory_bytes * 11 // 10, MAX_BYTES)
 
 
 def _better_cost_ms(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dlrm_sharded.artifact import Arrays, load_artifact, policy_kind
+from dlrm_sharded.artifact import Arrays, built_from, load_artifact, policy_kind
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.trial import trial_plans
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.dreamshard import DreamShard
@@ -44,6 +45,17 @@ class LearnedPolicy:
             return None
         ranks = torch.empty_like(placement).scatter(0, order[0], placement)
         return tuple(ranks.tolist())
+
+    def check_trial_plan(self) -> None:
+        """Raise an error if the networks do not place a few tables, or price them at no number."""
+        task, (plan, _) = trial_plans(world_size=2)
+        self.place(task, num_samples=2, seed=0)
+        tensors = TaskTensors.from_tasks([task])
+        ranks = torch.tensor([[shard.rank for shard in plan.shards]])
+        with torch.no_grad():
+            cost = self._net.plan_costs(self._net.scaler(tensors), ranks)
+        if not cost.isfinite().all():
+            raise ValueError(f"it prices a plan at {cost.item()}")
 
     def _best_sample(self, task: TaskTensors, num_samples: int, seed: int) -> Tensor | None:
         """Return the cheapest of the most probable placement and of some drawn ones, [T]."""
@@ -84,11 +96,15 @@ def load_policy(method: str, artifact: str | None, context: RunContext) -> Learn
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    loaded = load_artifact(artifact, policy_kind(method), POLICY_FEATURES, context)
+    kind = policy_kind(method)
+    loaded = load_artifact(artifact, kind, POLICY_FEATURES, context)
     with torch.random.fork_rng(devices=[]):
         net = METHODS[method]()
-    net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
-    return LearnedPolicy(net)
+    with built_from(loaded, kind):
+        net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
+        policy = LearnedPolicy(net)
+        policy.check_trial_plan()
+    return policy
 
 
 def to_arrays(net: PlacementNet) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from typing import Any
 
@@ -12,6 +13,11 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner import Topology as TorchRecTopology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.proposers import (
+    GreedyProposer,
+    GridSearchProposer,
+    UniformProposer,
+)
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
@@ -19,6 +25,7 @@ from torchrec.distributed.planner.storage_reservations import (
 )
 from torchrec.distributed.planner.types import (
     PlannerError,
+    Proposer,
     ShardEstimator,
     ShardingOption,
     Storage,
@@ -29,10 +36,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
 from dlrm_sharded.layouts import can_split_rows
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.validation import validate
+
+log = logging.getLogger(__name__)
+
+OPTIONS_PER_LOOK = 256
+"""Number of sharding options that are priced between two looks at the clock."""
 
 SPLIT_COLUMN_TYPES = [ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value]
 COLUMN_TYPES = [ShardingType.TABLE_WISE.value, *SPLIT_COLUMN_TYPES]
@@ -50,7 +63,8 @@ class TorchRecSharder:
             and defaults for all else, as in `dlrm_main.py` of the DLRM reference.
         min_partition: smallest width of a column shard; without it TorchRec does not split tables
             of 128 columns or fewer.
-        timeout_s: the planner stops looking for better plans after this time.
+        timeout_s: the planner stops looking for better plans after this time, which includes the
+            pricing of its options; it ends with an error if it has no plan by then.
     """
 
     def __init__(
@@ -74,10 +88,18 @@ class TorchRecSharder:
             dataclasses.replace(table, name=alias)
             for alias, table in zip(names, task.tables, strict=True)
         ]
+        search = _Search(TimeBox(self._timeout_s))
         try:
-            plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)))
+            plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)), search)
         except PlannerError as error:
-            raise InfeasibleTaskError(_why_none(task, error)) from error
+            raise InfeasibleTaskError(_why_none(task, error, search)) from error
+        if search.was_cut:
+            log.warning(
+                "TorchRec's planner stopped after sharder.timeout_s = %d s with the best of %s "
+                "proposals; its plan depends on the speed of this machine",
+                self._timeout_s,
+                f"{search.num_proposals:,}",
+            )
         plan = dataclasses.replace(
             plan,
             shards=tuple(dataclasses.replace(s, table=names[s.table]) for s in plan.shards),
@@ -90,18 +112,20 @@ class TorchRecSharder:
             ) from error
         return plan
 
-    def _shard(self, task: ShardingTask) -> ShardingPlan:
+    def _shard(self, task: ShardingTask, search: _Search) -> ShardingPlan:
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
         make_planner = self._informed_planner if self._informed else self._blind_planner
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
-            torchrec_plan = make_planner(task).plan(collection, [EmbeddingBagCollectionSharder()])
+            torchrec_plan = make_planner(task, search).plan(
+                collection, [EmbeddingBagCollectionSharder()]
+            )
         module_plan: Any = torchrec_plan.plan[""]
         return ShardingPlan(task.topology.world_size, from_torchrec(module_plan))
 
-    def _informed_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
+    def _informed_planner(self, task: ShardingTask, search: _Search) -> EmbeddingShardingPlanner:
         topology = _torchrec_topology(task.topology)
         constraints = {
             table.name: ParameterConstraints(
@@ -119,7 +143,8 @@ class TorchRecSharder:
             topology=topology,
             batch_size=local_batch_size,
             constraints=constraints,
-            enumerator=EmbeddingEnumerator(
+            enumerator=_TimedEnumerator(
+                search,
                 topology=topology,
                 batch_size=local_batch_size,
                 constraints=constraints,
@@ -128,30 +153,109 @@ class TorchRecSharder:
                     _TableStorage(task.topology),
                 ],
             ),
+            proposer=search.proposers(),
             storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
             debug=False,
-            timeout_seconds=self._timeout_s,
         )
 
-    def _blind_planner(self, task: ShardingTask) -> EmbeddingShardingPlanner:
-        return EmbeddingShardingPlanner(
-            topology=TorchRecTopology(
-                world_size=task.topology.world_size,
-                local_world_size=task.topology.ranks_per_host,
-                compute_device=task.topology.compute_device,
-            ),
-            batch_size=max(1, task.batch_size // task.topology.world_size),
-            storage_reservation=HeuristicalStorageReservation(percentage=0.05),
-            constraints={
-                table.name: ParameterConstraints(
-                    sharding_types=_sharding_types(table, task.topology),
-                    compute_kernels=[EmbeddingComputeKernel.FUSED.value],
-                )
-                for table in task.tables
-            },
-            debug=False,
-            timeout_seconds=self._timeout_s,
+    def _blind_planner(self, task: ShardingTask, search: _Search) -> EmbeddingShardingPlanner:
+        topology = TorchRecTopology(
+            world_size=task.topology.world_size,
+            local_world_size=task.topology.ranks_per_host,
+            compute_device=task.topology.compute_device,
         )
+        constraints = {
+            table.name: ParameterConstraints(
+                sharding_types=_sharding_types(table, task.topology),
+                compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+            )
+            for table in task.tables
+        }
+        local_batch_size = max(1, task.batch_size // task.topology.world_size)
+        return EmbeddingShardingPlanner(
+            topology=topology,
+            batch_size=local_batch_size,
+            storage_reservation=HeuristicalStorageReservation(percentage=0.05),
+            constraints=constraints,
+            enumerator=_TimedEnumerator(
+                search, topology=topology, batch_size=local_batch_size, constraints=constraints
+            ),
+            proposer=search.proposers(),
+            debug=False,
+        )
+
+
+class _Search:
+    """One search of the planner in its time box.
+
+    TorchRec's own limit does not include the pricing, which takes a minute for 2,000 tables.
+    """
+
+    def __init__(self, box: TimeBox) -> None:
+        self.box = box
+        self.num_proposals = 0
+        self.was_cut = False
+
+    def proposers(self) -> list[Proposer]:
+        """Return the proposers that TorchRec's planner has by default, in the box."""
+        defaults = [
+            GridSearchProposer(),
+            GreedyProposer(),
+            GreedyProposer(use_depth=False),
+            UniformProposer(),
+        ]
+        return [_TimedProposer(proposer, self) for proposer in defaults]
+
+
+class _TimedProposer(Proposer):
+    """Makes the proposals of another proposer until the time is over; the first one always."""
+
+    def __init__(self, proposer: Proposer, search: _Search) -> None:
+        self._proposer = proposer
+        self._search = search
+
+    def load(self, *arguments: Any, **options: Any) -> None:
+        self._proposer.load(*arguments, **options)
+
+    def feedback(self, *arguments: Any, **options: Any) -> None:
+        self._proposer.feedback(*arguments, **options)
+
+    def propose(self) -> list[ShardingOption] | None:
+        search = self._search
+        proposal: list[ShardingOption] | None = self._proposer.propose()
+        if proposal and search.num_proposals and search.box.is_over:
+            search.was_cut = True
+            return None
+        if proposal:
+            search.num_proposals += 1
+            search.box.report(f"TorchRec's planner made {search.num_proposals:,} proposals")
+        return proposal
+
+
+class _TimedEnumerator(EmbeddingEnumerator):
+    """Prices the sharding options in small groups, and stops when the time is over."""
+
+    def __init__(self, search: _Search, **options: Any) -> None:
+        super().__init__(**options)
+        self._search = search
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        box, num_priced = self._search.box, 0
+        for first in range(0, len(sharding_options), OPTIONS_PER_LOOK):
+            options = sharding_options[first : first + OPTIONS_PER_LOOK]
+            if box.is_over:
+                raise InfeasibleTaskError(
+                    f"TorchRec's planner has no plan yet after sharder.timeout_s = "
+                    f"{box.limit_s:g} s, in which it priced {num_priced:,} of "
+                    f"{len(sharding_options):,} ways to place shards; raise sharder.timeout_s, or "
+                    "use sharder=neuroshard"
+                )
+            super().populate_estimates(options)
+            num_priced = first + len(options)
+            box.report(
+                f"TorchRec's planner priced {num_priced:,} of {len(sharding_options):,} ways to "
+                "place shards"
+            )
 
 
 class _TableStorage(ShardEstimator):
@@ -201,7 +305,13 @@ def _torchrec_topology(topology: Topology) -> TorchRecTopology:
     return torchrec_topology
 
 
-def _why_none(task: ShardingTask, error: PlannerError) -> str:
+def _why_none(task: ShardingTask, error: PlannerError, search: _Search) -> str:
+    if search.was_cut:
+        return (
+            f"TorchRec's planner found no plan that fits within sharder.timeout_s = "
+            f"{search.box.limit_s:g} s, in {search.num_proposals:,} proposals; raise "
+            "sharder.timeout_s, or use sharder=neuroshard"
+        )
     topology = task.topology
     largest = max(task.tables, key=topology.table_bytes)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")

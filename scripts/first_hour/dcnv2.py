@@ -15,6 +15,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
@@ -54,7 +55,8 @@ class Dcnv2:
 def dcnv2_dataset(batch_size: int, *overrides: str, small: bool) -> SyntheticDataset:
     """Return MLPerf's data, whose training batches are generated when the first one is used."""
     config = _config(small, f"batch_size={batch_size}", "data.num_val_batches=1", *overrides)
-    dataset: SyntheticDataset = instantiate(config.data)
+    dataset = build_dataset(config)
+    assert isinstance(dataset, SyntheticDataset)
     return dataset
 
 

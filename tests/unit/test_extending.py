@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import ShardingTask, Table, Topology
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.json_files import write_json
@@ -131,7 +132,7 @@ def test_dataset(project: Path) -> None:
 
 
 def test_dataset_with_a_yaml(project: Path) -> None:
-    dataset = instantiate(composed(project, "train", "data=films", "batch_size=12").data)
+    dataset = build_dataset(composed(project, "train", "data=films", "batch_size=12"))
 
     assert dataset.batch_size == 12
     assert dataset.num_batches("train") == 50

@@ -3,12 +3,13 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.errors import ConfigError, InvalidPlanError, check_count
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan, read_plan
@@ -192,6 +193,60 @@ def test_bad_plan_file(tmp_path: Path, text: str) -> None:
         read_plan(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"world_size": 1, "world_size": 2, "shards": []}', "'world_size' is there 2 times"),
+        ('{"world_size": 1, "shards": [{"rank": 0, "rank": 1}]}', "'rank' is there 2 times"),
+        ('{"world_size": 1, "shards": [{"row": 0}]}', r"unknown keys \['row'\]"),
+        ('{"world_size": 1, "shards": {}}', "its shards are no list"),
+        ('{"world_size": 1, "shards": [3]}', "does not have the form"),
+        (
+            '{"world_size": 1, "shards": '
+            '[{"table": 3, "rank": 0, "rows": [0, 1], "cols": [0, 4]}]}',
+            "3 is not the name of a table",
+        ),
+    ],
+)
+def test_keys_of_a_plan_file(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises((ConfigError, InvalidPlanError), match=message):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_unknown_keys_of_a_plan_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They may be those of a later version."""
+    write_json(tmp_path / "plan.json", VALID["columns"].to_json() | {"sharer": "mine"})
+    assert read_plan(tmp_path / "plan.json") == VALID["columns"]
+    assert "unknown keys, which have no effect: ['sharer']" in caplog.text
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text(json.dumps(task().to_json()), encoding="utf-8-sig")
+    assert read_task(tmp_path / "task.json").to_json() == task().to_json()
+
+
+@pytest.mark.parametrize("path", [5, None, True, ["a"], "", "a\0b"])
+def test_what_is_no_path(path: Any) -> None:
+    for use in (read_plan, read_task, lambda path: write_json(path, {})):
+        with pytest.raises(ConfigError, match="must be a path"):
+            use(path)
+
+
+@pytest.mark.parametrize("bandwidth", [1e-300, 1e-9, 0, -1, 1e300, float("inf"), float("nan")])
+def test_impossible_bandwidths(bandwidth: float) -> None:
+    with pytest.raises(ConfigError, match=r"bytes_per_s is .* in a run, set"):
+        Topology(2, 1, intra_host_bytes_per_s=bandwidth)
+
+
+def test_limits_of_counts_are_said() -> None:
+    check_count("seed", 2**62, least=0)
+    with pytest.raises(ConfigError, match="must be an integer >= 0"):
+        check_count("seed", -1, least=0)
+    with pytest.raises(ConfigError, match="from 0 to 4,611,686,018,427,387,904"):
+        check_count("seed", 2**62 + 1, least=0)
+
+
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the plan file"):
         read_plan(tmp_path / "none.json")
@@ -278,6 +333,10 @@ def test_memory_of_ranks_is_a_tuple_in_code() -> None:
         (
             {"topology": {"world_size": 2, "memory_bytes": 9, "intra_host_bytes_per_s": "fast"}},
             "intra_host_bytes_per_s is 'fast'",
+        ),
+        (
+            {"topology": {"world_size": 2, "memory_bytes": 9, "compute_device": {"a": 1}}},
+            "compute_device is {'a': 1}, must be cpu or cuda",
         ),
         ({"tables": [{"name": "t"}]}, "lacks the keys"),
         ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "num_embeddings is 'x'"),

@@ -165,3 +165,20 @@ def test_plans_are_validated() -> None:
     tight = dataclasses.replace(TASK, topology=Topology(2, 100, compute_device="cpu"))
     with pytest.raises(InfeasibleTaskError):
         Planner(GreedySharder("dim"), None).plan(tight)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonsense:
+    """A cost model of a user's own, with a mistake."""
+
+    time_ms: float
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0), StageCost(1.0, self.time_ms, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("time_ms", [math.nan, math.inf, -math.inf])
+def test_predictions_are_numbers(time_ms: float) -> None:
+    """plan.json could not hold others."""
+    with pytest.raises(ConfigError, match=r"the cost model predicts .* ms for rank 1"):
+        Planner(Fixed(PLAN), Nonsense(time_ms)).plan(TASK)

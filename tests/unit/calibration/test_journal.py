@@ -1,6 +1,7 @@
 """An unfinished collection: goes on where it was, under the conditions under which it was begun."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,29 @@ def test_two_processes_do_not_collect_into_one(out: Path, lines: Path) -> None:
     second = Journal(out, SETTINGS)
     assert len(second.samples()) == 4
     second.close()
+
+
+DAMAGED_LINES = {
+    "zeros": bytes(200),
+    "no_json": b"{",
+    "number": b"3",
+    "empty": b"",
+    "not_utf8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "no_keys": b"{}",
+    "shards": json.dumps(SAMPLES[0].to_row() | {"shards": 3}).encode(),
+    "no_shards": json.dumps(SAMPLES[0].to_row() | {"shards": []}).encode(),
+    "key": json.dumps(SAMPLES[0].to_row() | {"per_rank": [{"ms": 3}]}).encode(),
+    "time": json.dumps(SAMPLES[0].to_row()).replace('_ms": ', '_ms": -').encode(),
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
+def test_a_damaged_line_is_named(out: Path, lines: Path, line: bytes) -> None:
+    """As a power cut leaves it, before lines that a resumed collection wrote."""
+    whole = lines.read_bytes().splitlines(keepends=True)
+    lines.write_bytes(b"".join([whole[0], line + b"\n", *whole[1:]]))
+    journal = Journal(out, SETTINGS)
+    with pytest.raises(DataError, match=rf"{lines}:2 is damaged .*; remove this line"):
+        journal.samples()
+    journal.close()

@@ -4,18 +4,22 @@ import inspect
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.profiles import with_expected_profile
@@ -78,7 +82,7 @@ def test_data_builds(name: str, tmp_path: Path) -> None:
     cfg = composed(*overrides)
     tracemalloc.start()
     try:
-        dataset = instantiate(cfg.data)
+        dataset = build_dataset(cfg)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -90,6 +94,42 @@ def test_data_builds(name: str, tmp_path: Path) -> None:
         assert dataset.num_batches("val") >= 0
 
 
+@pytest.mark.parametrize("name", names("data"))
+def test_the_batch_size_is_no_key_of_the_data(name: str) -> None:
+    """So that the data cannot have another batch size than the plan and the throughput."""
+    assert "batch_size" not in composed(f"data={name}").data
+    with pytest.raises(ConfigCompositionException):
+        composed(f"data={name}", "data.batch_size=16")
+
+
+@pytest.mark.parametrize("override", ["+data.batch_size=${batch_size}", "+data.batch_size=96"])
+def test_yamls_may_state_the_batch_size(override: str) -> None:
+    assert build_dataset(composed(f"batch_size={BATCH_SIZE}", override)).batch_size == BATCH_SIZE
+
+
+@pytest.mark.parametrize("batch_size", [16, 8192, "large"])
+def test_a_second_batch_size_is_refused(batch_size: int | str) -> None:
+    cfg = composed(f"batch_size={BATCH_SIZE}", f"+data.batch_size={batch_size}")
+    with pytest.raises(ConfigError, match=rf"^data\.batch_size is {batch_size}, but .* is 96"):
+        build_dataset(cfg)
+
+
+class FixedBatches(SyntheticDataset):
+    """Ignores the batch size of the run."""
+
+    def __init__(self, *, batch_size: int, **options: Any) -> None:
+        super().__init__(batch_size=batch_size // 2, **options)
+
+
+def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
+    cfg = composed(f"batch_size={BATCH_SIZE}", f"data._target_={__name__}.FixedBatches")
+    with pytest.raises(ConfigError, match=r"the batch_size of FixedBatches is 48, but .* is 96"):
+        build_dataset(cfg)
+    cfg = OmegaConf.create({"batch_size": 96, "data": {"_target_": "collections.Counter"}})
+    with pytest.raises(ConfigError, match=r"the batch_size of Counter is not there, but .* is 96"):
+        build_dataset(cfg)
+
+
 @pytest.mark.parametrize("name", names("model"))
 def test_model_builds(name: str) -> None:
     model = instantiate(composed(f"model={name}").model)(TABLES, 13, device=torch.device("cpu"))
@@ -98,6 +138,31 @@ def test_model_builds(name: str) -> None:
     assert [bag.embedding_dim for bag in collection.embedding_bag_configs()] == [4, 8, 16]
     dense = [p for n, p in model.named_parameters() if "embedding_bag_collection" not in n]
     assert {p.device.type for p in dense} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.over_layers=nan", "model.dense_layers=null", "model.over_layers=[]", "model.bf16=abc"],
+)
+def test_values_of_a_wrong_type_for_the_model(override: str) -> None:
+    make = instantiate(composed(override).model)
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        make(TABLES, 13, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("artifact", ["5", "true", "[a]", "''"])
+def test_artifacts_that_are_no_paths(artifact: str) -> None:
+    with pytest.raises(ConfigError, match=r"the artifact of the cost model is .* must be a path"):
+        build_planner(composed(f"cost_model.artifact={artifact}"), RUN)
+
+
+@pytest.mark.parametrize("path", ["5", "[a]", "{a:1}"])
+@pytest.mark.parametrize("override", ["sharder=plan_file +sharder.path", "sharder.warm_start"])
+def test_plans_that_are_no_paths(path: str, override: str) -> None:
+    key = f"{override}={path}".replace("+", "++")
+    cfg = composed(*key.split(" ", 1))
+    with pytest.raises((ConfigError, InstantiationException), match="must be a path"):
+        build_planner(cfg, RUN).plan(ShardingTask(TABLES, Topology(1, 10**6), 64))
 
 
 @pytest.mark.parametrize("name", names("optimizer"))

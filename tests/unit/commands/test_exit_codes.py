@@ -1,8 +1,14 @@
 """Commands end with one message and exit code 2 after an error that the user can fix."""
 
+import errno
 import logging
+import os
+import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
@@ -13,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.distributed import reported_by_rank_zero
+from dlrm_sharded.distributed import _sendable, reported_by_rank_zero
 from dlrm_sharded.errors import (
     ConfigError,
     DataError,
@@ -24,6 +30,13 @@ from dlrm_sharded.errors import (
 )
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
+
+
+def instantiated(cause: Exception) -> Exception:
+    """What Hydra makes of an error in a constructor."""
+    error = InstantiationException("Error in call to target")
+    error.__cause__ = cause
+    return error
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +179,79 @@ def test_a_started_run_logs_its_error(
         raise ConfigError(NO_PLAN)
     assert [record.getMessage() for record in caplog.records] == [f"error: {NO_PLAN}"]
     assert capsys.readouterr().err == ""
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch raises on GPUs; only its name is known where torch is not loaded."""
+
+
+def torch_out_of_memory() -> None:
+    torch.empty(2**50)
+
+
+def torch_overflow() -> None:
+    torch.empty(2**62, 2**62)
+
+
+def numpy_out_of_memory() -> None:
+    np.empty(2**58, np.uint8)
+
+
+def cuda_out_of_memory() -> None:
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("allocate", "figure"),
+    [
+        (torch_out_of_memory, r"4,194,304.00 GiB cannot be allocated"),
+        (torch_overflow, r"Storage size|numel"),
+        (numpy_out_of_memory, r"Unable to allocate 256. PiB"),
+        (cuda_out_of_memory, r"Tried to allocate 20.00 GiB"),
+    ],
+)
+@pytest.mark.parametrize(
+    "through", [lambda e: e, _sendable, instantiated], ids=["here", "other_rank", "yaml"]
+)
+def test_allocations_that_fail(
+    allocate: Callable[[], None],
+    figure: str,
+    through: Callable[[Exception], Exception],
+) -> None:
+    """Here, on another rank, and in a constructor that a yaml names."""
+    with pytest.raises((RuntimeError, MemoryError)) as raised:
+        allocate()
+    message = readable_message(through(raised.value))
+    assert message is not None
+    assert re.search(rf"^there is not enough memory: .*({figure}).* Lower batch_size", message)
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+def test_writes_that_fail_without_a_name(fault: int) -> None:
+    message = readable_message(OSError(fault, os.strerror(fault)))
+    assert message == (
+        f"{os.strerror(fault)}: a file cannot be written; free space, or write to another disk"
+    )
+    assert readable_message(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10_000, "two words " * 1000, [*range(10_000)], {"a": "y" * 10_000}],
+    ids=["word", "words", "list", "object"],
+)
+def test_long_values_are_shortened(value: object) -> None:
+    """And what to do, at the end of the message, stays."""
+    message = readable_message(ConfigError(f"the key is {value!r}, must be short; shorten it"))
+    assert message is not None
+    assert message.startswith("the key is ")
+    assert message.endswith(", must be short; shorten it")
+    assert " characters)" in message
+    assert len(message) < 300
+
+
+def test_long_messages_are_shortened() -> None:
+    message = readable_message(ConfigError("many words " * 10_000 + "the end"))
+    assert message is not None
+    assert message.endswith("the end")
+    assert len(message) < 4100

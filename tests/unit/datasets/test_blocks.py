@@ -32,7 +32,9 @@ def write(folder: Path, data: dict[str, npt.NDArray[np.generic]], *, piece_rows:
             writer.append_samples(dense=data["dense"][rows], labels=data["labels"][rows])
         for start in range(0, NUM_ROWS, piece_rows):
             writer.append_ids(data["ids"][:, start : start + piece_rows])
-        writer.finish(num_train_rows=NUM_TRAIN_ROWS, num_embeddings=(9, 9, 9, 9), source={"x": 1})
+        writer.finish(
+            num_train_rows=NUM_TRAIN_ROWS, num_embeddings=(2**31 - 1,) * 4, source={"x": 1}
+        )
 
 
 @pytest.fixture
@@ -129,3 +131,62 @@ def test_a_writer_that_was_not_finished_leaves_no_manifest(tmp_path, data):
         writer.append_samples(dense=data["dense"], labels=data["labels"])
     with pytest.raises(DataError, match="is not a folder of blocks"):
         BlockReader(tmp_path)
+
+
+WRONG = {
+    "num_rows": [None, 5.0, "50", -1, 0, 10**9, True],
+    "num_train_rows": [None, "37", -1, 51],
+    "block_rows": [None, 8.0, 0, 7, 10**12],
+    "num_dense": [None, "3", 0, 4],
+    "feature_names": [None, [], ["a"], ["a"] * 4, [1, 2, 3, 4], "abcd", {}],
+    "num_embeddings": [None, [], [9], [9, 9, 9, "9"], [9, 9, 9, 0], 9],
+    "file_bytes": [None, [], {}, {"ids.npy": "8", "dense.npy": 8, "labels.npy": 8}],
+    "source": [None, [], "x"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in WRONG.items() for value in values], ids=str
+)
+def test_a_manifest_with_a_wrong_value(folder, key, value):
+    fields = json.loads((folder / MANIFEST).read_text())
+    if (key, value) == ("feature_names", "abcd"):  # what Python reads as a list of four
+        pytest.skip("four names")
+    (folder / MANIFEST).write_text(json.dumps(fields | {key: value}))
+    with pytest.raises(DataError, match=r"is damaged.*convert again"):
+        BlockReader(folder)
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "dense.npy", "labels.npy"])
+@pytest.mark.parametrize("position", [0, 7, 20, 40, 70])
+def test_a_damaged_header_of_an_array(folder, name, position):
+    data = bytearray((folder / name).read_bytes())
+    data[position] ^= 0x21
+    (folder / name).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{name} is damaged.*convert again"):
+        BlockReader(folder)
+
+
+def test_an_open_bracket_in_a_header(folder):
+    """Numpy reads it with Python's tokenizer, which has an error of its own."""
+    data = (folder / "labels.npy").read_bytes()
+    (folder / "labels.npy").write_bytes(data.replace(b"        ", b"   (    ", 1))
+    with pytest.raises(DataError, match=r"labels.npy is damaged"):
+        BlockReader(folder)
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "labels.npy"])
+def test_damaged_values_are_noticed_where_they_are_read(folder, name):
+    """FBGEMM would look up row 0 for ids that are no rows, without an error."""
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:128] + b"\xff" * (len(data) - 128))
+    reader = BlockReader(folder)
+    with pytest.raises(DataError, match=r"in the rows 3 to 8: it is damaged; .*convert again"):
+        reader.rows(3, 9)
+
+
+def test_ids_of_another_table_are_noticed(folder):
+    fields = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(fields | {"num_embeddings": [2**31 - 1, 5, 5, 5]}))
+    with pytest.raises(DataError, match="ids that are no rows of their table"):
+        BlockReader(folder).rows(0, NUM_ROWS)

@@ -189,6 +189,6 @@ def test_bad_arguments_are_named(plain: Path, changes: dict[str, Any], message: 
 
 def test_yaml_builds_a_dataset(plain: Path) -> None:
     yaml = Path(__file__).parents[3] / "conf" / "data" / "dlrm_datasets.yaml"
-    run = OmegaConf.create({"batch_size": 16, "seed": 1, "data": OmegaConf.load(yaml)})
-    data = instantiate(run.data, path=str(plain), table_ids=[0, 2])
+    run = OmegaConf.create({"seed": 1, "data": OmegaConf.load(yaml)})
+    data = instantiate(run.data, path=str(plain), table_ids=[0, 2], batch_size=16)
     assert data.batch("train", 0, rank=0, world_size=2).labels.shape == (8,)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
+from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.tables import Table
@@ -106,7 +106,7 @@ def test_drawing_repeats_tables_under_new_names() -> None:
 def test_yaml_builds_a_dataset(name: str) -> None:
     overrides = [f"data={name}", "batch_size=16", "data.max_rows=1000", "data.num_train_batches=1"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        data = instantiate(compose("train", overrides).data)
+        data = build_dataset(compose("train", overrides))
     assert isinstance(data, SyntheticDataset)
     batch = data.batch("train", 0, rank=1, world_size=2)
     assert batch.labels.shape == (8,)

@@ -34,7 +34,7 @@ from dlrm_sharded.plan_report import (
 )
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.validation import validate
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.made_up import MODELS, model_of
@@ -373,3 +373,16 @@ def test_a_forecast_with_a_caveat_names_no_optimum() -> None:
 
 def test_no_forecast() -> None:
     assert forecast(PlanReport("test", 0.1)) is None
+
+
+@pytest.mark.parametrize("by_rank", [None, (MAX_BYTES, 2**30)])
+def test_more_memory_than_a_topology_may_have(by_rank: tuple[int, ...] | None) -> None:
+    topology = Topology(2, MAX_BYTES, memory_bytes_by_rank=by_rank)
+    found = diagnose(
+        ShardingPlan(2, tuple(halves(BUSY))),
+        ShardingTask((BUSY,), topology, 1024),
+        MODEL,
+        alternatives=True,
+    )
+    assert found.alternatives is not None
+    assert len(found.alternatives) == 3

@@ -1,14 +1,20 @@
 """TorchRec's planner as a sharder: what it says where it finds nothing."""
 
 import dataclasses
+import itertools
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
+from dlrm_sharded.sharders import torchrec
+from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
 
 
 @pytest.mark.parametrize("informed", [True, False])
@@ -54,3 +60,67 @@ def test_bad_options(options: dict[str, int]) -> None:
     (key,) = options
     with pytest.raises(ConfigError, match=f"sharder.{key}"):
         TorchRecSharder(**options)
+
+
+MANY = tuple(Table(f"t{i}", 1000 + 10 * i, 16, 1.0) for i in range(40))
+
+
+def clock_of(ticks_s: float) -> Callable[[], float]:
+    """A clock on which every look takes the same time."""
+    count = itertools.count()
+    return lambda: next(count) * ticks_s
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What this package logged, without TorchRec's own lines."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("dlrm_sharded.")]
+
+
+@pytest.fixture
+def boxed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    def start(ticks_s: float) -> None:
+        monkeypatch.setattr(torchrec, "TimeBox", partial(TimeBox, clock=clock_of(ticks_s)))
+        monkeypatch.setattr(torchrec, "OPTIONS_PER_LOOK", 20)
+
+    return start
+
+
+@pytest.mark.parametrize("informed", [True, False])
+def test_the_time_limit_includes_the_pricing(
+    boxed: Callable[[float], None], informed: bool
+) -> None:
+    boxed(1.0)
+    task = ShardingTask(MANY, Topology(4, 2**30), batch_size=64)
+    with pytest.raises(
+        InfeasibleTaskError, match=r"priced \d+ of \d+ ways .* raise sharder\.timeo"
+    ):
+        TorchRecSharder(informed=informed, timeout_s=5).shard(task)
+
+
+@pytest.mark.parametrize("informed", [True, False])
+def test_the_time_limit_cuts_the_search(
+    boxed: Callable[[float], None], caplog: pytest.LogCaptureFixture, informed: bool
+) -> None:
+    """A plan comes from what was found by then, and a line says that there may be a better one."""
+    boxed(1.0)
+    task = ShardingTask(MANY, Topology(4, 2**30), batch_size=64)
+    caplog.set_level("INFO", "dlrm_sharded")
+    plan = TorchRecSharder(informed=informed, timeout_s=60).shard(task)
+    validate(plan, task)
+    *progress, warning = said(caplog)
+    assert any(" ways to place shards in " in line for line in progress)
+    assert "stopped after sharder.timeout_s = 60 s with the best of" in warning
+
+
+def test_a_search_that_finds_nothing_in_time_says_so(boxed: Callable[[float], None]) -> None:
+    boxed(1.0)
+    tight = sum(table.num_embeddings * 64 for table in MANY) // 4
+    task = ShardingTask(MANY, Topology(4, tight), batch_size=64)
+    with pytest.raises(InfeasibleTaskError, match=r"fits within sharder\.timeout_s = 60 s, in \d+"):
+        TorchRecSharder(timeout_s=60).shard(task)
+
+
+def test_without_hurry_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dlrm_sharded")
+    TorchRecSharder().shard(ShardingTask(MANY[:3], Topology(2, 2**30), batch_size=64))
+    assert said(caplog) == []

@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_the_script(tmp_path, sample, monkeypatch, capsys):
     assert capsys.readouterr().out == f"{out}: 700 samples\n"
     manifest = BlockReader(out).manifest
     assert manifest.num_rows == NUM_ROWS
-    assert manifest.source["settings"] == CriteoSource("", max_ind_range=90).settings()
+    assert manifest.source["settings"] == CriteoSource("x", max_ind_range=90).settings()
 
 
 def test_the_script_with_an_error_of_the_user(tmp_path, monkeypatch, capsys):
@@ -105,3 +106,36 @@ def test_the_sample_has_a_signal():
     )
     assert 0.75 < auroc < 0.82
     assert 0.22 < rows.labels.mean() < 0.30
+
+
+def test_a_full_disk(tmp_path, sample):
+    """One message, and nothing is left; a limit on the size of files stands for the disk."""
+    command = [sys.executable, str(SCRIPT), str(sample), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 20; exec "$@"', "bash", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"error: cannot write {tmp_path / 'out'}: File too large; nothing is left" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("files", value) for value in (None, 5, [5], "", ["a\0b"])),
+        *(("val_files", value) for value in (5, [None])),
+        *(("val_share", value) for value in ("a", None, 1, float("nan"))),
+        *(("block_rows", value) for value in (2.5, "a", True, 10**9)),
+        *(("min_count", value) for value in (2.5, 0)),
+        *(("max_ind_range", value) for value in (2.5, ["7"] * 26, [5] * 25, True)),
+        ("max_malformed_share", "a"),
+    ],
+    ids=str,
+)
+def test_options_of_a_wrong_type(key, value):
+    with pytest.raises(ConfigError, match=key):
+        CriteoSource(**({"files": "x"} | {key: value}))
