@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
+
+PARENT = os.getppid()
+"""The parent process when this module was loaded."""
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -15,6 +19,8 @@ def die_with_parent() -> None:
     """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != PARENT:  # it has died already, so Linux sends nothing
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:

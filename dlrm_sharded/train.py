@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.process import die_with_parent
 
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
 """Overrides for ranks above 0, because only rank 0 writes files and logs."""
@@ -33,6 +34,7 @@ def main() -> None:
     if "RANK" not in os.environ:
         run_hydra(hydra_main)
         return
+    die_with_parent()  # before torch is loaded, which takes seconds
     from torch.distributed.elastic.multiprocessing.errors import record
 
     if int(os.environ["RANK"]) > 0:
