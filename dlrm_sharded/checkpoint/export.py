@@ -104,7 +104,7 @@ def _write_file(
         yield _header(manifest, names)
         for name in names:
             for block in _blocks(manifest, reader, name):
-                yield memoryview(block.reshape(-1).view(torch.uint8).numpy())
+                yield block.reshape(-1).view(torch.uint8).numpy().data
 
     _write_durably(path, content())
 
