@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+PARENT = os.getppid()
+"""The parent process when this module was loaded."""
+
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 TOP_PAD_BYTES = 2**26
@@ -23,7 +26,8 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
-        if launcher and start_ticks(launcher) is None:  # it died before this process asked
+        has_no_launcher = launcher and start_ticks(launcher) is None
+        if has_no_launcher or os.getppid() != PARENT:  # it has died already: Linux sends nothing
             os.kill(os.getpid(), signal.SIGKILL)
 
 

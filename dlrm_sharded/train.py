@@ -34,7 +34,7 @@ def main() -> None:
     if "RANK" not in os.environ:
         run_hydra(hydra_main)
         return
-    die_with_parent()
+    die_with_parent()  # before torch is loaded, which takes seconds
     from torch.distributed.elastic.multiprocessing.errors import record
 
     if int(os.environ["RANK"]) > 0:

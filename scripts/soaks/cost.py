@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.logical import PART_BYTES
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import model_state
 from dlrm_sharded.checkpoint.restore import load_model
@@ -37,6 +39,7 @@ class Cost:
     """Times of one repetition, in s.
 
     Args:
+        disk_s: writing as many bytes as the checkpoint has, without anything else.
         save_s, load_s, check_s: saving without the background, loading, and checking the parts.
         stall_s: how long `save` keeps the loop waiting when it writes in the background.
         background_s: from then on until the checkpoint is there, while the loop goes on.
@@ -44,6 +47,7 @@ class Cost:
     """
 
     size_gb: float
+    disk_s: float
     save_s: float
     check_s: float
     load_s: float
@@ -69,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     print("| figure | median | least | most |\n|---|---|---|---|")
     size = found[0].size_gb
     for title, values in (
+        ("write as many bytes, s/GB", [cost.disk_s / size for cost in found]),
         ("save, s/GB", [cost.save_s / size for cost in found]),
         ("check of the parts, s/GB", [cost.check_s / size for cost in found]),
         ("load, s/GB", [cost.load_s / size for cost in found]),
@@ -127,6 +132,10 @@ def _costs(rank: Rank, folder: Path, size_gb: float, rounds: int) -> list[Cost]:
     costs = []
     for number in range(rounds + 1):
         quiet = [step_s() for _ in range(20)]
+        dist.barrier()
+        begun = time.perf_counter()
+        _write(folder / f"bytes_{rank.rank}", int(size_gb * GB / rank.world_size))
+        disk_s = timed_s(begun)
         saved = run_state(rank, plan, state, step=number)
         dist.barrier()
         begun = time.perf_counter()
@@ -150,6 +159,7 @@ def _costs(rank: Rank, folder: Path, size_gb: float, rounds: int) -> list[Cost]:
             costs.append(
                 Cost(
                     size_gb=manifest.size_bytes / GB,
+                    disk_s=disk_s,
                     save_s=save_s,
                     check_s=check_s,
                     load_s=load_s,
@@ -164,6 +174,17 @@ def _costs(rank: Rank, folder: Path, size_gb: float, rounds: int) -> list[Cost]:
         if saver.failure is not None:
             raise RuntimeError(saver.failure)
     return costs
+
+
+def _write(path: Path, size_bytes: int) -> None:
+    """Write a file to disk in blocks of the size of a part."""
+    content = bytes(PART_BYTES)
+    with path.open("wb") as file:
+        for start in range(0, size_bytes, PART_BYTES):
+            file.write(content[: size_bytes - start])
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
 
 
 if __name__ == "__main__":

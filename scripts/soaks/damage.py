@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from soaks.folders import folder_of
 from soaks.outcomes import checkpoint_faults
 from soaks.training_run import SMALL, TrainingRun
 
+ERROR = re.compile(r"\berror( on rank \d+)?: ")
 NUM_STEPS = 30
 INTERVAL = 10
 WHOLE_RUNS = ("a bit of a part's numbers", "the manifest truncated", "another shape")
@@ -301,7 +303,7 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
         finally:
             named.stop()
             goes_on.stop()
-        errors = [line for line in named.output().splitlines() if "error: " in line]
+        errors = [line for line in named.output().splitlines() if ERROR.search(line)]
         if len(errors) != 1 or checkpoint.name not in errors[0]:
             faults.append(f"{len(errors)} errors about the named one: {errors}")
         if named.agent.returncode == 0:

@@ -106,10 +106,8 @@ def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Run
     reference = new_run(folder / "undisturbed", max_restarts=0)
     durations = _timed(reference)
     runs = Runs()
-    for name in (f"run_{i}" for i in itertools.count()):
-        most = min(per_run, number - len(runs.interruptions))
-        if most <= 0:
-            return runs
+    while (most := min(per_run, number - len(runs.interruptions))) > 0:
+        name = f"run_{len(runs.run_faults)}"
         background = rng.choice(("true", "false"))
         trained = new_run(
             folder / name, f"trainer.checkpoint.background={background}", max_restarts=1000
@@ -130,6 +128,7 @@ def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Run
             trained.stop()
         if faults:
             log.warning("%s: %s", name, "; ".join(faults))
+    return runs
 
 
 def new_run(folder: Path, *overrides: str, max_restarts: int) -> TrainingRun:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
@@ -45,8 +45,9 @@ def event_faults(run_dir: Path, reference_dir: Path) -> list[str]:
 def scalars(run_dir: Path) -> Scalars:
     """Return all scalars of a run."""
     found: Scalars = {}
+    # The loader that is not legacy makes tensors of scalars.
     for path in sorted(run_dir.glob("events.out.tfevents.*")):
-        for event in EventFileLoader(str(path)).Load():
+        for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     found.setdefault((value.tag, event.step), []).append(value.simple_value)

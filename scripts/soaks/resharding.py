@@ -8,6 +8,7 @@ import json
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.distributed import Rank, process_group
 from dlrm_sharded.plan import ShardingPlan
 from soaks.folders import folder_of
+from soaks.outcomes import scalars
 from soaks.random_plans import TABLES, layouts, random_plan, sharded, train
 from soaks.ranks import run_state, start
+from soaks.training_run import SMALL, TrainingRun
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 """Adam's state is made up, without a model, as FBGEMM has no Adam for CPUs."""
@@ -39,6 +42,14 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 WORLD_SIZES = (1, 2, 3)
 RELATIVE_ERROR = 1e-6
 """Of state that is a mean of several shards' states."""
+
+
+SETUPS = ((1, "dim"), (2, "dim"), (2, "neuroshard"), (3, "neuroshard"), (3, "size"), (2, "dim"))
+"""Numbers of ranks and sharders under which a whole run goes on in turn."""
+
+STEPS_OF_SETUP = 10
+LOG_INTERVAL = 5
+LOSS_RELATIVE_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with folder_of(options.folder) as folder:
         changes = reshard(folder, num_plans=options.plans, seed=options.seed)
+        faults = whole_run_faults(folder)
     print(table(changes))
     found = Counter(
         x for w in WORLD_SIZES for p in _plans(w, options.plans, options.seed) for x in layouts(p)
     )
     print(f"plans with {', '.join(f'{name}: {n}' for name, n in sorted(found.items()))}")
-    return 1 if any(change.faults for change in changes) else 0
+    print(f"a run under {len(SETUPS)} plans in turn had {len(faults)} other losses")
+    print("\n".join(faults))
+    return 1 if faults or any(change.faults for change in changes) else 0
+
+
+def whole_run_faults(folder: Path, setups: Sequence[tuple[int, str]] = SETUPS) -> list[str]:
+    """Let one run go on under one plan after another; return where its losses differ.
+
+    They are those of an undisturbed run except for rounding, as SGD has no state to convert.
+
+    Args:
+        setups: numbers of ranks, and sharders.
+    """
+    num_steps = STEPS_OF_SETUP * len(setups)
+    undisturbed = _new_run(folder / "undisturbed", num_ranks=1, sharder=setups[0][1])
+    _train_to(undisturbed, num_steps)
+    for number, (num_ranks, sharder) in enumerate(setups, start=1):
+        # It is the same run, as it has the same folder.
+        trained = _new_run(folder / "changed", num_ranks=num_ranks, sharder=sharder)
+        _train_to(trained, STEPS_OF_SETUP * number)
+    mine, expected = scalars(folder / "changed"), scalars(folder / "undisturbed")
+    faults = []
+    for step in range(LOG_INTERVAL, num_steps + 1, LOG_INTERVAL):
+        losses, (loss,) = mine.get(("train/loss", step), []), expected["train/loss", step]
+        if len(losses) != 1 or abs(losses[0] / loss - 1) > LOSS_RELATIVE_ERROR:
+            faults.append(f"loss at step {step} is {losses} instead of {loss}")
+    return faults
 
 
 def reshard(
@@ -104,6 +142,27 @@ def table(changes: list[Change]) -> str:
         lines.append(f"| {optimizer} | {was} to {now} | {len(found)} | {converted} | {good} |")
     faults = [f"fault: {change}" for change in changes if change.faults]
     return "\n".join([*lines, "", f"{len(changes)} changes", *faults])
+
+
+def _new_run(folder: Path, *, num_ranks: int, sharder: str) -> TrainingRun:
+    return TrainingRun(
+        folder,
+        *SMALL,
+        *("cost_model=learned", f"sharder={sharder}", "optimizer=sgd", "resume=auto"),
+        *("optimizer.embedding_learning_rate=0.01", "optimizer.dense_learning_rate=0.001"),
+        *("batch_size=252", "trainer.checkpoint.every_steps=1000"),  # a multiple of 1, 2 and 3
+        num_ranks=num_ranks,
+    )
+
+
+def _train_to(trained: TrainingRun, num_steps: int) -> None:
+    """Start a run that ends with a checkpoint after so many steps."""
+    trained.start(f"trainer.num_steps={num_steps}")
+    try:
+        if (code := trained.finish()) != 0:
+            raise RuntimeError(f"the run ended with {code}: {trained.output()}")
+    finally:
+        trained.stop()
 
 
 def _plans(world_size: int, num_plans: int, seed: int) -> list[ShardingPlan]:

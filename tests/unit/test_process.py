@@ -1,0 +1,36 @@
+"""Processes that lose their parent."""
+
+import subprocess
+import sys
+
+CHILD = """
+import os, time
+from dlrm_sharded.process import PARENT, die_with_parent
+os.write({ready}, b".")
+while os.getppid() == PARENT:
+    time.sleep(0.01)
+print("orphan", flush=True)
+die_with_parent()
+print("alive", flush=True)
+"""
+PARENT = """
+import os, subprocess, sys
+read, ready = os.pipe()
+code = {code!r}.format(ready=ready)
+subprocess.Popen([sys.executable, "-c", code], pass_fds=[ready])
+os.close(ready)
+os.read(read, 1)
+os._exit(0)
+"""
+
+
+def test_a_parent_that_died_before() -> None:
+    """Linux sends a signal only to those who ask before."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT.format(code=CHILD)],
+        capture_output=True,  # it ends when the child, which inherits it, has ended
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("orphan\n", "")
