@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 EMBEDDING_COLLECTIVES = {
     # Beginnings of class names in TorchRec's comm_ops.py and dist_data.py; the first one counts.
@@ -28,11 +29,17 @@ def collective_name(error: BaseException) -> str:
         (frame.f_code.co_filename, frame.f_code.co_qualname)
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    return name_of_frames(frames)
+    return name_of_frames(frames) or "a collective"
 
 
-def name_of_frames(frames: Sequence[tuple[str, str]]) -> str:
-    """Return words for the collective of a call.
+def frames_of(frame: FrameType | None) -> list[tuple[str, str]]:
+    """Return file and qualified function name of a frame and its callers, the innermost last."""
+    frames = [(f.f_code.co_filename, f.f_code.co_qualname) for f, _ in traceback.walk_stack(frame)]
+    return frames[::-1]
+
+
+def name_of_frames(frames: Sequence[tuple[str, str]]) -> str | None:
+    """Return words for the collective of a call, or None if it is in no known one.
 
     Args:
         frames: file and qualified function name of each frame, the innermost last.
@@ -48,7 +55,7 @@ def name_of_frames(frames: Sequence[tuple[str, str]]) -> str:
             return f"{called} in {_caller(frames[:i])}" if called else function
         if file.endswith(("torch/nn/parallel/distributed.py", "torch/autograd/graph.py")):
             return GRADIENTS
-    return "a collective"
+    return None
 
 
 def _public_function(inner: Sequence[tuple[str, str]], outer: Sequence[tuple[str, str]]) -> str:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 
 from dlrm_sharded.attempt import is_restart as is_restart
 from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError, RankError, UserError, check_number
+from dlrm_sharded.errors import ConfigError, HungRankError, RankError, UserError, check_number
 from dlrm_sharded.job_store import JobStore
 from dlrm_sharded.process import (
     die_with_parent,
@@ -34,6 +34,7 @@ from dlrm_sharded.process import (
     release_freed_memory,
     resident_bytes,
 )
+from dlrm_sharded.stall_watch import StallWatch
 from dlrm_sharded.task import GIB, Topology
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
         die_with_parent()
         job = JobStore(rank.rank, rank.world_size, timeout_s)
         job.meet()
+    # NCCL has a watchdog of its own.
+    watch = None if job is None or on_cuda else StallWatch(job.stall_s, job.raise_stall)
     lost = None
     try:
         global _group_timeout
@@ -120,19 +123,27 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
             rank=rank.rank,
             world_size=rank.world_size,
         )
+        if watch is not None:
+            watch.start()
         yield rank
     except BaseException as error:
+        if watch is not None:
+            watch.stop()
         if job is not None and isinstance(error, Exception):
             lost = job.explain(error)  # while others are still connected to this rank
         if lost is not None:
             traceback.clear_frames(error.__traceback__)  # they refer to the group
         # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
-        # them: there the process ends with its group, and torchrun ends the others.
-        if dist.is_initialized() and (not on_cuda or _is_raised_by_all_ranks(error)):
+        # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
+        # ends the others.
+        waits = on_cuda or isinstance(lost, HungRankError)
+        if dist.is_initialized() and (not waits or _is_raised_by_all_ranks(error)):
             _leave_group()
         if lost is None:
             raise
     else:
+        if watch is not None:
+            watch.stop()
         _leave_group()
     if lost is not None:
         raise lost

@@ -114,6 +114,15 @@ class JobStore:
         return self._timeout_s - self._reserve_s
 
     @property
+    def stall_s(self) -> float:
+        """Time in a collective after which its own timeout is overdue."""
+        return self.group_timeout_s + self._reserve_s / 5
+
+    def raise_stall(self, place: str) -> None:
+        """Raise the error that `explain` returns, for a collective that does not come back."""
+        raise self._in_time(lambda: self._roll_call(place), place)
+
+    @property
     def for_group(self) -> dist.Store:
         return dist.PrefixStore("group", self._store)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -60,6 +62,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             the same errors there, such as a bad override. Rank 0 alone reports them. An OSError
             is the exception: rank 0 alone makes the run's folder.
     """
+    threading.excepthook = _end_of_thread
     try:
         yield
     except KeyboardInterrupt:
@@ -89,8 +92,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
                 is_reported = _rank() == source.reporter
                 _end_together(message, is_reported=is_reported, is_first=all_ranks_alike)
         if isinstance(error, HungRankError):
-            # torchrun would wait for their end for 30 s, and end this rank in the meantime.
-            kill_siblings(error.processes)
+            atexit.register(_end_with_hung_ranks, error)
     else:
         return
     raise ReportedExit(code, reason)
@@ -101,6 +103,29 @@ def _exit_code(error: Exception) -> int:
         return EXIT_PREEMPTED
     is_other = isinstance(error, IncompleteSweepError | LostRankError | UnsavedError)
     return EXIT_ERROR if is_other else EXIT_USER_ERROR
+
+
+def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """End the process after a stall, in which the main thread waits for another rank."""
+    error = ended.exc_value
+    if not isinstance(error, HungRankError | LostRankError):
+        threading.__excepthook__(ended)
+        return
+    source = error.__cause__
+    if isinstance(source, RankError) and _rank() == source.reporter:
+        _report(str(error), failed_rank=source.failed_rank)
+    _write_error_file(str(error), error, EXIT_ERROR)
+    _end_with_hung_ranks(error)
+
+
+def _end_with_hung_ranks(error: LostRankError) -> None:
+    """End the process after all else: gloo's threads still wait, and could abort Python's end."""
+    if isinstance(error, HungRankError):
+        # torchrun would wait for their end for 30 s. Once they are gone it ends this rank too.
+        kill_siblings(error.processes)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_ERROR)
 
 
 def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import logging
 import os
 import re
@@ -189,6 +190,8 @@ class SweepJob:
         first = self.mailbox.receive_first_failure()
         if first is not None:
             reasons.append(first.reason)
+        elif said := _structured_message(status):
+            reasons.append(said)
         if not reasons or (first is not None and LOST_PEER.search(first.reason)):
             reasons.append("a rank ended without a message: killed, or out of memory?")
         return "; ".join(reasons)
@@ -215,3 +218,12 @@ class SweepJob:
         except OSError:  # the disk has no links; the job runs all the same
             return target
         return link
+
+
+def _structured_message(status: AppStatus) -> str | None:
+    """Return the message of the error file that the launcher has left to TorchX."""
+    try:
+        message = json.loads(status.structured_error_msg)["message"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return str(message)

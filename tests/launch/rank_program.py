@@ -80,12 +80,14 @@ def stop(rank: Rank, folder: Path) -> None:
     dist.all_gather_object([None] * rank.world_size, None)
 
 
-def part(rank: Rank, folder: Path) -> None:
-    """Ranks 0 and 1 wait in different collectives."""
-    if rank.is_zero:
-        dist.broadcast(torch.ones(1), src=1, group=dist.new_group([0, 1]))
-    else:
+def queue(rank: Rank, folder: Path) -> None:
+    """Rank 0 queues collectives, which gloo runs two at a time, each with a timeout of its own."""
+    exchange()
+    if rank.rank == 1:
         time.sleep(FOREVER_S)
+    for _ in range(100):
+        dist.all_reduce(torch.ones(1), async_op=True)
+    dist.barrier()
 
 
 def checkpoint(rank: Rank, folder: Path) -> None:

@@ -198,8 +198,9 @@ def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
         ("sleep", 1, "ours", "rank 1 did not come to all_reduce in exchange, where rank 0 waited"),
         ("sleep", 0, "torchrun", "rank 0 did not come to all_reduce in exchange, where rank 1"),
         ("stop", 1, "ours", "rank 1 did not come to all_gather_object in stop, where rank 0"),
+        ("queue", 1, "ours", "rank 1 did not come to barrier in queue, where rank 0 waited"),
     ],
-    ids=["1_sleeps", "0_sleeps", "1_is_stopped"],
+    ids=["1_sleeps", "0_sleeps", "1_is_stopped", "1_sleeps_and_0_has_a_queue"],
 )
 def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, start: Start) -> None:
     env = {"HUNG_RANK": str(hung), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}

@@ -60,12 +60,12 @@ TRAINER = ("/home/me/dlrm_sharded/training/trainer.py", "Trainer._step")
             ],
             GRADIENTS,
         ),
-        ([TRAINER], "a collective"),
-        ([], "a collective"),
+        ([TRAINER], None),
+        ([], None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_names(frames: list[tuple[str, str]], name: str) -> None:
+def test_names(frames: list[tuple[str, str]], name: str | None) -> None:
     assert name_of_frames(frames) == name
 
 
