@@ -113,7 +113,7 @@ def _end_of_thread(ended: threading.ExceptHookArgs) -> None:
         return
     source = error.__cause__
     if isinstance(source, RankError) and _rank() == source.reporter:
-        _report(str(error), failed_rank=source.failed_rank)
+        _report(str(error), failed_rank=source.failed_rank, is_error=True)
     _write_error_file(str(error), error, EXIT_ERROR)
     _end_with_hung_ranks(error)
 
