@@ -71,7 +71,7 @@ def trace_dense(
         local_batch_size: samples of one rank.
     """
     model = build(torch.device("meta"))
-    model.sparse_arch = _PooledVectors(tables, local_batch_size)
+    model.add_module("sparse_arch", _PooledVectors(tables, local_batch_size))
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
             module._compiled_call_impl = None  # compiled layers would be compiled here

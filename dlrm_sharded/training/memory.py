@@ -30,12 +30,12 @@ BATCHES_AHEAD = {"cpu": 2, "cuda": 3}
 EVALUATION_BYTES_PER_SAMPLE = 64
 """Predictions and labels of all ranks, and what it takes to sort and count them for the AUROC."""
 
-HEAP_FACTOR = {"cpu": 2.5, "cuda": 1.0}
-"""Memory that a process takes for vectors and activations, relative to what is alive of them.
+HEAP_FACTOR, ID_HEAP_FACTOR = 2.4, 1.25
+"""Memory that a process takes on a CPU for vectors and for ids, relative to what is alive of them.
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
 right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
-factor was measured, see docs/training.md. On CUDA the bytes of tensors count.
+factors were measured, see docs/training.md. On CUDA the bytes of tensors count.
 """
 
 PART_NAMES = {
@@ -202,9 +202,10 @@ def _estimate(
         )
         # What sorted the ids of the measurement is free for vectors of the training, other blocks
         # rarely are.
-        factor, free = HEAP_FACTOR[device], SORT_BYTES_PER_ID[device] * load.ids
-        heap = factor * _vectors(measurement) + max(0, factor * _vectors(training) - free)
-        slack = max(0, int(heap) - _vectors(peak))
+        free = SORT_BYTES_PER_ID[device] * load.ids
+        heap = HEAP_FACTOR * _vectors(measurement)
+        heap += max(0, HEAP_FACTOR * _vectors(training) - free)
+        slack = max(0, int(heap) - _vectors(peak)) + int((ID_HEAP_FACTOR - 1) * peak.ids)
     buckets = dense.parameter_bytes if task.topology.world_size > 1 else 0
     return dataclasses.replace(
         peak,
@@ -242,7 +243,7 @@ def _moments_of_measurement(
     return [
         RankMemory(  # gradients, which are zeros, on their way back
             ids=ids,
-            vectors=2 * pooled + exchanges * 2 * local,
+            vectors=pooled + (2 * local if exchanges else pooled),
             exchange=exchanges * (pooled + local),
         ),
         RankMemory(  # update of the tables

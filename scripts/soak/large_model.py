@@ -64,13 +64,15 @@ class Limit:
     def joiner(self, rank: int) -> Callable[[], None] | None:
         """Return what a rank's process calls before it starts."""
         group = self._groups[rank]
-        return group and (lambda: _write(group / "cgroup.procs", os.getpid()))
+        if group is None:
+            return None
+        return lambda: _write(group / "cgroup.procs", os.getpid())
 
     def watch(self, ranks: list[subprocess.Popen[bytes]]) -> None:
         """Return when all ranks have ended; end the others after one that failed."""
         while any(rank.poll() is None for rank in ranks):
             for number, rank in enumerate(ranks):
-                used = _resident_bytes(rank.pid)
+                used = _peak_bytes(rank.pid)
                 self.peak_bytes[number] = max(self.peak_bytes[number], used)
                 if (self._groups[number] is None and used > LIMIT_BYTES) or any(
                     other.poll() not in (None, 0) for other in ranks
@@ -152,13 +154,16 @@ def _write(path: Path, value: int) -> None:
     path.write_text(str(value))
 
 
-def _resident_bytes(pid: int) -> int:
-    """Return the memory of a process; 0 after its end."""
+def _peak_bytes(pid: int) -> int:
+    """Return the largest memory use of a process so far; 0 after its end.
+
+    The kernel counts it. `smaps_rollup` would walk the page tables of 4 GB, and block page faults.
+    """
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _free_port() -> int:
@@ -170,6 +175,7 @@ def _free_port() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the ranks and removes the groups
     folder = parser.parse_args().folder
     sys.exit(0 if all(run_phase(phase, folder) for phase in PHASES) else 1)
 

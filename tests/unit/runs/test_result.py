@@ -93,6 +93,7 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         "auroc": None,
         "normalized_entropy": None,
         "peak_gib": 0.25,
+        "estimated_peak_gib": None,
         "steps": 12,
         "seed": 3,
     }
