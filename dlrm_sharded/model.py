@@ -161,6 +161,7 @@ class Dlrm(nn.Module):
         self.inter_arch = interaction.to(device)
         self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
         self.loss_fn = nn.BCEWithLogitsLoss()
+        self.autocast_device = device.type
         self.bf16 = bf16
         if compile_mode is not None:
             for layers in (self.dense_arch, self.inter_arch, self.over_arch):
@@ -169,8 +170,7 @@ class Dlrm(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
         pooled = self.sparse_arch(batch.sparse_features)
-        device_type = batch.dense_features.device.type
-        with torch.autocast(device_type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(self.autocast_device, torch.bfloat16, enabled=self.bf16):
             # The ranks exchange pooled vectors in the meantime, and likewise their gradients.
             embedded = self.dense_arch(batch.dense_features)
             vectors = self.vector_stack(embedded, pooled)

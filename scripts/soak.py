@@ -4,6 +4,7 @@ python scripts/soak.py interruptions    runs that are killed at random moments g
 python scripts/soak.py damage           damaged checkpoints are recognised and passed over
 python scripts/soak.py resharding       other plans and numbers of ranks read the same state
 python scripts/soak.py cost             time of saving and loading, and the stall of the loop
+python scripts/soak.py large_model      6 GB of tables on ranks that may use 4 GB each
 python scripts/soak.py bad_inputs       wrong inputs of every kind end with one message
 
 The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
@@ -15,7 +16,7 @@ import argparse
 import os
 import sys
 
-from soaks import bad_inputs, cost, damage, interruptions, resharding
+from soaks import bad_inputs, cost, damage, interruptions, large_model, resharding
 
 PARTS = {
     "interruptions": interruptions,
@@ -23,6 +24,7 @@ PARTS = {
     "resharding": resharding,
     "cost": cost,
     "bad_inputs": bad_inputs,
+    "large_model": large_model,
 }
 
 

@@ -40,6 +40,10 @@ MEETING_TIMEOUT_S = 30
 """Time that a rank waits for the others before it ends with an error that all ranks have."""
 
 
+_runs_command = False
+"""Whether Hydra has composed the config and called the command, whose errors are not Hydra's."""
+
+
 class ReportedExit(SystemExit):
     """Ends a process whose user has been shown the reason.
 
@@ -63,6 +67,8 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             is the exception: rank 0 alone makes the run's folder.
     """
     threading.excepthook = _end_of_thread
+    global _runs_command
+    _runs_command |= not all_ranks_alike
     try:
         yield
     except KeyboardInterrupt:
@@ -75,7 +81,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)
         gc.collect()
         message = readable_message(error)
-        if message is None and all_ranks_alike and not HydraConfig.initialized():
+        if message is None and not _runs_command:
             message = str(error) if isinstance(error, ValueError) else None  # raised by Hydra
         if message is None:
             raise

@@ -71,6 +71,7 @@ def trace_dense(
         local_batch_size: samples of one rank.
     """
     model = build(torch.device("meta"))
+    model.autocast_device = "cpu"
     model.add_module("sparse_arch", _PooledVectors(tables, local_batch_size))
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():

@@ -134,6 +134,7 @@ def test_only_rank_zero_writes(run_dir: Path) -> None:
         ".hydra",
         "checkpoints",
         "events.out",
+        "memory.json",
         "plan.json",
         "result.json",
         "run.json",

@@ -16,6 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dlrm_sharded.commands import exit_codes as exit_codes_module
 from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
@@ -255,3 +256,12 @@ def test_long_messages_are_shortened() -> None:
     assert message is not None
     assert message.endswith("the end")
     assert len(message) < 4100
+
+
+def test_a_value_error_of_the_command_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the command is called it is Hydra's, and a message."""
+    monkeypatch.setattr(exit_codes_module, "_runs_command", False)
+    with pytest.raises(exit_codes_module.ReportedExit), exit_codes(all_ranks_alike=True):
+        raise ValueError("an override")
+    with pytest.raises(ValueError, match="ours"), exit_codes(all_ranks_alike=True), exit_codes():
+        raise ValueError("ours")

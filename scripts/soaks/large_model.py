@@ -1,10 +1,8 @@
-"""Trains a model of 6 GB on two ranks that may use 4 GB each, and says how much they used.
+"""Train, save and resume a model of 6 GB on two ranks that may use 4 GB each.
 
 Each rank is a host of its own, so that its memory is its own. The limit is that of a memory control
 group where one can be made (as root), and else that of a watcher, which kills a rank soon after it
 exceeds the limit.
-
-    python scripts/soak/large_model.py --folder /tmp/soak
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ class Phase:
 
 
 PHASES = [
-    Phase("train", ["trainer.num_steps=20"]),
-    # Phases that save a checkpoint and resume from it belong here.
+    Phase("train and save", ["trainer.num_steps=20"]),
+    Phase("resume and save", ["trainer.num_steps=30", "resume=auto"]),
 ]
 
 
@@ -105,7 +103,7 @@ def run_phase(phase: Phase, folder: Path) -> bool:
         command = [sys.executable, "-m", "dlrm_sharded.train", *MODEL, *phase.overrides]
         ranks.append(
             subprocess.Popen(
-                [*command, f"hydra.run.dir={folder / phase.name}"],
+                [*command, f"hydra.run.dir={folder}"],
                 env=environment,
                 preexec_fn=limit.joiner(rank),
             )
@@ -172,13 +170,11 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the run, 20 GB")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run all phases, and return 1 if one fails."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the ranks and removes the groups
-    folder = parser.parse_args().folder
-    sys.exit(0 if all(run_phase(phase, folder) for phase in PHASES) else 1)
-
-
-if __name__ == "__main__":
-    main()
+    return 0 if all(run_phase(phase, options.folder) for phase in PHASES) else 1
