@@ -37,6 +37,11 @@ CUT_OFF = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|recv, error|failed to recv",
     re.IGNORECASE,
 )
+OF_GLOO = re.compile(r"gloo|pair closure")
+GRACE_S = 5.0
+"""Time that a rank gives one that has left to report its error. The first rank that exits makes
+torchrun end all others, so that an error could be lost."""
+
 NOBODY = -1
 """The reporter of an error that another rank has reported."""
 
@@ -159,12 +164,13 @@ class JobStore:
         After a timeout this holds a roll call.
         """
         text = str(error)
-        if not isinstance(error, dist.DistError) and "gloo" not in text:
+        if not isinstance(error, dist.DistError) and not OF_GLOO.search(text):
             return None
         place = collective_name(error)
         if HELD_OUT.search(text):
             return self._in_time(lambda: self._roll_call(place), place)
         if CUT_OFF.search(text):
+            time.sleep(GRACE_S)
             return self._in_time(lambda: self._lost(place), place)
         return None
 
