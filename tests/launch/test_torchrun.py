@@ -51,6 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for job in jobs:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)  # the ranks die with it
+        if job.stdout is not None and not job.stdout.closed:
             job.communicate()
 
 
