@@ -95,6 +95,7 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         "peak_gib": 0.25,
         "estimated_peak_gib": None,
         "steps": 12,
+        "interruptions": 0,
         "seed": 3,
     }
 
