@@ -1,4 +1,4 @@
-"""What a process knows of its job: whether it was started again, and when it began.
+"""Says whether this job was started again, and when it began.
 
 It reads the environment that torchrun and Slurm set, and loads no torch.
 """

@@ -29,7 +29,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What `export` has written.
+    """Describes what `export` has written.
 
     Args:
         size_bytes: size of all tensors.

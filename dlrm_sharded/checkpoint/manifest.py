@@ -77,7 +77,7 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What a checkpoint says besides its tensors.
+    """Describes a run at the moment of a checkpoint.
 
     Args:
         run: id of the run that wrote it.

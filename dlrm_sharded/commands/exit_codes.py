@@ -41,7 +41,7 @@ MEETING_TIMEOUT_S = 30
 
 
 _runs_command = False
-"""Whether Hydra has composed the config and called the command, whose errors are not Hydra's."""
+"""Says whether Hydra has called the command, whose errors are not Hydra's."""
 
 
 class ReportedExit(SystemExit):

@@ -33,7 +33,7 @@ PLANNING = ("sharder", "cost_model", "topology")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run begins from.
+    """Describes what a run begins from.
 
     Args:
         run: id of the run.

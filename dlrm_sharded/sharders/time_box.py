@@ -31,7 +31,7 @@ class TimeBox:
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit has been reached."""
+        """Return whether the limit has been reached."""
         return self.elapsed_s >= self.limit_s
 
     def report(self, progress: str) -> None:

@@ -26,7 +26,7 @@ MOST_BATCHES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do after a batch.
+    """Says what all ranks do after a batch.
 
     Args:
         stop: signal that asks for the end of the training; None if there was none.
