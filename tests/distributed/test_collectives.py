@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.commands import job
@@ -138,12 +139,15 @@ def test_training_job(
                 *overrides,
                 *("trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
                 *("data.pregenerate=false", "measure.iterations=4"),
+                "trainer.checkpoint.every_s=null",  # their files are written by threads
                 f"hydra.runtime.output_dir={tmp_path}",
             ],
             return_hydra_config=True,
         )
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     HydraConfig.instance().set_config(cfg)
+    with open_dict(cfg):
+        del cfg["hydra"]  # as Hydra does before it calls the command
     batch = SyntheticDataset.batch
 
     def batch_of_rank_0(*args: Any, rank: int, world_size: int) -> Batch:

