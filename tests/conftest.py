@@ -1,9 +1,11 @@
 """Tests run on the CPU, with gloo, whatever the machine has; those marked gpu say otherwise."""
 
 import gc
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector the objects of the imports, 0.3 s at each end of a job."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """Give each test the levels that a process starts with: a command's `main` sets others."""
+    levels = {name: logging.getLogger(name).level for name in (None, "dlrm_sharded")}
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="session")
