@@ -6,17 +6,18 @@ the links within a host and between hosts. No term depends on a rank's number, a
 the world size is only a number in the terms, where NeuroShard (arXiv:2305.01868, sec. 3.2) has one
 net per world size that reads the ranks in their order.
 
-Letters: N plans, W ranks, F terms.
+Letters: N plans, W ranks, F terms, P parts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlrm_sharded.cost.features import Exchange, Floats
 from dlrm_sharded.task import Topology
@@ -55,8 +56,27 @@ REDUCE_TERMS = (
 )
 """Terms of a reduction's time (a reduce-scatter or an all-gather), the same on all its ranks."""
 
+EXCHANGE_PARTS = ("fixed", "bytes", "intra", "inter")
+"""Parts of an exchange's time: what no byte causes, the bytes of a rank or of all ranks on any
+link, and the bytes on each link."""
+
 LINKS = ("intra", "inter")
 """Links between ranks of one host, and between ranks of different hosts."""
+
+def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
+    """Return [F], the index of the part that each term belongs to."""
+
+    def part(term: str) -> str:
+        if term in ("one", "log2_ranks", "shards", "own_shards", "peers_intra", "peers_inter"):
+            return "fixed"
+        if term in ("own_bytes", "all_bytes", "bytes", "max_both_links"):
+            return "bytes"
+        return term.rpartition("_")[2]
+
+    return np.array([EXCHANGE_PARTS.index(part(term)) for term in terms])
+
+
+_EXCHANGE_PART, _REDUCE_PART = _parts(EXCHANGE_TERMS), _parts(REDUCE_TERMS)
 
 ASSUMED_MS_PER_MB = 1.0
 """Time of a MB on a link whose bandwidth was neither measured nor stated: 1 GB/s."""
@@ -189,10 +209,24 @@ class CommunicationModel:
     exchange: Floats
     reduce: Floats
 
-    def scaled(self, factors: Mapping[str, float]) -> CommunicationModel:
-        """Return the model with the times of each of `EXCHANGES` multiplied by its factor."""
-        column = np.array([[factors[kind]] for kind in EXCHANGES])
-        return CommunicationModel(self.exchange * column, self.reduce * column)
+    def scaled(self, factors: Mapping[str, Floats | float]) -> CommunicationModel:
+        """Return the model with the `EXCHANGE_PARTS` of each of `EXCHANGES` times factors [P]."""
+        parts = np.array(
+            [np.broadcast_to(factors[kind], len(EXCHANGE_PARTS)) for kind in EXCHANGES]
+        )
+        return CommunicationModel(
+            self.exchange * parts[:, _EXCHANGE_PART], self.reduce * parts[:, _REDUCE_PART]
+        )
+
+    def parts_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
+        """Return [W, P], the `EXCHANGE_PARTS` of a time; they sum to `exchange_ms`."""
+        parts = []
+        for part in range(len(EXCHANGE_PARTS)):
+            alone = CommunicationModel(
+                self.exchange * (_EXCHANGE_PART == part), self.reduce * (_REDUCE_PART == part)
+            )
+            parts.append(alone.exchange_ms(kind, exchange, hosts))
+        return np.column_stack(parts)
 
     def exchange_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W], time of one of `EXCHANGES`: its all-to-all, then its reductions."""

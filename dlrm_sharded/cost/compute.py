@@ -58,13 +58,14 @@ class PriceNet:
     launch_ms: float
     next_launch_ms: float
 
-    def scaled(self, factor: float) -> PriceNet:
-        """Return the net with all times multiplied by a factor."""
+    def scaled(self, terms: Floats, launches: Floats) -> PriceNet:
+        """Return the net with the times of terms [K] and of launches [2] multiplied by factors."""
+        first, following = launches.tolist()
         return dataclasses.replace(
             self,
-            biases=(*self.biases[:-1], self.biases[-1] + np.log(factor)),
-            launch_ms=self.launch_ms * factor,
-            next_launch_ms=self.next_launch_ms * factor,
+            biases=(*self.biases[:-1], self.biases[-1] + np.log(terms)),
+            launch_ms=self.launch_ms * first,
+            next_launch_ms=self.next_launch_ms * following,
         )
 
     def priced(self, work: Floats, profile: Floats) -> Floats:
@@ -73,21 +74,30 @@ class PriceNet:
         Args:
             profile: [S, C], scaled.
         """
+        times = self.times_in_cache_ms(work, profile)
+        return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
+
+    def times_in_cache_ms(self, work: Floats, profile: Floats) -> Floats:
+        """Return [S, K], ms of the work [S, K] of each term in cache; see `priced`."""
         hidden = profile
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
         # exp keeps every price positive, so more work never takes less time
-        times = work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
-        return np.column_stack([times.sum(axis=1), times @ self.cache_gain])
+        times: Floats = work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
+        return times
 
     def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J] on ranks that read so many MB [N]."""
+        times: Floats = priced[:, 0] + (self.overflow(read_mb) * priced[:, 1:]).sum(axis=1)
+        return times
+
+    def overflow(self, read_mb: Floats) -> Floats:
+        """Return [N, J], the shares to which the caches of ranks that read MB [N] overflow."""
         # a rank that reads nothing has a logarithm, too
         level = (np.log10(read_mb + 1e-3)[:, None] - self.cache_mb) * self.cache_slope
         # the logistic function as a tanh, which cannot overflow
-        overflow = 0.5 * (1.0 + np.tanh(0.5 * level))
-        times: Floats = priced[:, 0] + (overflow * priced[:, 1:]).sum(axis=1)
-        return times
+        shares: Floats = 0.5 * (1.0 + np.tanh(0.5 * level))
+        return shares
 
     def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J], MB read [N] and lookups launched [N]."""
@@ -122,22 +132,47 @@ class ComputeModel:
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)
 
-    def scaled(self, *, forward: float, backward: float) -> ComputeModel:
-        """Return the model with the times of each direction multiplied by a factor."""
-        factors = np.array([[forward], [backward]])
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of a direction's time: K terms, 2 kinds of launches, and Q terms."""
+        num_widest = 0 if self.widest_ms is None else self.widest_ms.shape[1]
+        return len(self.device.terms) + 2 + num_widest
+
+    def scaled(self, forward: Floats | float, backward: Floats | float) -> ComputeModel:
+        """Return the model with the parts of each direction [num_parts] multiplied by factors."""
+        num_terms = len(self.device.terms)
+        factors = np.array([np.broadcast_to(f, self.num_parts) for f in (forward, backward)])
+        nets = [
+            net.scaled(of_net[:num_terms], of_net[num_terms : num_terms + 2])
+            for net, of_net in zip((self.forward, self.backward), factors, strict=True)
+        ]
         return dataclasses.replace(
             self,
-            forward=self.forward.scaled(forward),
-            backward=self.backward.scaled(backward),
-            widest_ms=None if self.widest_ms is None else self.widest_ms * factors,
+            forward=nets[0],
+            backward=nets[1],
+            widest_ms=None if self.widest_ms is None else self.widest_ms * factors[:, num_terms + 2 :],
         )
+
+    def parts_ms(self, workload: Workload) -> Floats:
+        """Return [2, W, num_parts], parts of both directions' times; they sum to `times_ms`."""
+        work, profile = workload.work(self.device), self._scaled_profile(workload)
+        read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
+        num_lookups = workload.num_lookups()
+        launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
+        parts = []
+        for i, net in enumerate((self.forward, self.backward)):
+            in_cache = workload.by_rank(net.times_in_cache_ms(work, profile))
+            terms = in_cache * (1.0 + net.overflow(read_mb) @ net.cache_gain.T)
+            by_direction = [terms, launches * [net.launch_ms, net.next_launch_ms]]
+            if self.widest_ms is not None:
+                sums = workload.by_rank(width_vectors(workload))
+                by_direction.append(widest_terms(sums, sums) * self.widest_ms[i])
+            parts.append(np.column_stack(by_direction))
+        return np.stack(parts)
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
-        # A net is not valid for profiles that it was not fitted to.
-        profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
-        scaled = (profile - self.profile_mean) / self.profile_std
-        work = workload.work(self.device)
+        scaled, work = self._scaled_profile(workload), workload.work(self.device)
         priced = [net.priced(work, scaled) for net in (self.forward, self.backward)]
         widths = [] if self.widest_ms is None else [width_vectors(workload)]
         return np.column_stack([*priced, *widths, workload.unique_bytes() / 1e6])
@@ -198,6 +233,13 @@ class ComputeModel:
         num_priced = 2 * self._num_priced
         num_widths = 0 if self.widest_ms is None else NUM_COLUMNS
         return self.times_ms(np.zeros((len(num_lookups), num_priced + num_widths + 1)), num_lookups)
+
+    def _scaled_profile(self, workload: Workload) -> Floats:
+        """Return [S, C], the inputs of the nets."""
+        # A net is not valid for profiles that it was not fitted to.
+        profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
+        scaled: Floats = (profile - self.profile_mean) / self.profile_std
+        return scaled
 
     @property
     def _num_priced(self) -> int:

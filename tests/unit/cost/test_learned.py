@@ -362,3 +362,17 @@ def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
         expected = factor * before.stage_max_ms(stage)
         assert after.stage_max_ms(stage) == pytest.approx(expected, rel=1e-9)
     assert after.input_dist_max_ms == pytest.approx(1.5 * (before.input_dist_max_ms or 0.0))
+
+
+@given(planned())
+@settings(max_examples=30)
+def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
+    plan, task = of
+    workload = workload_of_plan(plan, task)
+    hosts, cost = model.hosts(task.topology), model.predict(plan, task)
+    forward, backward = model.compute.parts_ms(workload).sum(axis=2)
+    assert forward == pytest.approx([rank.fwd_compute_ms for rank in cost.per_rank])
+    assert backward == pytest.approx([rank.bwd_compute_ms for rank in cost.per_rank])
+    exchange = workload.exchange(for_ids=False)
+    parts = model.communication.parts_ms("fwd_comm", exchange, hosts)
+    assert parts.sum(axis=1) == pytest.approx([rank.fwd_comm_ms for rank in cost.per_rank])
