@@ -65,7 +65,7 @@ def driver_version() -> str | None:
     if DRIVER_FILE.exists():
         text = DRIVER_FILE.read_text()
     else:  # as in Windows' subsystem for Linux
-        text = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+        text = nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
     version = re.search(r"(?<!\S)\d{3,}(\.\d+)+", text)
     return None if version is None else version[0]
 
@@ -83,7 +83,7 @@ def _gpus_of_machine() -> list[_Gpu]:
     the files that CUDA would open are counted. A scheduler may deny a job to open them.
     """
     gpus: list[_Gpu] = []
-    for line in _nvidia_smi("-L").splitlines():
+    for line in nvidia_smi("-L").splitlines():
         uuid = re.search(r"UUID: ([^)\s]+)", line)
         if line.startswith("GPU"):
             gpus.append(_Gpu(uuid[1] if uuid else ""))
@@ -100,7 +100,7 @@ def _can_open(file: Path) -> bool:
     return True
 
 
-def _nvidia_smi(*options: str) -> str:
+def nvidia_smi(*options: str) -> str:
     """Return what nvidia-smi prints, or nothing if it is missing, fails or hangs."""
     command = ["nvidia-smi", *options]
     try:
