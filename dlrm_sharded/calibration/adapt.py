@@ -1,0 +1,215 @@
+"""Adapts a cost model to hardware on which few plans were measured.
+
+A predicted time is a sum of parts: the work terms of a direction, its launches, and what bytes and
+latencies add to an exchange. The adapted time is the sum of the same parts times factors, which are
+the maximum a posteriori estimate (MAP) under log-normal priors. A factor that all parts of a
+direction share may be far from 1, as hardware is faster or slower as a whole; those of single parts
+are pulled towards it, so that one run moves little more than the whole, and two minutes of
+measurements what they decide. The same fit serves both.
+
+Letters: N measured times, W ranks, P parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.cost.communication import EXCHANGES, Hosts
+from dlrm_sharded.cost.compute import DIRECTIONS
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.plan_cost import INPUT_DIST
+
+SHARED_SPREAD = 2.0
+"""Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""
+
+PART_SPREAD = 0.35
+"""The same for the factor of one part beside the shared one."""
+
+NOISE = 0.1
+"""Standard deviation of the logarithm of a measured time."""
+
+MAX_LOG_FACTOR = 12.0
+"""Limit of a factor's logarithm, so that no journal makes a time overflow."""
+
+MAX_RUNS_LEFT_OUT = 10
+"""Number of the latest plans that are left out one after another to estimate the error."""
+
+ERROR_OF_ONE = 0.2
+"""Least expected error of a model that a single plan has corrected."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """Factors of a model's parts: [2, P] of `ComputeModel.parts_ms`, and [P'] by exchange."""
+
+    compute: Floats
+    exchanges: Mapping[str, Floats]
+
+    def applied(self, model: LearnedCostModel) -> LearnedCostModel:
+        """Return the model with its parts multiplied by the factors."""
+        return dataclasses.replace(
+            model,
+            compute=model.compute.scaled(*self.compute),
+            communication=model.communication.scaled(self.exchanges),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """Parts of predicted times [N, P], and the measured times [N]."""
+
+    parts: Floats
+    times_ms: Floats
+
+
+def fit_factors(prior: LearnedCostModel, samples: Sequence[Sample]) -> Factors:
+    """Return the factors that bring a prior near the measured times of plans."""
+    return _fitted([_observed(prior, sample) for sample in samples])
+
+
+def error_of(model: LearnedCostModel, samples: Sequence[Sample]) -> float:
+    """Return the mean error of predicted critical paths, as a ratio of times from 1: 0.5 is 1.5x.
+
+    A prediction of a half and one of the double are equally far off.
+    """
+    return float(np.mean([_off(model, sample) for sample in samples]))
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """An adapted model, and its error on the plans that it is adapted to, before and after.
+
+    Args:
+        expected_error: expected error on other plans.
+    """
+
+    model: LearnedCostModel
+    error_before: float
+    error_after: float
+    expected_error: float
+
+    @property
+    def is_better(self) -> bool:
+        return self.error_after < self.error_before
+
+
+def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
+    """Adapt a prior to the measured times of plans, the latest last.
+
+    Args:
+        samples: at least one.
+    """
+    observed = [_observed(prior, sample) for sample in samples]
+    model = _fitted(observed).applied(prior)
+    before, after = error_of(prior, samples), error_of(model, samples)
+    first_left_out = max(0, len(samples) - MAX_RUNS_LEFT_OUT)
+    expected = max(after, ERROR_OF_ONE)
+    if len(samples) > 1:
+        left_out = [
+            _off(_fitted(observed[:i] + observed[i + 1 :]).applied(prior), samples[i])
+            for i in range(first_left_out, len(samples))
+        ]
+        expected = float(np.mean(left_out))
+    return Adapted(model, before, after, expected)
+
+
+def _off(model: LearnedCostModel, sample: Sample) -> float:
+    hosts = Hosts(sample.world_size, sample.ranks_per_host)
+    predicted = model.predict_workload(workload_of_sample(sample), hosts).critical_path_ms
+    measured = sample.cost.critical_path_ms
+    if predicted <= 0 or measured <= 0:
+        return 0.0 if predicted == measured else math.inf
+    return math.expm1(abs(math.log(predicted / measured)))
+
+
+def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
+    """Return parts and times of each rank, by direction and exchange; times of zero left out."""
+    workload, ranks = workload_of_sample(sample), sample.cost.per_rank
+    hosts = Hosts(sample.world_size, sample.ranks_per_host)
+    parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
+    times = {
+        "forward": [rank.fwd_compute_ms for rank in ranks],
+        "backward": [rank.bwd_compute_ms for rank in ranks],
+    }
+    for kind in EXCHANGES:
+        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
+        parts[kind] = prior.communication.parts_ms(kind, exchange, hosts)
+        times[kind] = [getattr(rank, f"{kind}_ms", 0.0) for rank in ranks]
+    times[INPUT_DIST] = list(sample.cost.input_dist_ms or ())
+    found = {}
+    for name, of_name in parts.items():
+        measured = np.array(times[name])
+        known = (measured > 0) & (of_name.sum(axis=1) > 0)
+        found[name] = _Observed(of_name[known], measured[known])
+    return found
+
+
+def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
+    def factors(name: str) -> Floats:
+        return _factors(
+            np.concatenate([of_plan[name].parts for of_plan in observed]),
+            np.concatenate([of_plan[name].times_ms for of_plan in observed]),
+        )
+
+    return Factors(
+        compute=np.array([factors(direction) for direction in DIRECTIONS]),
+        exchanges={kind: factors(kind) for kind in EXCHANGES},
+    )
+
+
+def _factors(parts: Floats, times_ms: Floats) -> Floats:
+    """Return [P], the MAP estimate of the factors of parts [N, P]; ones without any time.
+
+    The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
+    few absurd times do not decide.
+    """
+    num_parts = parts.shape[1]
+    if len(times_ms) == 0:
+        return np.ones(num_parts)
+    log_times = np.log(times_ms)
+
+    spreads = np.array([SHARED_SPREAD, *[PART_SPREAD] * num_parts])
+
+    def residuals(logs: Floats) -> Floats:
+        errors = (np.log(parts @ np.exp(logs[0] + logs[1:])) - log_times) / NOISE
+        return np.concatenate([_softened(errors), logs / spreads])
+
+    def jacobian(logs: Floats) -> Floats:
+        scaled = parts * np.exp(logs[0] + logs[1:])
+        totals = scaled.sum(axis=1)
+        errors = (np.log(totals) - log_times) / NOISE
+        of_parts = scaled / totals[:, None] * (_softened_slope(errors) / NOISE)[:, None]
+        return np.vstack(
+            [np.column_stack([of_parts.sum(axis=1), of_parts]), np.diag(1.0 / spreads)]
+        )
+
+    start = np.zeros(1 + num_parts)
+    start[0] = np.median(log_times - np.log(parts.sum(axis=1)))
+    start[0] = np.clip(start[0], -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
+    fit = least_squares(residuals, start, jac=jacobian, method="lm")
+    factors: Floats = np.exp(np.clip(fit.x[0] + fit.x[1:], -MAX_LOG_FACTOR, MAX_LOG_FACTOR))
+    return factors
+
+
+def _softened(errors: Floats) -> Floats:
+    """Return [N], residuals whose squares grow like the errors where these are large."""
+    squares: Floats = 2.0 * (np.sqrt(1.0 + errors**2) - 1.0)
+    return np.sign(errors) * np.sqrt(squares)
+
+
+def _softened_slope(errors: Floats) -> Floats:
+    """Return [N], the derivative of `_softened`."""
+    roots = np.sqrt(1.0 + errors**2)
+    # e / (root * softened(e)), which is 1 at e = 0; softened(e)^2 = 2 (root - 1)
+    slopes: Floats = np.sqrt((roots + 1.0) / 2.0) / roots
+    return slopes
+
+

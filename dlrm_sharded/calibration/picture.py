@@ -1,0 +1,96 @@
+"""The cost picture of a run: the cost model of its hardware, corrected by earlier runs there."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+
+from dlrm_sharded.calibration.adapt import Adapted, adapt
+from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.errors import ConfigError, check_path
+from dlrm_sharded.user_cache import user_cache
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+
+
+def cost_picture(
+    context: RunContext, artifact: str | None = None, journal: str | None = None
+) -> LearnedCostModel:
+    """Load the cost model of a run's hardware, corrected by the runs that were measured there.
+
+    Args:
+        artifact: file of a fitted model; None to look for the one of the hardware.
+        journal: see `run_journal`.
+
+    Raises:
+        ConfigError: `journal` is no folder's path.
+        DataError: the artefact is missing or damaged.
+    """
+    model = learned_cost_model(context, artifact)
+    conditions, runs = conditions_of(context), run_journal(context, journal)
+    if conditions is None or runs is None:
+        return model
+    return corrected(model, runs.read(conditions))
+
+
+def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
+    """Return the model adapted to runs, or the model itself where that predicts them no better.
+
+    Args:
+        runs: the latest last.
+    """
+    if not runs:
+        return model
+    adapted = adapt(model, runs)
+    if not _is_trusted(adapted, model):
+        log.info(
+            "%d earlier runs on this hardware do not correct the cost model: its critical paths "
+            "are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
+            len(runs),
+            *(100 * error for error in (adapted.error_before, adapted.error_after)),
+            100 * adapted.expected_error,
+        )
+        return model
+    standing = dataclasses.replace(
+        model.standing, num_runs=len(runs), error=adapted.expected_error
+    )
+    return dataclasses.replace(adapted.model, standing=standing)
+
+
+def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
+    """Whether runs speak for the correction: it helps on them, and on runs that were left out."""
+    stated = model.standing.error if model.standing.error is not None else math.inf
+    return adapted.is_better and adapted.expected_error < max(adapted.error_before, stated)
+
+
+def run_journal(context: RunContext, journal: str | None) -> RunJournal | None:
+    """Return the journal of a run's hardware.
+
+    Args:
+        journal: folder of journals; "auto" for the one in the user's cache, None for none.
+
+    Raises:
+        ConfigError: it is no path.
+    """
+    if journal is None or context.hardware is None or context.hardware.fingerprint is None:
+        return None
+    if not isinstance(journal, str):
+        raise ConfigError(f"journal is {journal!r}, must be auto, null or the path of a folder")
+    if journal != AUTO:
+        check_path("journal", journal)
+    folder = user_cache() / "runs" if journal == AUTO else Path(journal)
+    return RunJournal(folder / f"{context.hardware.fingerprint.id}.jsonl")
+
+
+def conditions_of(context: RunContext) -> Conditions | None:
+    """Return what runs must have in common with this one; None for a plan made elsewhere."""
+    if context.optimizer is None or context.ranks_per_host is None:
+        return None
+    return Conditions(context.optimizer, context.ranks_per_host)
