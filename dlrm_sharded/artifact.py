@@ -7,10 +7,11 @@ searched in `calibration/` of the working directory, where commands write them, 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
-import os
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from safetensors.numpy import save
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError, check_path
+from dlrm_sharded.hardware.compare import Match, compare
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ class Kind:
         noun: what users call such an artefact.
         made_with: command that makes one.
         other_device, other_hardware: consequence for a run on another device or other hardware
-            than the artefact's, and what to do.
+            than the artefact's, for which it is a prior, and what to do.
         other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
         required: further keys that the header must have.
     """
@@ -125,11 +128,19 @@ class Artifact:
 
     Args:
         meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
+        match: whether it was made on the run's hardware, or why not; None if it was read for no
+            run.
     """
 
     path: Path
     arrays: Arrays
     meta: dict[str, Any]
+    match: Match | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        """What the artefact was made on."""
+        return Hardware.from_meta(self.meta)
 
 
 def artifact_name(kind: str, hardware: str) -> str:
@@ -186,50 +197,80 @@ def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
         ) from e
 
 
-def find_artifact(kind: Kind, hardware: str | None, device: str) -> Path:
-    """Return the path of the artefact for some hardware, else one of its device type, else any.
+def find_artifact(kind: Kind, hardware: Hardware | None, device: str) -> Path:
+    """Return the path of the artefact that fits best.
 
-    A damaged file is ranked by its name, so that a run that needs it reports the damage.
+    That is one of the same hardware, else one with the same fingerprint, else the one of the same
+    type of device whose probe is the closest, else any. Files of before there were probes come
+    after those with one, and those with the name of the hardware come first among them. A damaged
+    file is ranked by its name, so that a run that needs it reports the damage.
 
     Args:
-        hardware: name from `device_name`; None for any of the device type.
+        hardware: what the ranks compute on; None for any of the device type.
         device: "cpu" or "cuda".
 
     Raises:
         DataError: there is no artefact of this kind.
     """
-    candidates: list[tuple[bool, bool, Path]] = []
+    candidates: list[tuple[tuple[float, ...], Path]] = []
     damaged: list[Path] = []
     for folder in (CALIBRATED, SHIPPED):
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _sound_header(path, kind)
             if meta is None:
                 damaged.append(path)
-                on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
-                is_of_device = device == ("cpu" if on_cpu else "cuda")
-                is_of_hardware = hardware is not None and (
-                    path.stem == artifact_name(kind.name, hardware)
-                )
+                rank = _rank_of_damaged(path, kind, hardware, device)
             else:
-                is_of_device = meta["device"] == device
-                is_of_hardware = hardware is not None and meta["hardware"] == hardware
-            candidates.append((is_of_hardware, is_of_device, path))
+                rank = _rank(meta, hardware, device)
+            candidates.append((rank, path))
     if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
             f"package; make one with {kind.made_with}"
         )
-    chosen = max(candidates, key=lambda entry: entry[:2])[2]
+    chosen = max(candidates, key=lambda entry: entry[0])[1]
     for path in damaged:
         if path != chosen:
             log.warning("%s is damaged and passed over; %s is used", path, chosen)
     return chosen
 
 
+def _rank(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tuple[float, ...]:
+    """Return what orders artefacts; the one with the largest is used."""
+    theirs = Hardware.from_meta(meta)
+    match = match_of(hardware, theirs)
+    return (
+        match.is_same,
+        match.has_same_fingerprint,
+        meta["device"] == device,
+        -match.distance,
+        hardware is not None and hardware.name == theirs.name,
+    )
+
+
+def _rank_of_damaged(
+    path: Path, kind: Kind, hardware: Hardware | None, device: str
+) -> tuple[float, ...]:
+    """Return the same from a file's name."""
+    on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
+    is_of_hardware = hardware is not None and (
+        path.stem == artifact_name(kind.name, hardware.name)
+    )
+    is_of_device = device == ("cpu" if on_cpu else "cuda")
+    return (is_of_hardware, is_of_hardware, is_of_device, -math.inf, is_of_hardware)
+
+
+def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
+    """Compare the hardware of an artefact with that of a run, if it is known."""
+    if ours is None:
+        return Match(False, ("the hardware of the ranks is not known here",))
+    return compare(ours, theirs)
+
+
 def load_artifact(
     artifact: str | None, kind: Kind, features: Features, context: RunContext
 ) -> Artifact:
-    """Read a named artefact, or the one for the run's hardware, and warn if the run differs.
+    """Read a named artefact, or the one that fits the run's hardware; warn if the run differs.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
@@ -237,32 +278,33 @@ def load_artifact(
     if artifact is not None:
         check_path(f"the artifact of the {kind.noun}", artifact)
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
-    loaded = read_artifact(path, kind=kind, features=features)
+    read = read_artifact(path, kind=kind, features=features)
+    loaded = dataclasses.replace(read, match=match_of(context.hardware, read.hardware))
     log.info("%s: %s, of %s", kind.noun, path, loaded.meta["hardware"])
-    is_of_device = loaded.meta["device"] == context.device
-    artifact_hardware = loaded.meta["hardware"]
-    # Without hardware, as for a plan that is made elsewhere, the device is all that can differ.
-    run_hardware = context.hardware or (artifact_hardware if is_of_device else context.device)
-    if context.device == "cpu" and context.hardware is not None:
-        artifact_hardware = f"{artifact_hardware}, {loaded.meta['cores']} cores"
-        run_hardware = f"{run_hardware}, {len(os.sched_getaffinity(0))} cores"
-    if not (is_of_device and artifact_hardware == run_hardware):
-        log.warning(
-            "the %s belongs to %s, the run is on %s: %s",
-            kind.noun,
-            artifact_hardware,
-            run_hardware,
-            kind.other_hardware if is_of_device else kind.other_device,
-        )
-    if context.optimizer not in (None, loaded.meta["optimizer"]):
-        log.warning(
-            "the %s belongs to the fused optimizer %s, the run has %s: %s",
-            kind.noun,
-            loaded.meta["optimizer"],
-            context.optimizer,
-            kind.other_optimizer.format(optimizer=context.optimizer),
-        )
+    for text in _caveats(loaded, kind, context):
+        log.warning("%s", text)
     return loaded
+
+
+def _caveats(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
+    """Yield what to know of an artefact of another device, other hardware or another optimizer.
+
+    Without hardware, as for a plan that is made elsewhere, the device and the optimizer are all
+    that can differ.
+    """
+    assert loaded.match is not None
+    prior = f"the {kind.noun} is a prior, made on {loaded.meta['hardware']}"
+    if loaded.meta["device"] != context.device:
+        here = context.device if context.hardware is None else context.hardware.name
+        yield f"{prior}, and the run is on {here}: {kind.other_device}"
+    elif context.hardware is not None and not loaded.match.is_same:
+        yield f"{prior} ({'; '.join(loaded.match.reasons)}): {kind.other_hardware}"
+    if context.optimizer not in (None, loaded.meta["optimizer"]):
+        what_to_do = kind.other_optimizer.format(optimizer=context.optimizer)
+        yield (
+            f"the {kind.noun} belongs to the fused optimizer {loaded.meta['optimizer']}, the run "
+            f"has {context.optimizer}: {what_to_do}"
+        )
 
 
 def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
@@ -307,6 +349,10 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
     for key, expected in REQUIRED.items():
         if isinstance(meta[key], bool) or not isinstance(meta[key], expected):
             raise DataError(f"{path} is damaged: {key} is {meta[key]!r}")
+    try:
+        Hardware.from_meta(meta)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
     if meta["device"] not in DEVICES:
         raise DataError(
             f"{path} belongs to the device {meta['device']!r}, known are {' and '.join(DEVICES)}"

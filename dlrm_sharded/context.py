@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlrm_sharded.hardware.hardware import Hardware
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
@@ -11,11 +13,11 @@ class RunContext:
 
     Args:
         device: "cpu" or "cuda".
-        hardware: name of the hardware from `provenance.device_name`; None if any will do, as for
-            a plan that is made on another machine.
+        hardware: what the ranks compute on, from `hardware.detect`; None if it is not known, as
+            for a plan that is made on another machine.
         optimizer: fused optimizer of the tables; None if any will do.
     """
 
     device: str = "cpu"
-    hardware: str | None = None
+    hardware: Hardware | None = None
     optimizer: str | None = None

@@ -20,6 +20,7 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.hardware.hardware import Hardware
 
 MIN_PLANS = {"computation": 100, "communication": 50}
 """Smallest numbers of measured plans for a fit."""
@@ -86,10 +87,11 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
         hardware, device = costs.manifest["hardware"], costs.manifest["device"]
         predict = PaperCostModel(nets, name=hardware, device=device).predict_workload
     comparisons = compare(predict, held_out)
-    provenance_keys = ("hardware", "device", "cores", "threads", "versions", "commit", "optimizer")
+    provenance_keys = ("device", "cores", "threads", "versions", "commit", "optimizer")
     meta = {
         "kind": kind,
         **{key: costs.manifest[key] for key in provenance_keys},
+        **Hardware.from_meta(costs.manifest).to_meta(),
         "features": features,
         "ranges": ranges,
         "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},

@@ -35,9 +35,11 @@ from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.layouts import RowBlocks, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.provenance import commit, versions
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.torchrec_adapter import to_torchrec
@@ -135,7 +137,8 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
         table_gib=config.table_gib,
         ids_per_step=config.ids_per_step,
     )
-    conditions = _conditions(config, sizes, rank)
+    hardware = detect_hardware(rank)
+    conditions = _conditions(config, sizes, rank, hardware)
     journal = None
     with all_or_none():
         if rank.is_zero:
@@ -167,6 +170,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
             samples,
             {
                 **conditions,
+                **hardware.to_meta(),
                 **_cpu(),
                 "commit": commit(),
                 "collect_s": round(time.perf_counter() - started, 1),
@@ -228,13 +232,18 @@ def _cpu() -> dict[str, int]:
     return {"cores": _num_cores(), "threads": torch.get_num_threads()}
 
 
-def _conditions(config: CollectConfig, sizes: PlanSizes, rank: Rank) -> dict[str, Any]:
-    """Return hardware, versions and settings, which are the same for all samples of a file."""
+def _conditions(
+    config: CollectConfig, sizes: PlanSizes, rank: Rank, hardware: Hardware
+) -> dict[str, Any]:
+    """Return hardware, versions and settings, which are the same for all samples of a file.
+
+    The probe is left out, as it differs a little when it is measured again.
+    """
     settings = dataclasses.asdict(config)
     del settings["time_budget_s"], settings["num_samples"]
     computing, communicating = group_sizes(rank)
     return {
-        "hardware": device_name(rank.device),
+        **dataclasses.replace(hardware, probe=None).to_meta(),
         "device": rank.device.type,
         "versions": versions(),
         "computation_ranks": computing,

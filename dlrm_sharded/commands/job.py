@@ -42,6 +42,8 @@ from dlrm_sharded.errors import (
     check_number,
 )
 from dlrm_sharded.explain.diagnosis import diagnose
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
@@ -84,7 +86,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         setup = build_setup(cfg, rank)
-        planner = _planner(cfg, rank) if rank.is_zero else None
+    hardware = detect_hardware(rank)
+    with all_or_none():
+        planner = _planner(cfg, rank, hardware) if rank.is_zero else None
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: setup.dataset.num_batches("train"))
     with all_or_none():
@@ -202,10 +206,10 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     )
 
 
-def _planner(cfg: DictConfig, rank: Rank) -> Planner:
+def _planner(cfg: DictConfig, rank: Rank, hardware: Hardware) -> Planner:
     context = RunContext(
         device=rank.device.type,
-        hardware=device_name(rank.device),
+        hardware=hardware,
         optimizer=cfg.optimizer.embedding,
     )
     return build_planner(

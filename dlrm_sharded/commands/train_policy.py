@@ -30,8 +30,10 @@ from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.distributed import Rank, process_group
 from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import whole_tables
-from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.provenance import commit, versions
 from dlrm_sharded.rl.policy import POLICY_FEATURES, LearnedPolicy, to_arrays
 from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import (
@@ -56,13 +58,13 @@ def hydra_main(cfg: DictConfig) -> None:
     torch.set_num_threads(1)
     logging.getLogger(learned.__name__).addFilter(FirstOfEachMessage())
     with exit_codes(), process_group() as rank:
-        hardware, device = device_name(rank.device), rank.device.type
+        hardware, device = detect_hardware(rank), rank.device.type
         model = _cost_model(cfg, hardware, device)
         pool: TaskPool = instantiate(cfg.tasks)
         method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
         schedule: RoundSchedule = instantiate(cfg.schedule)
         validation = Validation(pool, model, cfg.num_validation_tasks)
-        name = artifact_name(method.net.kind, hardware)
+        name = artifact_name(method.net.kind, hardware.name)
         checkpoint = Path(cfg.out) / f"{name}.partial"
         settings = _settings(cfg)
         with Progress(cfg, schedule, method, validation, resumed=checkpoint.exists()) as progress:
@@ -78,7 +80,7 @@ def hydra_main(cfg: DictConfig) -> None:
         scores = validation.scores(method)
         meta = {
             "kind": method.net.kind,
-            "hardware": hardware,
+            **hardware.to_meta(),
             "device": device,
             "cores": len(os.sched_getaffinity(0)),
             "optimizer": cfg.optimizer,
@@ -194,7 +196,7 @@ class Progress:
         self._bar.set_postfix_str(f"{policy_ms:.1f} ms, best heuristic {best_ms:.1f} ms")
 
 
-def _cost_model(cfg: DictConfig, hardware: str, device: str) -> CostModel:
+def _cost_model(cfg: DictConfig, hardware: Hardware, device: str) -> CostModel:
     if cfg.costs not in COSTS:
         raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
     if cfg.get("cost_model") is None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def read_fields(cls: type[T], raw: Any) -> T:
-    """Build a dataclass whose fields are texts, positive numbers, lists of texts, or unknown.
+    """Build a dataclass of texts, positive numbers, lists of texts, other dataclasses, or None.
 
     Fields that the class does not have are ignored; missing ones are unknown (None).
 
@@ -31,6 +31,8 @@ def _value(name: str, hint: Any, raw: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if raw is None and types.NoneType in kinds:
         return None
+    if dataclasses.is_dataclass(kinds[0]):
+        return read_fields(kinds[0], raw)
     if typing.get_origin(kinds[0]) is tuple:
         if isinstance(raw, list | tuple) and all(isinstance(text, str) for text in raw):
             return tuple(raw)

@@ -1,0 +1,104 @@
+"""Detects the hardware of this process, and keeps its probe until the machine boots again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlrm_sharded.distributed import Rank, on_rank_zero
+from dlrm_sharded.errors import UserError
+from dlrm_sharded.hardware.cpu import read_cpu
+from dlrm_sharded.hardware.cuda import read_gpu
+from dlrm_sharded.hardware.fingerprint import Fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.hardware.probe import Probe
+from dlrm_sharded.hardware.probing import measure_exchange, measure_probe
+from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.provenance import device_name
+from dlrm_sharded.user_cache import user_cache
+
+log = logging.getLogger(__name__)
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def detect_hardware(rank: Rank) -> Hardware:
+    """Return the hardware of rank 0 and its exchanges; all ranks of the job call it together.
+
+    Rank 0 measures its device while the others wait.
+    """
+    found = on_rank_zero(lambda: local_hardware(rank.device))
+    assert found.probe is not None
+    if rank.world_size == 1:
+        return dataclasses.replace(found, probe=dataclasses.replace(found.probe, exchange=None))
+    known = found.probe.exchange
+    if known is not None and (known.num_ranks, known.ranks_per_host) == (
+        dist.get_world_size(),
+        rank.local_world_size,
+    ):
+        return found
+    exchange = measure_exchange(rank.device, ranks_per_host=rank.local_world_size)
+    probe = dataclasses.replace(found.probe, exchange=exchange)
+    measured = dataclasses.replace(found, probe=probe)
+    return on_rank_zero(lambda: _kept(measured))
+
+
+def local_hardware(device: torch.device) -> Hardware:
+    """Return the hardware of this process, with exchanges only if an earlier job measured them."""
+    fingerprint = read_fingerprint(device)
+    found = Hardware(device_name(device), fingerprint, _cached_probe(fingerprint))
+    if found.probe is not None:
+        return found
+    log.info("measuring the speed of %s for about a second", found.name)
+    return _kept(dataclasses.replace(found, probe=measure_probe(device)))
+
+
+def read_fingerprint(device: torch.device) -> Fingerprint:
+    """Return the fingerprint of the hardware that this process computes on."""
+    cpu = read_cpu(
+        threads=torch.get_num_threads(),
+        torch_capability=torch.backends.cpu.get_cpu_capability(),
+    )
+    return Fingerprint(cpu, read_gpu(device) if device.type == "cuda" else None)
+
+
+def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
+    """Return the probe of this boot; None if there is none, or none that can be read."""
+    try:
+        cached = read_json_object(_cache_path(fingerprint), noun="probe")
+        return Probe.from_json(cached["probe"]) if cached["boot"] == _boot() is not None else None
+    except (UserError, LookupError, ValueError):
+        return None
+
+
+def _kept(hardware: Hardware) -> Hardware:
+    """Write the probe to the cache, if it can be written; return the hardware.
+
+    A probe beside more work than the host has cores is not kept: the next run measures again.
+    """
+    fingerprint, probe, boot = hardware.fingerprint, hardware.probe, _boot()
+    assert fingerprint is not None
+    assert probe is not None
+    if boot is not None and probe.load <= fingerprint.cpu.cores:
+        path = _cache_path(fingerprint)
+        with contextlib.suppress(OSError, UserError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"boot": boot, "probe": probe.to_json()})
+    return hardware
+
+
+def _cache_path(fingerprint: Fingerprint) -> Path:
+    return user_cache() / f"probe-{fingerprint.id}.json"
+
+
+def _boot() -> str | None:
+    """Return a name of the time since the machine booted; None if it is not known."""
+    try:
+        return BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None

@@ -1,0 +1,68 @@
+"""The probe: how fast the hardware of a rank is, in figures that take a second to measure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_sharded.hardware.fields import read_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeProbe:
+    """Speed of an all-to-all between all ranks of a job.
+
+    Args:
+        num_ranks, ranks_per_host: the job's.
+        latency_us: time of an all-to-all of a few bytes.
+        gb_per_s: bytes that a rank sends to the others, over the time of a large all-to-all.
+    """
+
+    num_ranks: int
+    ranks_per_host: int
+    latency_us: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Speed of the device of one rank, with the threads of a rank.
+
+    Args:
+        copy_gb_per_s: bytes read and written by a copy that no cache holds.
+        gather_gb_per_s: bytes of rows that pooled lookups read at random, beyond all caches.
+        cached_gather_gb_per_s: likewise from rows that the second-level cache holds.
+        gemm_gflops: floating-point operations of a matrix product, in 1e9 per second.
+        load: other work on the host, as processes that ran or waited in the minute before.
+        exchange: None without a measurement between ranks.
+    """
+
+    copy_gb_per_s: float
+    gather_gb_per_s: float
+    cached_gather_gb_per_s: float
+    gemm_gflops: float
+    load: float
+    exchange: ExchangeProbe | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, with figures of 4 digits."""
+        return _rounded(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Probe:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: a field is missing or has another type.
+        """
+        return read_fields(cls, raw)
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    rounded = {}
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            value = _rounded(value)
+        rounded[key] = float(f"{value:.4g}") if isinstance(value, float) else value
+    return rounded
