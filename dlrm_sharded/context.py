@@ -16,8 +16,10 @@ class RunContext:
         hardware: what the ranks compute on, from `hardware.detect`; None if it is not known, as
             for a plan that is made on another machine.
         optimizer: fused optimizer of the tables; None if any will do.
+        ranks_per_host: ranks that share a host's cores and links; None if it is not known.
     """
 
     device: str = "cpu"
     hardware: Hardware | None = None
     optimizer: str | None = None
+    ranks_per_host: int | None = None

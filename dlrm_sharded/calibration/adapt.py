@@ -39,10 +39,10 @@ NOISE = 0.1
 MAX_LOG_FACTOR = 12.0
 """Limit of a factor's logarithm, so that no journal makes a time overflow."""
 
-MAX_RUNS_LEFT_OUT = 10
+MAX_LEFT_OUT = 10
 """Number of the latest plans that are left out one after another to estimate the error."""
 
-ERROR_OF_ONE = 0.2
+ERROR_OF_ONE = 0.3
 """Least expected error of a model that a single plan has corrected."""
 
 
@@ -110,15 +110,22 @@ def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
     observed = [_observed(prior, sample) for sample in samples]
     model = _fitted(observed).applied(prior)
     before, after = error_of(prior, samples), error_of(model, samples)
-    first_left_out = max(0, len(samples) - MAX_RUNS_LEFT_OUT)
+    left_out = range(max(0, len(samples) - MAX_LEFT_OUT), len(samples))
     expected = max(after, ERROR_OF_ONE)
     if len(samples) > 1:
-        left_out = [
-            _off(_fitted(observed[:i] + observed[i + 1 :]).applied(prior), samples[i])
-            for i in range(first_left_out, len(samples))
-        ]
-        expected = float(np.mean(left_out))
+        expected = float(np.mean([_off_if_left_out(prior, samples, observed, i) for i in left_out]))
     return Adapted(model, before, after, expected)
+
+
+def _off_if_left_out(
+    prior: LearnedCostModel,
+    samples: Sequence[Sample],
+    observed: Sequence[Mapping[str, _Observed]],
+    left_out: int,
+) -> float:
+    """Return the error on a plan of the model that is adapted to the others."""
+    others = [of_plan for i, of_plan in enumerate(observed) if i != left_out]
+    return _off(_fitted(others).applied(prior), samples[left_out])
 
 
 def _off(model: LearnedCostModel, sample: Sample) -> float:
@@ -211,5 +218,3 @@ def _softened_slope(errors: Floats) -> Floats:
     # e / (root * softened(e)), which is 1 at e = 0; softened(e)^2 = 2 (root - 1)
     slopes: Floats = np.sqrt((roots + 1.0) / 2.0) / roots
     return slopes
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from pathlib import Path
 
 from dlrm_sharded.calibration.adapt import Adapted, adapt
@@ -13,6 +12,7 @@ from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.errors import ConfigError, check_path
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.user_cache import user_cache
 
 log = logging.getLogger(__name__)
@@ -58,15 +58,16 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
             100 * adapted.expected_error,
         )
         return model
-    standing = dataclasses.replace(
-        model.standing, num_runs=len(runs), error=adapted.expected_error
+    standing = model.standing or Standing("prior", model.name)
+    return dataclasses.replace(
+        adapted.model,
+        standing=dataclasses.replace(standing, num_runs=len(runs), error=adapted.expected_error),
     )
-    return dataclasses.replace(adapted.model, standing=standing)
 
 
 def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
     """Whether runs speak for the correction: it helps on them, and on runs that were left out."""
-    stated = model.standing.error if model.standing.error is not None else math.inf
+    stated = 0.0 if model.standing is None else model.standing.error or 0.0
     return adapted.is_better and adapted.expected_error < max(adapted.error_before, stated)
 
 
@@ -74,17 +75,20 @@ def run_journal(context: RunContext, journal: str | None) -> RunJournal | None:
     """Return the journal of a run's hardware.
 
     Args:
-        journal: folder of journals; "auto" for the one in the user's cache, None for none.
+        journal: folder of journals; "auto" for the one in the user's cache, None or "none" for
+            none.
 
     Raises:
         ConfigError: it is no path.
     """
-    if journal is None or context.hardware is None or context.hardware.fingerprint is None:
+    if journal in (None, "none"):
         return None
     if not isinstance(journal, str):
         raise ConfigError(f"journal is {journal!r}, must be auto, null or the path of a folder")
     if journal != AUTO:
         check_path("journal", journal)
+    if context.hardware is None or context.hardware.fingerprint is None:
+        return None
     folder = user_cache() / "runs" if journal == AUTO else Path(journal)
     return RunJournal(folder / f"{context.hardware.fingerprint.id}.jsonl")
 

@@ -16,12 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.calibration.picture import run_journal
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.commands.memory_check import check_memory, traced_workload, used_text
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.run_cost import measure_run
+from dlrm_sharded.commands.run_cost import measure_run, note_run
 from dlrm_sharded.commands.run_plan import RunPlan, plan_run, write_plan
 from dlrm_sharded.commands.run_setup import RunSetup, build_model, build_setup
 from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
@@ -43,7 +44,6 @@ from dlrm_sharded.errors import (
 )
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
@@ -86,9 +86,15 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
     with all_or_none():
         setup = build_setup(cfg, rank)
-    hardware = detect_hardware(rank)
+    context = RunContext(
+        device=rank.device.type,
+        hardware=detect_hardware(rank),
+        optimizer=cfg.optimizer.embedding,
+        ranks_per_host=rank.local_world_size,
+    )
     with all_or_none():
-        planner = _planner(cfg, rank, hardware) if rank.is_zero else None
+        journal = run_journal(context, cfg.journal)
+        planner = _planner(cfg, context) if rank.is_zero else None
     # A dataset may convert its files at first use, which can take hours on rank 0.
     patiently_on_rank_zero(lambda: setup.dataset.num_batches("train"))
     with all_or_none():
@@ -151,6 +157,15 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     with RunWriter(run_dir, enabled=rank.is_zero, going_on=start.event_position) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, planned.report))
         measured = measure_run(setup, planned.report, task, sharded, rank)
+        if rank.is_zero:
+            note_run(
+                journal,
+                context,
+                planned.plan,
+                task,
+                measured.cost,
+                exchange_precision=cfg.exchange_precision,
+            )
         writer.plan(
             planned.plan,
             planned.report,
@@ -206,12 +221,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     )
 
 
-def _planner(cfg: DictConfig, rank: Rank, hardware: Hardware) -> Planner:
-    context = RunContext(
-        device=rank.device.type,
-        hardware=hardware,
-        optimizer=cfg.optimizer.embedding,
-    )
+def _planner(cfg: DictConfig, context: RunContext) -> Planner:
     return build_planner(
         cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
     )

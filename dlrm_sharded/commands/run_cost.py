@@ -7,11 +7,16 @@ import logging
 import torch
 
 from dlrm_sharded.calibration.measure import MeasuredCost, measure
+from dlrm_sharded.calibration.picture import conditions_of
+from dlrm_sharded.calibration.run_journal import RunJournal, measured_run
 from dlrm_sharded.commands.run_setup import RunSetup
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.distributed import Rank
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.runs.terminal import prediction_text
+from dlrm_sharded.runs.terminal import prediction_text, surprise_text
 from dlrm_sharded.sharded_model import sharded_embeddings
 from dlrm_sharded.task import ShardingTask
 
@@ -54,4 +59,29 @@ def measure_run(
             )
         if report.cost is not None:
             log.info("%s", prediction_text(report.cost, measured.cost))
+            warning = surprise_text(report, measured.cost)
+            if warning is not None:
+                log.warning("%s", warning)
     return measured
+
+
+def note_run(
+    journal: RunJournal | None,
+    context: RunContext,
+    plan: ShardingPlan,
+    task: ShardingTask,
+    cost: PlanCost,
+    *,
+    exchange_precision: str,
+) -> None:
+    """Append the measured plan to the journal of the hardware; rank 0 calls it.
+
+    Runs whose exchanges are not in fp32 are left out, as the prices of exchanges are those of fp32.
+    """
+    conditions = conditions_of(context)
+    if journal is None or conditions is None or exchange_precision != "fp32":
+        return
+    run = measured_run(plan, task, cost)
+    if run is not None:
+        journal.append(conditions, run)
+        log.info("noted in %s, which corrects the next prediction on this hardware", journal.path)

@@ -63,6 +63,7 @@ link, and the bytes on each link."""
 LINKS = ("intra", "inter")
 """Links between ranks of one host, and between ranks of different hosts."""
 
+
 def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
     """Return [F], the index of the part that each term belongs to."""
 
@@ -223,7 +224,7 @@ class CommunicationModel:
         parts = []
         for part in range(len(EXCHANGE_PARTS)):
             alone = CommunicationModel(
-                self.exchange * (_EXCHANGE_PART == part), self.reduce * (_REDUCE_PART == part)
+                self.exchange * (part == _EXCHANGE_PART), self.reduce * (part == _REDUCE_PART)
             )
             parts.append(alone.exchange_ms(kind, exchange, hosts))
         return np.column_stack(parts)

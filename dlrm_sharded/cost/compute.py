@@ -146,11 +146,14 @@ class ComputeModel:
             net.scaled(of_net[:num_terms], of_net[num_terms : num_terms + 2])
             for net, of_net in zip((self.forward, self.backward), factors, strict=True)
         ]
+        widest_ms = self.widest_ms
+        if widest_ms is not None:
+            widest_ms = widest_ms * factors[:, num_terms + 2 :]
         return dataclasses.replace(
             self,
             forward=nets[0],
             backward=nets[1],
-            widest_ms=None if self.widest_ms is None else self.widest_ms * factors[:, num_terms + 2 :],
+            widest_ms=widest_ms,
         )
 
     def parts_ms(self, workload: Workload) -> Floats:

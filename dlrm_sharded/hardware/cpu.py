@@ -11,8 +11,24 @@ from pathlib import Path
 from dlrm_sharded.hardware.fingerprint import CpuFingerprint
 
 INSTRUCTION_SETS = frozenset(
-    "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8"
-    " asimd sve sve2 bf16 i8mm".split()
+    [
+        "avx2",
+        "fma",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512dq",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_tile",
+        "amx_bf16",
+        "amx_int8",
+        "asimd",
+        "sve",
+        "sve2",
+        "bf16",
+        "i8mm",
+    ]
 )
 """Flags of /proc/cpuinfo by which FBGEMM, torch and MKL choose their kernels, on x86 and Arm."""
 

@@ -129,4 +129,3 @@ def _timed_s(call: Callable[[], object], device: torch.device) -> float:
     if on_cuda:
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-

@@ -13,6 +13,9 @@ from dlrm_sharded.plan_report import PlanReport
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.trainer import TrainingResult
 
+CLOCK_ERROR = 0.15
+"""Relative error of one measurement, which no cost model can foresee."""
+
 LAUNCH_BOUND_MS = 0.3
 """A GPU's lookups that take less than this mostly wait for Python to launch kernels."""
 
@@ -30,6 +33,29 @@ def prediction_text(predicted: PlanCost, measured: PlanCost) -> str:
     return (
         f"predicted {compared(predicted.cost_ms, measured.cost_ms, ' ms')}, critical path "
         f"{compared(predicted.critical_path_ms, measured.critical_path_ms, ' ms')}: {stages}"
+    )
+
+
+def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
+    """Say by how much a prediction is off if that is more than its stated error; else None."""
+    predicted, standing = report.cost, report.standing
+    if predicted is None or standing is None or standing.error is None:
+        return None
+    if predicted.critical_path_ms <= 0 or measured.critical_path_ms <= 0:
+        return None
+    factor = measured.critical_path_ms / predicted.critical_path_ms
+    if max(factor, 1 / factor) <= 1 + max(standing.error, CLOCK_ERROR):
+        return None
+    stages = ", ".join(
+        f"{stage} {measured.stage_max_ms(stage) / predicted.stage_max_ms(stage):.2f} x"
+        for stage in STAGES
+        if predicted.stage_max_ms(stage) > 0
+    )
+    return (
+        f"the critical path is {factor:.2f} x the predicted one, more than the "
+        f"{100 * standing.error:.0f} % that {standing.short_text.split(',')[0]} prices of "
+        f"{standing.hardware} are expected to be off: {stages}; `make calibrate` (2 minutes, on an "
+        "idle machine) mends it, and this run corrects the next prediction on this hardware"
     )
 
 

@@ -1,0 +1,108 @@
+"""The cost model of a run, before and after runs on its hardware."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.calibration.picture import conditions_of, corrected, cost_picture, run_journal
+from dlrm_sharded.calibration.samples import Sample
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.hardware.fingerprint import CpuFingerprint, Fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.standing import Standing
+from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
+from tests.unit.cost.hardware import measured_plans
+
+CPU = CpuFingerprint(
+    architecture="x86_64",
+    vendor="vendor",
+    family="1",
+    model="2",
+    instruction_sets=("avx2",),
+    torch_capability="AVX2",
+    switches=(),
+    l1_kib=32,
+    l2_kib=1024,
+    l3_kib=32768,
+    cores=2,
+    threads=1,
+)
+HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
+
+
+@pytest.fixture(scope="module")
+def prior(model: LearnedCostModel) -> LearnedCostModel:
+    return dataclasses.replace(model, standing=Standing("prior", "made up", ("other",), error=0.5))
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Sample]:
+    return on_other_hardware(measured_plans(12, 0, seed=5), ELSEWHERE)
+
+
+def test_without_runs_it_is_the_prior(prior: LearnedCostModel) -> None:
+    assert corrected(prior, []) is prior
+
+
+def test_says_how_many_runs_corrected_it(prior: LearnedCostModel, runs: list[Sample]) -> None:
+    after_one, after_all = corrected(prior, runs[:1]), corrected(prior, runs)
+    assert after_one.standing is not None
+    assert after_one.standing.short_text.startswith("prior, corrected by 1 run, within about")
+    assert after_all.standing is not None
+    assert after_all.standing.short_text.startswith("prior, corrected by 12 runs, within about")
+    assert (after_all.standing.error or 1.0) < 0.2
+
+
+def test_is_never_worse_than_the_prior_on_the_runs(
+    prior: LearnedCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Runs that contradict each other: the same plan was five times faster, and slower."""
+    [plan] = measured_plans(1, 0, seed=6)
+    fast = on_other_hardware([plan], dict.fromkeys(ELSEWHERE, 0.2))
+    slow = on_other_hardware([plan], dict.fromkeys(ELSEWHERE, 5.0))
+    with caplog.at_level("INFO"):
+        assert corrected(prior, [*fast, *slow] * 3) is prior
+    assert "6 earlier runs on this hardware do not correct the cost model" in caplog.text
+
+
+def test_a_journal_is_of_one_hardware(tmp_path: Path) -> None:
+    journal = run_journal(HERE, str(tmp_path))
+    other = dataclasses.replace(CPU, instruction_sets=("avx2", "avx512f"))
+    elsewhere = dataclasses.replace(HERE, hardware=Hardware("cpu: x", Fingerprint(other)))
+    assert journal is not None
+    assert journal != run_journal(elsewhere, str(tmp_path))
+    assert journal == run_journal(HERE, str(tmp_path))
+
+
+@pytest.mark.parametrize("journal", [None, "none"])
+def test_there_need_be_no_journal(journal: str | None) -> None:
+    assert run_journal(HERE, journal) is None
+    assert run_journal(RunContext("cpu"), "auto") is None, "the hardware is not known"
+
+
+@pytest.mark.parametrize("journal", [7, "", "a\0b", ["x"]])
+def test_says_what_is_no_folder(journal: object) -> None:
+    with pytest.raises(ConfigError, match="journal"):
+        run_journal(HERE, journal)  # type: ignore[arg-type]
+
+
+def test_the_next_prediction_is_corrected(
+    tmp_path: Path, runs: list[Sample]
+) -> None:
+    before = cost_picture(HERE, journal=str(tmp_path))
+    journal, conditions = run_journal(HERE, str(tmp_path)), conditions_of(HERE)
+    assert journal is not None
+    assert conditions is not None
+    for run in on_other_hardware(runs, dict.fromkeys(ELSEWHERE, 40.0)):
+        journal.append(conditions, run)
+    after = cost_picture(HERE, journal=str(tmp_path))
+    assert after.standing is not None
+    assert after.standing.num_runs == len(runs)
+    assert after.compute.forward.launch_ms > before.compute.forward.launch_ms
+    other_optimizer = dataclasses.replace(HERE, optimizer="adam")
+    standing = cost_picture(other_optimizer, journal=str(tmp_path)).standing
+    assert standing is not None
+    assert standing.num_runs == 0, "runs with another optimizer"
