@@ -253,9 +253,7 @@ def _rank_of_damaged(
 ) -> tuple[float, ...]:
     """Return the same from a file's name."""
     on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
-    is_of_hardware = hardware is not None and (
-        path.stem == artifact_name(kind.name, hardware.name)
-    )
+    is_of_hardware = hardware is not None and (path.stem == artifact_name(kind.name, hardware.name))
     is_of_device = device == ("cpu" if on_cpu else "cuda")
     return (is_of_hardware, is_of_hardware, is_of_device, -math.inf, is_of_hardware)
 
