@@ -1,10 +1,12 @@
 """Tests run on the CPU, with gloo, whatever the machine has; those marked gpu say otherwise."""
 
+import atexit
 import gc
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,10 @@ SMALL_RUN = [
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.pop("DLRM_SHARDED_DEVICE", None)  # the Makefile's choice
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the folder of the process that began it
+    _cache = tempfile.TemporaryDirectory(prefix="dlrm_sharded-cache-")
+    atexit.register(_cache.cleanup)
+    os.environ["DLRM_SHARDED_CACHE"] = _cache.name
 # Commands that tests start are those of this checkout, wherever the package is installed from.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "launch")])
 

@@ -20,7 +20,6 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
-from dlrm_sharded.hardware.hardware import Hardware
 
 MIN_PLANS = {"computation": 100, "communication": 50}
 """Smallest numbers of measured plans for a fit."""
@@ -91,7 +90,7 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
     meta = {
         "kind": kind,
         **{key: costs.manifest[key] for key in provenance_keys},
-        **Hardware.from_meta(costs.manifest).to_meta(),
+        **costs.hardware.to_meta(),
         "features": features,
         "ranges": ranges,
         "num_plans": {"fitted": len({s.number for s in fitted}), "held_out": len(held_out)},

@@ -239,11 +239,13 @@ def _conditions(
 
     The probe is left out, as it differs a little when it is measured again.
     """
+    assert hardware.fingerprint is not None
     settings = dataclasses.asdict(config)
     del settings["time_budget_s"], settings["num_samples"]
     computing, communicating = group_sizes(rank)
     return {
-        **dataclasses.replace(hardware, probe=None).to_meta(),
+        "hardware": hardware.name,
+        "hardware_id": hardware.fingerprint.id,
         "device": rank.device.type,
         "versions": versions(),
         "computation_ranks": computing,

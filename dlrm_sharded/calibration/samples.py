@@ -14,6 +14,7 @@ import numpy as np
 from dlrm_sharded.artifact import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
@@ -104,6 +105,21 @@ class CollectedCosts:
 
     samples: tuple[Sample, ...]
     manifest: dict[str, Any]
+
+    @property
+    def hardware(self) -> Hardware:
+        """What the plans were measured on.
+
+        Raises:
+            DataError: its entries in the manifest are damaged.
+        """
+        try:
+            return Hardware.from_meta(self.manifest)
+        except (LookupError, ValueError) as error:
+            raise DataError(
+                f"the manifest of the collected costs is damaged ({error}); collect again with "
+                f"{CALIBRATE}"
+            ) from error
 
     def first_attempts(self, kind: str) -> list[Sample]:
         """Return the first measurement of every plan of a kind."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import hydra
 import torch
@@ -23,6 +22,9 @@ from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.hardware.compare import compare
+from dlrm_sharded.hardware.detect import read_fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.provenance import device_name
 
 log = logging.getLogger("dlrm_sharded.fit")
@@ -33,7 +35,7 @@ def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         started = time.perf_counter()
         costs = read_costs(cfg.costs)
-        _warn_of_other_hardware(costs.manifest)
+        _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
         fitted = fit_cost_model(costs, instantiate(cfg.fit))
         name = artifact_name(fitted.meta["kind"], fitted.meta["hardware"])
         path = write_artifact(Path(cfg.out), name, fitted.arrays, fitted.meta)
@@ -45,16 +47,24 @@ def main() -> None:
     run_hydra(hydra_main)
 
 
-def _warn_of_other_hardware(manifest: dict[str, Any]) -> None:
+def _warn_of_other_hardware(measured: Hardware, device: str) -> None:
+    """Warn if costs of a type of device were not measured on this machine, by its fingerprint."""
     here = None
-    if manifest["device"] == "cpu" or torch.cuda.is_available():
-        here = device_name(torch.device(manifest["device"]))
-    if here != manifest["hardware"]:
+    if device == "cpu" or torch.cuda.is_available():
+        threads = None if measured.fingerprint is None else measured.fingerprint.cpu.threads
+        fingerprint = read_fingerprint(torch.device(device), threads=threads)
+        here = Hardware(device_name(torch.device(device)), fingerprint)
+    is_same = here is not None and (
+        here.name == measured.name
+        if measured.fingerprint is None
+        else compare(here, measured).has_same_fingerprint
+    )
+    if not is_same:
         log.warning(
             "the costs were measured on other hardware (%s) than this machine's (%s), and the "
             "model will predict that hardware; to calibrate this machine, run %s",
-            manifest["hardware"],
-            here or "no GPU",
+            measured.name,
+            "no GPU" if here is None else here.name,
             CALIBRATE,
         )
 

@@ -21,13 +21,25 @@ FIGURES = {
 EXCHANGE = "all-to-all bandwidth"
 LATENCY = "all-to-all latency"
 
-BOUND = 1.5
-"""Factor by which a figure of a device may differ on the same hardware."""
+BOUND = 1.6
+"""Factor by which a figure of a device may differ on the same hardware.
 
-EXCHANGE_BOUND = 2.5
-"""Likewise for exchanges, in which all ranks must have a core at the same time."""
+On 2 cores of an AMD EPYC, 48 probes beside 0 to 2 streaming or busy processes, and 2 to 3 other
+processes, were at most this far from the best in all but one figure of one probe: 1.29 (matrix
+product), 1.35 and 1.46 (gathers), 1.58 (copy; once 2.1). A machine of half the speed is beyond it.
+"""
 
-AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
+"""Likewise for exchanges, in which all ranks must have a core at the same time.
+
+Ten exchanges of 4 ranks there, beside a load of 5 to 6, differed by 1.7 and 2.3.
+"""
+
+GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")
+
+AVX512 = "avx512f"
+"""The first of the AVX-512 sets, without which there is none of the others."""
+
 NAMES = {
     "architecture": "architecture",
     "vendor": "vendor of the CPU",
@@ -87,9 +99,6 @@ class Match:
         return 1 / self.speeds.get(EXCHANGE, self.speeds.get(FIGURES["copy_gb_per_s"], 1.0))
 
 
-GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")
-
-
 def compare(ours: Hardware, theirs: Hardware) -> Match:
     """Compare the hardware of a run with that of an artefact.
 
@@ -110,14 +119,10 @@ def compare(ours: Hardware, theirs: Hardware) -> Match:
     slower_or_faster = tuple(
         f"{name} {speed:.2g} of there"
         for name, speed in speeds.items()
-        if not 1 / _bound(name) <= speed <= _bound(name)
+        if max(speed, 1 / speed) > EXCHANGE_BOUNDS.get(name, BOUND)
     )
     reasons = differing + slower_or_faster
     return Match(not reasons, reasons, not differing, speeds)
-
-
-def _bound(name: str) -> float:
-    return EXCHANGE_BOUND if name in (EXCHANGE, LATENCY) else BOUND
 
 
 def _speeds(ours: Probe, theirs: Probe) -> dict[str, float]:
@@ -152,7 +157,7 @@ def _differences(ours: Fingerprint, theirs: Fingerprint) -> Iterator[str]:
 def _sets(here: set[str], there: set[str]) -> Iterator[str]:
     for lacking, side in ((there - here, "here"), (here - there, "there")):
         names = sorted(lacking)
-        if AVX512[0] in lacking:
+        if AVX512 in lacking:
             names = ["AVX-512", *(name for name in names if not name.startswith("avx512"))]
         if names:
             yield f"no {', '.join(names)} {side}"

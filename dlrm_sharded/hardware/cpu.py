@@ -10,27 +10,11 @@ from pathlib import Path
 
 from dlrm_sharded.hardware.fingerprint import CpuFingerprint
 
-INSTRUCTION_SETS = frozenset(
-    [
-        "avx2",
-        "fma",
-        "avx512f",
-        "avx512bw",
-        "avx512vl",
-        "avx512dq",
-        "avx512_vnni",
-        "avx512_bf16",
-        "amx_tile",
-        "amx_bf16",
-        "amx_int8",
-        "asimd",
-        "sve",
-        "sve2",
-        "bf16",
-        "i8mm",
-    ]
-)
-"""Flags of /proc/cpuinfo by which FBGEMM, torch and MKL choose their kernels, on x86 and Arm."""
+X86_SETS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+MATRIX_SETS = ("avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+ARM_SETS = ("asimd", "sve", "sve2", "bf16", "i8mm")
+INSTRUCTION_SETS = frozenset((*X86_SETS, *MATRIX_SETS, *ARM_SETS))
+"""Flags of /proc/cpuinfo by which FBGEMM, torch and MKL choose their kernels."""
 
 SWITCHES = (
     "FBGEMM_ENABLE_INSTRUCTIONS",
@@ -78,7 +62,7 @@ def read_cpu(
     return CpuFingerprint(
         architecture=platform.machine() or None,
         **known,
-        instruction_sets=flags and tuple(sorted(INSTRUCTION_SETS & set(flags.split()))),
+        instruction_sets=tuple(sorted(INSTRUCTION_SETS & set(flags.split()))) if flags else None,
         torch_capability=torch_capability,
         switches=tuple(f"{key}={environment[key]}" for key in SWITCHES if environment.get(key)),
         l1_kib=caches.get(1),

@@ -14,14 +14,14 @@ from dlrm_sharded.hardware.fingerprint import GpuFingerprint
 def read_gpu(device: torch.device) -> GpuFingerprint:
     """Return the fingerprint of a GPU that torch can use."""
     properties: Any = torch.cuda.get_device_properties(device)
-    uuid = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
+    uuid = f"GPU-{properties.uuid}"
     return GpuFingerprint(
         name=properties.name,
         capability=f"{properties.major}.{properties.minor}",
         memory_gib=round(properties.total_memory / 2**30),
         memory_gb_per_s=_memory_gb_per_s(properties),
-        nvlinks=uuid and count_nvlinks(nvidia_smi("nvlink", "--status", "-i", uuid)),
-        pcie=uuid and pcie_link(_query(uuid, "pcie.link.gen.max,pcie.link.width.max")),
+        nvlinks=count_nvlinks(nvidia_smi("nvlink", "--status", "-i", uuid)),
+        pcie=pcie_link(_query(uuid, "pcie.link.gen.max,pcie.link.width.max")),
         num_gpus=torch.cuda.device_count(),
         nccl=".".join(map(str, torch.cuda.nccl.version())),
         driver=driver_version(),

@@ -24,6 +24,9 @@ from dlrm_sharded.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
+MAX_LOAD_PER_CORE = 2
+"""A probe is kept if at most so many processes a core ran or waited when it was made."""
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -58,10 +61,14 @@ def local_hardware(device: torch.device) -> Hardware:
     return _kept(dataclasses.replace(found, probe=measure_probe(device)))
 
 
-def read_fingerprint(device: torch.device) -> Fingerprint:
-    """Return the fingerprint of the hardware that this process computes on."""
+def read_fingerprint(device: torch.device, *, threads: int | None = None) -> Fingerprint:
+    """Return the fingerprint of the hardware that this process computes on.
+
+    Args:
+        threads: number of threads of a rank, if this process is none.
+    """
     cpu = read_cpu(
-        threads=torch.get_num_threads(),
+        threads=threads or torch.get_num_threads(),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
     )
     return Fingerprint(cpu, read_gpu(device) if device.type == "cuda" else None)
@@ -79,12 +86,12 @@ def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
 def _kept(hardware: Hardware) -> Hardware:
     """Write the probe to the cache, if it can be written; return the hardware.
 
-    A probe beside more work than the host has cores is not kept: the next run measures again.
+    One that was made beside much other work is not: the next run measures again.
     """
     fingerprint, probe, boot = hardware.fingerprint, hardware.probe, _boot()
     assert fingerprint is not None
     assert probe is not None
-    if boot is not None and probe.load <= fingerprint.cpu.cores:
+    if boot is not None and probe.load <= MAX_LOAD_PER_CORE * fingerprint.cpu.cores:
         path = _cache_path(fingerprint)
         with contextlib.suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def _value(name: str, hint: Any, raw: Any) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if raw is None and types.NoneType in kinds:
         return None
-    if dataclasses.is_dataclass(kinds[0]):
+    if isinstance(kinds[0], type) and dataclasses.is_dataclass(kinds[0]):
         return read_fields(kinds[0], raw)
     if typing.get_origin(kinds[0]) is tuple:
         if isinstance(raw, list | tuple) and all(isinstance(text, str) for text in raw):

@@ -56,36 +56,36 @@ class Hardware:
 
 def fingerprint_text(fingerprint: Fingerprint) -> str:
     """Return what is known of the device that the rank computes on, in one line."""
-    gpu = fingerprint.gpu
-    return ", ".join(filter(None, _of_cpu(fingerprint.cpu) if gpu is None else _of_gpu(gpu)))
+    known = _of_cpu(fingerprint.cpu) if fingerprint.gpu is None else _of_gpu(fingerprint.gpu)
+    return ", ".join(text for value, text in known if value)
 
 
-def _of_cpu(cpu: CpuFingerprint) -> list[str | None]:
+def _of_cpu(cpu: CpuFingerprint) -> list[tuple[object, str]]:
+    """Return pairs of a value, which may be unknown, and its text."""
+    caches = enumerate((cpu.l1_kib, cpu.l2_kib, cpu.l3_kib), start=1)
     return [
-        cpu.architecture,
-        cpu.vendor and f"{cpu.vendor} family {cpu.family} model {cpu.model}",
-        cpu.instruction_sets and " ".join(cpu.instruction_sets),
-        cpu.torch_capability and f"torch uses {cpu.torch_capability}",
-        *cpu.switches,
-        *(
-            size and f"L{level} {size} KiB"
-            for level, size in enumerate((cpu.l1_kib, cpu.l2_kib, cpu.l3_kib), start=1)
-        ),
-        f"{cpu.cores} cores",
-        f"{cpu.threads} threads a rank",
+        (cpu.architecture, f"{cpu.architecture}"),
+        (cpu.vendor, f"{cpu.vendor} family {cpu.family} model {cpu.model}"),
+        (cpu.instruction_sets, " ".join(cpu.instruction_sets or ())),
+        (cpu.torch_capability, f"torch uses {cpu.torch_capability}"),
+        (cpu.switches, " ".join(cpu.switches)),
+        *((size, f"L{level} {size} KiB") for level, size in caches),
+        (cpu.cores, f"{cpu.cores} cores"),
+        (cpu.threads, f"{cpu.threads} threads a rank"),
     ]
 
 
-def _of_gpu(gpu: GpuFingerprint) -> list[str | None]:
+def _of_gpu(gpu: GpuFingerprint) -> list[tuple[object, str]]:
+    """Return the same of a GPU."""
     return [
-        f"{gpu.num_gpus} {gpu.name}",
-        f"compute capability {gpu.capability}",
-        f"{gpu.memory_gib} GiB",
-        gpu.memory_gb_per_s and f"{gpu.memory_gb_per_s} GB/s",
-        gpu.nvlinks and f"{gpu.nvlinks} NVLinks",
-        gpu.pcie and f"PCIe {gpu.pcie}",
-        gpu.nccl and f"NCCL {gpu.nccl}",
-        gpu.driver and f"driver {gpu.driver}",
+        (gpu.num_gpus, f"{gpu.num_gpus} {gpu.name}"),
+        (gpu.capability, f"compute capability {gpu.capability}"),
+        (gpu.memory_gib, f"{gpu.memory_gib} GiB"),
+        (gpu.memory_gb_per_s, f"{gpu.memory_gb_per_s} GB/s"),
+        (gpu.nvlinks, f"{gpu.nvlinks} NVLinks"),
+        (gpu.pcie, f"PCIe {gpu.pcie}"),
+        (gpu.nccl, f"NCCL {gpu.nccl}"),
+        (gpu.driver, f"driver {gpu.driver}"),
     ]
 
 

@@ -19,6 +19,7 @@ from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
@@ -76,7 +77,7 @@ def compare(
     report(rows_of(options, rows), options.reference)
 
 
-def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None) -> Planner:
+def planner_of(sharder: str, *, device: str = "cpu", hardware: Hardware | None = None) -> Planner:
     """Build the planner of a yaml and of overrides after commas, with the learned cost model."""
     name, *overrides = sharder.split(",")
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
@@ -85,7 +86,7 @@ def planner_of(sharder: str, *, device: str = "cpu", hardware: str | None = None
 
 
 def planners_of(
-    sharders: Sequence[str], *, device: str, hardware: str | None = None
+    sharders: Sequence[str], *, device: str, hardware: Hardware | None = None
 ) -> dict[str, Planner]:
     return {sharder: planner_of(sharder, device=device, hardware=hardware) for sharder in sharders}
 

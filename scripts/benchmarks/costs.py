@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="costs-") as folder:
         costs = read_costs(options.costs or _measure(Path(folder) / "held_out.parquet"))
-    hardware, device = costs.manifest["hardware"], costs.manifest["device"]
+    hardware, device = costs.hardware, costs.manifest["device"]
     context = RunContext(device=device, hardware=hardware)
     model = learned_cost_model(context, options.artifact)
-    print(f"{hardware}; load average {costs.manifest['load_average']}")
+    print(f"{hardware.name}; load average {costs.manifest['load_average']}")
     learned = _report("learned", predictor(model), costs)
     try:
         paper = paper_cost_model(context)

@@ -38,10 +38,10 @@ from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.planning import Planner
-from dlrm_sharded.provenance import device_name
 from dlrm_sharded.task import ShardingTask
 
 MEASURED_SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> None:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each plan, as soon as all plans of its task are measured."""
     with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
-        planners = planners_of(options.sharders, device=device.type, hardware=device_name(device))
+        planners = planners_of(
+            options.sharders, device=device.type, hardware=local_hardware(device)
+        )
         for number, benchmark_task in enumerate(measured_tasks(options.seed, num=options.tasks)):
             task = on_device(benchmark_task.task, device.type)
             rng = np.random.default_rng([options.seed, number])

@@ -30,8 +30,8 @@ from benchmarks.compared import planner_of, quiet
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
+from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model import dlrm
-from dlrm_sharded.provenance import device_name
 from dlrm_sharded.sharded_model import shard_model
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
@@ -103,7 +103,7 @@ def plain(rank: Rank, dataset: SyntheticDataset) -> on_ranks.Loop:
 def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> on_ranks.Loop:
     topology = detect_topology(memory_gib=8)
     task = ShardingTask(dataset.tables, topology, BATCH_SIZE)
-    hardware = device_name(rank.device)
+    hardware = detect_hardware(rank)
     plan, _ = on_rank_zero(
         lambda: planner_of("neuroshard", device=rank.device.type, hardware=hardware).plan(task)
     )

@@ -27,10 +27,10 @@ from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.datasets.task_sets import MEASURED_BATCH_SIZE
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     table_bytes = MOST_TABLE_BYTES + MOST_OTHER_BYTES
     with open_bench(options.iterations, table_bytes=table_bytes) as (bench, device):
-        model = learned_cost_model(RunContext(device=device.type, hardware=device_name(device)))
+        model = learned_cost_model(RunContext(device=device.type, hardware=local_hardware(device)))
         for number in tqdm(range(options.tables), unit="table"):
             rng = np.random.default_rng([options.seed, number])
             yield _measured(bench, model, random_table(rng), rng, rounds=options.rounds)

@@ -17,7 +17,7 @@ from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
-from dlrm_sharded.provenance import device_name
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.task import ShardingTask
 from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
 from first_hour.step_run import StepRun
@@ -44,7 +44,7 @@ def run(step: StepRun) -> None:
     rows: list[Row] = []
     ROWS.unlink(missing_ok=True)
     with open_bench(3 if step.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
-        planners = planners_of(SHARDERS, device=device.type, hardware=device_name(device))
+        planners = planners_of(SHARDERS, device=device.type, hardware=local_hardware(device))
         for number, task in enumerate(tasks):
             if not step.has_time(f"task {number}", 3 if step.small else TASK_S):
                 break

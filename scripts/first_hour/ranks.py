@@ -24,9 +24,9 @@ from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.calibration.stage_clock import StageClock
 from dlrm_sharded.cost import learned
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.provenance import device_name
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from first_hour.step_run import StepRun
@@ -124,7 +124,7 @@ def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, An
         intra_host_bytes_per_s=NVLINK_BYTES_PER_S,
     )
     task = on_device(ShardingTask(tables, topology, sizes.largest_batch_size), device.type)
-    planners = planners_of(SHARDERS, device=device.type, hardware=device_name(device))
+    planners = planners_of(SHARDERS, device=device.type, hardware=local_hardware(device))
     rows = task_rows(0, task, planners, bench, np.random.default_rng(0), rounds=1)
     return {row["sharder"]: _plan_figures(row) for row in rows} | {
         "cost_model": cost_model_file(device)
@@ -134,7 +134,7 @@ def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, An
 def cost_model_file(device: torch.device) -> str:
     """Return the file of the model that prices plans here: of this device, once `fit` has run."""
     kind = cost_model_kind(learned.KIND)
-    return str(find_artifact(kind, device_name(device), device.type).resolve())
+    return str(find_artifact(kind, local_hardware(device), device.type).resolve())
 
 
 def _plan_figures(row: Row) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_collected_costs_make_a_model(rehearsals: dict[str, Any]) -> None:
     assert collection["measurements"] == len(costs.samples) >= 125
     assert {sample.world_size for sample in costs.samples} == {1}
     fit = figures_of(out, "fit")
-    model = learned_cost_model(RunContext("cpu", fit["hardware"]), str(out / fit["artefact"]))
+    model = learned_cost_model(RunContext("cpu"), str(out / fit["artefact"]))
     assert model.name == fit["hardware"] == collection["hardware"]
     assert fit["num_plans"]["fitted"] + fit["num_plans"]["held_out"] == collection["plans"]
     assert fit["held_out_errors"]["forward computation"]["mape"] > 0

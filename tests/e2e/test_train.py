@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -14,7 +13,6 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.plan import read_plan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.provenance import device_name
 from dlrm_sharded.runs.result import RunResult
 from dlrm_sharded.task import read_task
 from dlrm_sharded.validation import validate
@@ -63,8 +61,7 @@ def test_result_json(run_dir: Path) -> None:
 def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
     """By the named model, of the plan and task that the run leaves behind."""
     plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
-    hardware = device_name(torch.device("cpu"))
-    model = learned_cost_model(RunContext("cpu", hardware), str(artifact))
+    model = learned_cost_model(RunContext("cpu"), str(artifact))
     predicted = model.predict(plan, task)
     written = json.loads((run_dir / "plan.json").read_text())
     assert PlanCost.from_json(written["predicted"]) == PlanCost(predicted.per_rank)

@@ -92,7 +92,7 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     assert written["scores_ms"].keys() == {kind, *WEIGHTS}
     assert min(written["scores_ms"].values()) > 0
 
-    policy = load_policy(kind, str(path), RunContext("cpu", hardware, "rowwise_adagrad"))
+    policy = load_policy(kind, str(path), RunContext("cpu", optimizer="rowwise_adagrad"))
     pool = training_tasks(part="unseen", num_tables=9, world_size=3)
     task = pool.task(pool.draw(np.random.default_rng(0)))
     ranks = policy.place(task, num_samples=2, seed=0)

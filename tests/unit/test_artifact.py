@@ -1,8 +1,8 @@
 """An artefact on disk: whole, of the right kind, and found where it is looked for."""
 
+import dataclasses
 import json
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +28,8 @@ from dlrm_sharded.artifact import (
 )
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
+from dlrm_sharded.hardware.hardware import Hardware
+from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu, with_probe
 
 KIND = cost_model_kind("learned")
 POLICY = policy_kind("dreamshard")
@@ -207,7 +209,38 @@ def put(folder: Path, hardware: str, device: str, kind: str = KIND.name) -> Path
 
 
 def found(hardware: str | None, device: str) -> Path:
-    return find_artifact(KIND, hardware, device).resolve()
+    named = None if hardware is None else Hardware(hardware)
+    return find_artifact(KIND, named, device).resolve()
+
+
+def put_of(folder: Path, name: str, hardware: Hardware, device: str = "cpu") -> Path:
+    fields = meta(device=device, **hardware.to_meta())
+    return write_artifact(folder, f"learned-{name}", ARRAYS, fields)
+
+
+def test_finds_the_same_hardwares_then_the_closest(folders: tuple[Path, Path]) -> None:
+    """By fingerprint and probe, whatever its name is."""
+    calibrated, shipped = folders
+
+    def chosen() -> Path:
+        return find_artifact(KIND, HARDWARE, "cpu").resolve()
+
+    older = put(calibrated, HARDWARE.name, "cpu")
+    put_of(calibrated, "a_gpu", ON_GPU, "cuda")
+    assert chosen() == older
+    other = with_cpu(with_probe(gather_gb_per_s=3.0), model="1")
+    distant = put_of(calibrated, "distant", other)
+    assert chosen() == distant
+    close = put_of(shipped, "close", with_cpu(with_probe(gather_gb_per_s=1.1), model="2"))
+    assert chosen() == close
+    unprobed = put_of(shipped, "unprobed", dataclasses.replace(HARDWARE, probe=None))
+    assert chosen() == unprobed
+    same = put_of(shipped, "same", dataclasses.replace(HARDWARE, name="cpu: y"))
+    assert chosen() == same
+    nearby = put_of(calibrated, "here", with_probe(gather_gb_per_s=1.2))
+    assert chosen() == same, "it is closer"
+    same.unlink()
+    assert chosen() == nearby
 
 
 def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path, Path]) -> None:
@@ -267,45 +300,49 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
     (calibrated / "costs.json").write_text(json.dumps(meta()))
     (calibrated / "costs.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
-        find_artifact(KIND, "cpu: x", "cpu")
+        find_artifact(KIND, HARDWARE, "cpu")
     assert "make calibrate" in str(error.value)
     with pytest.raises(DataError) as error:
-        find_artifact(POLICY, "cpu: x", "cpu")
+        find_artifact(POLICY, HARDWARE, "cpu")
     assert str(error.value) == (
         "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
         "with `dlrm-train-policy policy=dreamshard`"
     )
 
 
-CORES = len(os.sched_getaffinity(0))
-ON_OTHER_CPU = f"cpu: y, 2 cores, the run is on cpu: x, {CORES} cores"
+OTHER = with_cpu(with_probe(gather_gb_per_s=0.5), cores=8)
+PRIOR = "is a prior, made on cpu: x (cores: 2 here, 8 there; random gather 2 of there): "
 WARNINGS = {
     "cost_model_of_other_hardware": (
-        *(KIND, "cpu: y", "cpu", "sgd"),
-        f"the cost model belongs to {ON_OTHER_CPU}: its times may be wrong by a factor, and its "
-        "order of plans is less reliable; run `make calibrate` (10 minutes) for a model of this "
-        "hardware",
+        *(KIND, OTHER, "cpu", "sgd"),
+        f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
+        "reliable; run `make calibrate` (10 minutes) for a model of this hardware",
+    ),
+    "cost_model_of_older_files": (
+        *(KIND, Hardware("cpu: x"), "cpu", "sgd"),
+        "the cost model is a prior, made on cpu: x (the hardware there has no fingerprint): its "
+        "times may be wrong by a factor, and its order of plans is less reliable; run `make "
+        "calibrate` (10 minutes) for a model of this hardware",
     ),
     "cost_model_of_other_device": (
-        *(KIND, "GPU", "cuda", "sgd"),
-        f"the cost model belongs to GPU, 2 cores, the run is on cpu: x, {CORES} cores: its "
-        "computation says nothing about this device, and its exchanges follow from stated "
-        "bandwidths; run `make calibrate` (10 minutes) for a model of this hardware, or plan with "
-        "sharder=torchrec",
+        *(KIND, ON_GPU, "cuda", "sgd"),
+        "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
+        "nothing about this device, and its exchanges follow from stated bandwidths; run `make "
+        "calibrate` (10 minutes) for a model of this hardware, or plan with sharder=torchrec",
     ),
     "cost_model_of_other_optimizer": (
-        *(KIND, "cpu: x", "cpu", "adam"),
+        *(KIND, HARDWARE, "cpu", "adam"),
         "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
         "may be wrong; run `make calibrate ARGS=collect.optimizer=adam`",
     ),
     "policy_of_other_hardware": (
-        *(POLICY, "cpu: y", "cpu", "sgd"),
-        f"the policy belongs to {ON_OTHER_CPU}: it balances the costs of that hardware; its plans "
-        "can be trained, but may be less balanced here; `dlrm-train-policy "
-        "policy=dreamshard` trains one for this hardware",
+        *(POLICY, OTHER, "cpu", "sgd"),
+        f"the policy {PRIOR}it balances the costs of that hardware; its plans can be trained, but "
+        "may be less balanced here; `dlrm-train-policy policy=dreamshard` trains one for this "
+        "hardware",
     ),
     "policy_of_other_optimizer": (
-        *(POLICY, "cpu: x", "cpu", "adam"),
+        *(POLICY, HARDWARE, "cpu", "adam"),
         "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
         "computation of that optimizer; its plans can be trained, but may be less balanced here; "
         "run `dlrm-train-policy policy=dreamshard optimizer=adam`",
@@ -320,36 +357,39 @@ def test_says_where_it_is_of_something_else(
     folders: tuple[Path, Path],
     caplog: pytest.LogCaptureFixture,
     kind: Kind,
-    hardware: str,
+    hardware: Hardware,
     device: str,
     optimizer: str,
     said: str,
 ) -> None:
-    name = artifact_name(kind.name, hardware)
-    cores = CORES if hardware == "cpu: x" else 2
-    fields = meta(kind=kind.name, hardware=hardware, device=device, cores=cores)
-    write_artifact(folders[1], name, ARRAYS, fields)
-    load_artifact(None, kind, FEATURES, RunContext("cpu", "cpu: x", optimizer))
+    fields = meta(kind=kind.name, device=device, **hardware.to_meta())
+    write_artifact(folders[1], artifact_name(kind.name, hardware.name), ARRAYS, fields)
+    loaded = load_artifact(None, kind, FEATURES, RunContext("cpu", HARDWARE, optimizer))
     assert caplog.messages == [said]
+    assert loaded.match is not None
+    assert loaded.match.is_same == (hardware == HARDWARE)
     caplog.clear()
     if device == "cpu":  # a run on unknown hardware can differ in its device alone
-        load_artifact(None, kind, FEATURES, RunContext("cpu"))
+        loaded = load_artifact(None, kind, FEATURES, RunContext("cpu"))
         assert caplog.messages == []
+        assert loaded.match is not None
+        assert loaded.match.reasons == ("the hardware of the ranks is not known here",)
 
 
-@pytest.mark.parametrize("hardware", [None, "GPU"])
+@pytest.mark.parametrize("hardware", [None, ON_GPU], ids=["unknown", "known"])
 @pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
 def test_says_that_it_is_of_another_device(
     folders: tuple[Path, Path],
     caplog: pytest.LogCaptureFixture,
     kind: Kind,
-    hardware: str | None,
+    hardware: Hardware | None,
 ) -> None:
     """Also where the hardware is not known, as for a plan that is made on another machine."""
     write_artifact(folders[1], artifact_name(kind.name, "cpu: y"), ARRAYS, meta(kind=kind.name))
     load_artifact(None, kind, FEATURES, RunContext("cuda", hardware))
     [said] = caplog.messages
-    assert f"the run is on {hardware or 'cuda'}: {kind.other_device}" in said
+    here = "cuda" if hardware is None else "GPU A"
+    assert f"the run is on {here}: {kind.other_device}" in said
 
 
 NUM_WRITES = 40

@@ -16,6 +16,7 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import DataError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.rl.policy import load_policy
 
 Load = Callable[[RunContext, str | None], object]
@@ -101,6 +102,8 @@ FIELDS = {
     "device": [None, "tpu", 5],
     "cores": [None, "two", 2.5, True],
     "optimizer": [None, {"a": 1}],
+    "fingerprint": [5, {}, {"cpu": None}],
+    "probe": ["fast", {}, {"copy_gb_per_s": "fast"}],
 }
 
 
@@ -131,13 +134,13 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("hardware", [None, "cpu: AMD EPYC"])
+@pytest.mark.parametrize("hardware", [None, Hardware("cpu: AMD EPYC")], ids=["unknown", "known"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_damaged_calibration_is_no_reason_to_use_the_packages(
     kind: str,
     damage: Callable[[bytes], bytes],
-    hardware: str | None,
+    hardware: Hardware | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,7 @@ from dlrm_sharded.calibration.collect import (
 from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import ConfigError
+from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
 
 def slots(
@@ -152,11 +153,11 @@ def test_only_a_collection_on_a_cpu_depends_on_its_cores(
     device: str, names_cores: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, a collection is resumed in another set of cores."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "gpu: test")
     rank = Rank(0, 2, 0, 2, torch.device(device, 0) if device == "cuda" else torch.device(device))
-    before = _conditions(CollectConfig(), GPU_SIZES, rank)
+    hardware = ON_GPU if device == "cuda" else HARDWARE
+    before = _conditions(CollectConfig(), GPU_SIZES, rank, hardware)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(1000)))
-    after = _conditions(CollectConfig(), GPU_SIZES, rank)
+    after = _conditions(CollectConfig(), GPU_SIZES, rank, with_cpu(hardware, cores=1000))
     assert ({"cores", "threads"} <= before.keys()) == names_cores
     assert (before != after) == names_cores
     assert before["batch_sizes"] == GPU_SIZES.batch_sizes

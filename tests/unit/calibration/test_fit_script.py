@@ -50,7 +50,7 @@ def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> No
     assert str(path.relative_to(tmp_path)) in done.stdout + done.stderr
     assert "| computation, groups |" in done.stdout + done.stderr
 
-    loaded = learned_cost_model(RunContext(hardware="made up"), str(path))
+    loaded = learned_cost_model(RunContext(), str(path))
     expected = fit_cost_model(read_costs(tmp_path / "costs.parquet"), QUICK)
     arrays = to_arrays(loaded.compute, loaded.communication)
     assert arrays.keys() == expected.arrays.keys()

@@ -89,9 +89,7 @@ def test_says_what_is_no_folder(journal: object) -> None:
         run_journal(HERE, journal)  # type: ignore[arg-type]
 
 
-def test_the_next_prediction_is_corrected(
-    tmp_path: Path, runs: list[Sample]
-) -> None:
+def test_the_next_prediction_is_corrected(tmp_path: Path, runs: list[Sample]) -> None:
     before = cost_picture(HERE, journal=str(tmp_path))
     journal, conditions = run_journal(HERE, str(tmp_path)), conditions_of(HERE)
     assert journal is not None

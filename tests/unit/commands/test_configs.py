@@ -29,6 +29,7 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
+from tests.unit.hardware.made_up import HARDWARE
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(CONF_DIR)}={path.stem}" for path in CONF_DIR.glob("*/*.yaml")
@@ -223,7 +224,7 @@ class Contextual(GreedySharder):
         self.context, self.seed = context, seed
 
 
-RUN = RunContext(device="cpu", hardware="cpu: x", optimizer="sgd")
+RUN = RunContext(device="cpu", hardware=HARDWARE, optimizer="sgd")
 CONTEXTUAL = {
     "_target_": f"{Contextual.__module__}.Contextual",
     "_partial_": True,

@@ -18,16 +18,18 @@ from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit import LookupData, TrainablePriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.communication import Hosts
+from dlrm_sharded.cost.communication import EXCHANGE_TERMS, Hosts
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import (
+    OTHER_HARDWARE_ERROR,
     LearnedCostModel,
     from_arrays,
     learned_cost_model,
     to_arrays,
 )
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.cost.plans import (
@@ -42,6 +44,7 @@ from tests.unit.cost.plans import (
     times_ms,
     with_table,
 )
+from tests.unit.hardware.made_up import HARDWARE, with_cpu, with_probe
 
 many = settings(max_examples=100, deadline=None)
 
@@ -247,13 +250,67 @@ def test_an_artefact_is_the_model(
 ) -> None:
     """What was written and read is what was fitted, to the last bit."""
     path = write_artifact(tmp_path, "calibrated-made_up", fitted.arrays, fitted.meta)
-    loaded = learned_cost_model(RunContext(hardware="made up"), str(path))
+    loaded = learned_cost_model(RunContext(), str(path))
     assert_same(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
     assert (loaded.name, loaded.ranges) == (model.name, model.ranges)
     assert loaded.measured_links == model.measured_links
     for sample in unseen[:20] + unseen[-20:]:
         workload = workload_of_sample(sample)
         assert predictor(loaded)(workload) == predictor(model)(workload)
+
+
+@pytest.fixture
+def of_known_hardware(fitted: Fitted, tmp_path: Path) -> str:
+    """The fitted model as one of hardware with a fingerprint and a probe."""
+    meta = fitted.meta | HARDWARE.to_meta()
+    return str(write_artifact(tmp_path, "learned-known", fitted.arrays, meta))
+
+
+def test_the_models_own_hardware(of_known_hardware: str, fitted: Fitted) -> None:
+    model = learned_cost_model(RunContext("cpu", HARDWARE), of_known_hardware)
+    held_out = fitted.meta["held_out_errors"]["plan, critical path"]["mape"] / 100
+    assert model.standing == Standing("calibrated", "cpu: x", error=held_out)
+    assert_same(to_arrays(model.compute, model.communication), fitted.arrays)
+
+
+def test_a_prior_is_scaled_by_the_probes(
+    of_known_hardware: str, model: LearnedCostModel, unseen: tuple[Sample, ...]
+) -> None:
+    """Lookups at half the speed, and copies too, as nobody has measured exchanges here."""
+    slow = with_probe(copy_gb_per_s=0.25, gather_gb_per_s=0.5, cached_gather_gb_per_s=0.5)
+    assert slow.probe is not None
+    slow = dataclasses.replace(slow, probe=dataclasses.replace(slow.probe, exchange=None))
+    prior = learned_cost_model(RunContext("cpu", slow), of_known_hardware)
+    for sample in (unseen[0], unseen[-1]):
+        workload = workload_of_sample(sample)
+        here, there = predictor(prior)(workload), predictor(model)(workload)
+        for direction, factor in (("compute", 2), ("comm", 4)):
+            for stage in (f"fwd_{direction}", f"bwd_{direction}"):
+                assert here.stage_max_ms(stage) == pytest.approx(factor * there.stage_max_ms(stage))
+    assert prior.standing is not None
+    assert (prior.standing.kind, prior.standing.error) == ("prior", pytest.approx(3))
+    assert "random gather 0.5 of there" in prior.standing.reasons
+    stated = EXCHANGE_TERMS.index("max_busier_inter")
+    assert (prior.communication.exchange[:, stated] == 1).all(), "stated bandwidths stay"
+
+
+def test_a_prior_without_probes_says_no_error(fitted: Fitted, tmp_path: Path) -> None:
+    path = str(write_artifact(tmp_path, "learned-older", fitted.arrays, fitted.meta))
+    for hardware in (None, HARDWARE):
+        older = learned_cost_model(RunContext("cpu", hardware), path)
+        assert older.standing is not None
+        assert (older.standing.kind, older.standing.error) == ("prior", None)
+        assert older.standing.reasons
+        assert_same(to_arrays(older.compute, older.communication), fitted.arrays)
+
+
+def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
+    """Gathers alone do not tell how fast the kernels of another CPU are."""
+    other = with_cpu(instruction_sets=("avx2", "fma"))
+    model = learned_cost_model(RunContext("cpu", other), of_known_hardware)
+    assert model.standing is not None
+    assert model.standing.reasons == ("no AVX-512 here",)
+    assert model.standing.error == OTHER_HARDWARE_ERROR
 
 
 def test_its_arrays_are_the_model(fitted: Fitted) -> None:

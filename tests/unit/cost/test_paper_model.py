@@ -88,7 +88,7 @@ def test_an_artefact_is_the_model(
 ) -> None:
     fitted = fit_cost_model(costs, FitConfig(model="neuroshard_paper", num_steps=3))
     path = write_artifact(tmp_path, "neuroshard_paper-made_up", fitted.arrays, fitted.meta)
-    loaded = paper_cost_model(RunContext(hardware="made up"), str(path))
+    loaded = paper_cost_model(RunContext(), str(path))
     in_memory = model_of(from_arrays(fitted.arrays))
     for sample in unseen[:10] + unseen[-10:]:
         workload = workload_of_sample(sample)

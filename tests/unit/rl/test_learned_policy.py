@@ -175,7 +175,7 @@ def test_on_disk_and_back(kind: str, tmp_path: Path) -> None:
     }
     path = write_artifact(tmp_path, "policy", to_arrays(net), meta)
     before = torch.get_rng_state()
-    loaded = load_policy(kind, str(path), RunContext("cpu", "made up", "rowwise_adagrad"))
+    loaded = load_policy(kind, str(path), RunContext("cpu", optimizer="rowwise_adagrad"))
     assert torch.equal(torch.get_rng_state(), before)
     for task in [*other_tasks(4), *other_tasks(2, num_tables=20, world_size=4)]:
         plans = [

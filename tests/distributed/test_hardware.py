@@ -1,0 +1,32 @@
+"""The hardware that the ranks of a job detect together."""
+
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.hardware.detect import detect_hardware
+from tests.distributed.ranks import gathered, run_ranks
+
+
+def detected(rank: Rank) -> list[list[float]]:
+    """The figures of each rank, detected twice: without and perhaps with what a cache keeps."""
+    figures = []
+    for _ in range(2):
+        hardware = detect_hardware(rank)
+        assert hardware.probe is not None
+        exchange = hardware.probe.exchange
+        assert exchange is not None
+        figures += [exchange.num_ranks, exchange.ranks_per_host, exchange.latency_us]
+        figures += [exchange.gb_per_s, hardware.probe.gather_gb_per_s]
+    return gathered(rank, figures)
+
+
+def test_all_ranks_have_the_figures_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path))
+    first, second = run_ranks(detected, 2, local_world_size=1)
+    assert first == second
+    assert first[:2] == [2, 1]
+    assert min(first) > 0

@@ -1,0 +1,115 @@
+"""The hardware of this process, and the probe that is kept until the next boot."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlrm_sharded.hardware import detect
+from dlrm_sharded.hardware.compare import FIGURES, compare
+from dlrm_sharded.hardware.detect import local_hardware, read_fingerprint
+from dlrm_sharded.hardware.probe import Probe
+from dlrm_sharded.hardware.probing import measure_probe
+from dlrm_sharded.user_cache import CACHE_VARIABLE, user_cache
+from tests.unit.hardware.made_up import PROBE
+
+CPU = torch.device("cpu")
+
+
+class Prober:
+    """Counts how often it is asked for a probe."""
+
+    def __init__(self) -> None:
+        self.count, self.probe = 0, dataclasses.replace(PROBE, load=0.1)
+
+    def __call__(self, device: torch.device) -> Probe:
+        self.count += 1
+        return self.probe
+
+
+@pytest.fixture
+def prober(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prober:
+    prober = Prober()
+    monkeypatch.setattr(detect, "measure_probe", prober)
+    monkeypatch.setattr(detect, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "boot_id").write_text("first\n")
+    return prober
+
+
+def cached(tmp_path: Path) -> Path:
+    [path] = (tmp_path / "cache").iterdir()
+    return path
+
+
+def test_is_probed_once_a_boot(prober: Prober, tmp_path: Path) -> None:
+    found = local_hardware(CPU)
+    assert found.probe == prober.probe
+    assert found.fingerprint == read_fingerprint(CPU)
+    assert local_hardware(CPU) == found
+    assert prober.count == 1
+    assert compare(found, local_hardware(CPU)).is_same
+    (tmp_path / "boot_id").write_text("second\n")
+    local_hardware(CPU)
+    assert prober.count == 2
+
+
+def test_other_threads_are_other_hardware(prober: Prober) -> None:
+    local_hardware(CPU)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        local_hardware(CPU)
+    finally:
+        torch.set_num_threads(threads)
+    assert prober.count == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"boot": "first", "probe": 5}'])
+def test_a_damaged_cache_is_measured_anew(content: bytes, prober: Prober, tmp_path: Path) -> None:
+    local_hardware(CPU)
+    cached(tmp_path).write_bytes(content)
+    assert local_hardware(CPU).probe == prober.probe
+    assert local_hardware(CPU).probe == prober.probe
+    assert prober.count == 2
+
+
+def test_a_cache_that_cannot_be_written(prober: Prober, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    assert local_hardware(CPU).probe == prober.probe
+    assert local_hardware(CPU).probe == prober.probe
+    assert prober.count == 2
+
+
+def test_without_a_boot_id_nothing_is_kept(prober: Prober, tmp_path: Path) -> None:
+    (tmp_path / "boot_id").unlink()
+    local_hardware(CPU)
+    local_hardware(CPU)
+    assert prober.count == 2
+
+
+def test_a_probe_beside_much_other_work_is_not_kept(prober: Prober) -> None:
+    prober.probe = dataclasses.replace(PROBE, load=1e6)
+    local_hardware(CPU)
+    local_hardware(CPU)
+    assert prober.count == 2
+
+
+def test_a_probe_of_this_machine() -> None:
+    probe = measure_probe(CPU)
+    assert all(getattr(probe, key) > 0 for key in FIGURES)
+    assert probe.exchange is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({CACHE_VARIABLE: "/c", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/c"),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/dlrm_sharded"),
+        ({"HOME": "/h"}, "/h/.cache/dlrm_sharded"),
+    ],
+)
+def test_the_users_cache(environment: dict[str, str], folder: str) -> None:
+    assert user_cache(environment) == Path(folder)
+    assert user_cache({}).is_absolute()
