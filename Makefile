@@ -31,8 +31,9 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \
 	    hydra.launcher.j=1x$(NPROC)
 
-calibrate: $(VENV)/installed  ## fit a cost model to this machine, which must be idle (10 minutes)
-	$(BIN)/dlrm-calibrate $(ARGS)
+MINUTES ?= 2
+calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
+	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
 
 test: $(VENV)/installed  ## run all tests; ARGS="tests/launch -x"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)

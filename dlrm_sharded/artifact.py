@@ -75,7 +75,7 @@ class Kind:
 
 def cost_model_kind(name: str) -> Kind:
     """Return the kind of cost models of this name."""
-    calibrate = "run `make calibrate` (10 minutes) for a model of this hardware"
+    calibrate = "run `make calibrate` (2 minutes) for a model of this hardware"
     return Kind(
         name,
         noun="cost model",
@@ -197,7 +197,9 @@ def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
         ) from e
 
 
-def find_artifact(kind: Kind, hardware: Hardware | None, device: str) -> Path:
+def find_artifact(
+    kind: Kind, hardware: Hardware | None, device: str, *, shipped_only: bool = False
+) -> Path:
     """Return the path of the artefact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
@@ -208,13 +210,14 @@ def find_artifact(kind: Kind, hardware: Hardware | None, device: str) -> Path:
     Args:
         hardware: what the ranks compute on; None for any of the device type.
         device: "cpu" or "cuda".
+        shipped_only: leave out what was calibrated here.
 
     Raises:
         DataError: there is no artefact of this kind.
     """
     candidates: list[tuple[tuple[float, ...], Path]] = []
     damaged: list[Path] = []
-    for folder in (CALIBRATED, SHIPPED):
+    for folder in (SHIPPED,) if shipped_only else (CALIBRATED, SHIPPED):
         for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
             meta = _sound_header(path, kind)
             if meta is None:

@@ -13,6 +13,7 @@ from dlrm_sharded.artifact import CALIBRATE, Arrays
 from dlrm_sharded.calibration.evaluate import Predictor, TimePairs, averaged, compare
 from dlrm_sharded.calibration.fit import LookupData, fit_communication, fit_compute
 from dlrm_sharded.calibration.fit_paper import fit_paper
+from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
@@ -35,6 +36,7 @@ class FitConfig:
     Args:
         model: one of `MODELS`.
         num_steps: steps of Adam.
+        from_prior: whether the model may be a prior that is adapted, which few plans suffice for.
         holdout_share: fraction of the plans that the model is not fitted to; the artefact
             contains its errors on them.
     """
@@ -43,6 +45,7 @@ class FitConfig:
     seed: int = 0
     num_steps: int = 1000
     holdout_share: float = 0.2
+    from_prior: bool = True
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -50,6 +53,8 @@ class FitConfig:
         check_count("fit.seed", self.seed, least=0)
         check_count("fit.num_steps", self.num_steps, least=1)
         check_number("fit.holdout_share", self.holdout_share, above=True, most=0.5)
+        if not isinstance(self.from_prior, bool):
+            raise ConfigError(f"fit.from_prior is {self.from_prior!r}, must be true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +70,23 @@ class Fitted:
     comparisons: dict[str, TimePairs]
 
 
-def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
+def fit_cost_model(
+    costs: CollectedCosts, config: FitConfig, prior: LearnedCostModel | None = None
+) -> Fitted:
     """Fit a model to most of the plans and compare its predictions with the others.
+
+    Args:
+        prior: a model of other hardware of the type of device, which is adapted where that predicts
+            unseen plans better than a fit alone; None for a fit alone.
 
     Raises:
         DataError: there are too few plans for a fit.
     """
-    fitted, held_out = split_held_out(costs, config)
+    fitted, held_out = split_held_out(costs, config, has_prior=prior is not None)
     ranges = fitted_ranges(fitted)
     if config.model == "learned":
-        model = fit_learned(fitted, costs.manifest, config)
+        model = fit_learned(fitted, costs.manifest, config, prior)
+        ranges = model.ranges
         arrays = learned.to_arrays(model.compute, model.communication)
         kind = learned.KIND
         features: dict[str, list[str]] = learned.learned_features(costs.manifest["device"])
@@ -104,9 +116,40 @@ def fit_cost_model(costs: CollectedCosts, config: FitConfig) -> Fitted:
 
 
 def fit_learned(
+    samples: Sequence[Sample],
+    manifest: dict[str, Any],
+    config: FitConfig,
+    prior: LearnedCostModel | None = None,
+) -> LearnedCostModel:
+    """Fit the calibrated model to samples, see `fit_cost_model`."""
+    if prior is None:
+        return _fitted_alone(samples, manifest, config)
+    model = better_of_both(
+        prior, lambda seen: _fitted_alone(seen, manifest, config), samples, seed=config.seed
+    )
+    return dataclasses.replace(
+        model,
+        communication=with_stated(model.communication, measured=measured_links(samples)),
+        name=manifest["hardware"],
+        device=manifest["device"],
+        ranges=_joined(prior.ranges, fitted_ranges(samples)),
+        measured_links=measured_links(samples),
+        standing=None,
+    )
+
+
+def _joined(
+    ranges: dict[str, tuple[float, float]], others: dict[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    return {
+        name: (min(low, others[name][0]), max(high, others[name][1]))
+        for name, (low, high) in ranges.items()
+    }
+
+
+def _fitted_alone(
     samples: Sequence[Sample], manifest: dict[str, Any], config: FitConfig
 ) -> LearnedCostModel:
-    """Fit the calibrated model to samples."""
     computation = [sample for sample in samples if sample.kind == "computation"]
     together = [sample for sample in samples if sample.world_size > 1]
     communication = UNMEASURED
@@ -139,13 +182,17 @@ def measured_links(samples: Sequence[Sample]) -> tuple[str, ...]:
     return tuple(link for link in LINKS if used[link])
 
 
-def split_held_out(costs: CollectedCosts, config: FitConfig) -> tuple[list[Sample], list[Sample]]:
+def split_held_out(
+    costs: CollectedCosts, config: FitConfig, *, has_prior: bool
+) -> tuple[list[Sample], list[Sample]]:
     """Split the plans by the seed into fitted and held-out ones, which are averaged over attempts.
 
     Raises:
         DataError: there are too few plans.
     """
     for kind, min_plans in MIN_PLANS.items():
+        if has_prior:
+            min_plans = MIN_ADAPTED_PLANS
         num_plans = len(costs.first_attempts(kind))
         if num_plans < min_plans and (kind == "computation" or num_plans):
             raise DataError(

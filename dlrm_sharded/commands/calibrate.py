@@ -1,7 +1,8 @@
 """Measure this machine from the start and fit a cost model to it: the command `dlrm-calibrate`.
 
-dlrm-calibrate collect.time_budget_s=300 fit.num_steps=2000
+dlrm-calibrate minutes=10 fit.num_steps=2000
 
+Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
 Both steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
 `dlrm-fit-cost-model`, all others for `dlrm-collect-costs`.
 """
@@ -13,7 +14,15 @@ import sys
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, check_number
+
+DEFAULT_MINUTES = 2.0
+SHORT_MINUTES = 5.0
+"""Below this, each plan is measured for less time, so that there are more plans."""
+
+SHORT_MEASURE = ("iterations=8", "warmup=1", "num_batches=2", "time_budget_s=0.1")
+REST_S = 30.0
+"""Time for the start of the ranks and for the fit, which is not the collection's."""
 
 COLLECTED = (Path("calibration/costs.parquet"), Path("calibration/costs.json"))
 """Files of a finished collection; an interrupted one keeps its samples elsewhere."""
@@ -26,6 +35,8 @@ def main() -> int:
         if overrides in (["--help"], ["-h"]):
             print(__doc__)
             return 0
+        minutes = _minutes(overrides)
+        overrides = [override for override in overrides if not override.startswith("minutes=")]
         for override in overrides:
             if override.startswith(("out=", "costs=")):
                 raise ConfigError(
@@ -36,8 +47,31 @@ def main() -> int:
             path.unlink(missing_ok=True)
         fit_overrides = [override for override in overrides if override.startswith("fit.")]
         collection_overrides = [override for override in overrides if override not in fit_overrides]
+        collection_overrides = [*time_overrides(minutes), *collection_overrides]
         return _run("collect_costs", collection_overrides) or _run("fit_cost_model", fit_overrides)
     raise AssertionError("exit_codes ends the process after an error")
+
+
+def time_overrides(minutes: float) -> list[str]:
+    """Return the overrides of a collection for a calibration of so many minutes."""
+    budget_s = max(60 * minutes - REST_S, REST_S)
+    overrides = [f"collect.time_budget_s={budget_s:g}"]
+    if minutes < SHORT_MINUTES:
+        overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
+    return overrides
+
+
+def _minutes(overrides: list[str]) -> float:
+    given = [override for override in overrides if override.startswith("minutes=")]
+    if not given:
+        return DEFAULT_MINUTES
+    text = given[-1].removeprefix("minutes=")
+    try:
+        minutes = float(text)
+    except ValueError:
+        raise ConfigError(f"minutes is {text!r}, must be a number") from None
+    check_number("minutes", minutes, above=True)
+    return minutes
 
 
 def _run(command: str, overrides: list[str]) -> int:

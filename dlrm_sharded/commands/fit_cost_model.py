@@ -17,11 +17,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.artifact import CALIBRATE, artifact_name, write_artifact
-from dlrm_sharded.calibration.calibrate import fit_cost_model
+from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table
+from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.detect import read_fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
@@ -36,7 +39,8 @@ def hydra_main(cfg: DictConfig) -> None:
         started = time.perf_counter()
         costs = read_costs(cfg.costs)
         _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
-        fitted = fit_cost_model(costs, instantiate(cfg.fit))
+        config: FitConfig = instantiate(cfg.fit)
+        fitted = fit_cost_model(costs, config, _prior(costs) if config.from_prior else None)
         name = artifact_name(fitted.meta["kind"], fitted.meta["hardware"])
         path = write_artifact(Path(cfg.out), name, fitted.arrays, fitted.meta)
         log.info("held-out plans:\n\n%s\n", errors_table(fitted.meta["held_out_errors"]))
@@ -45,6 +49,13 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def main() -> None:
     run_hydra(hydra_main)
+
+
+def _prior(costs: CollectedCosts) -> LearnedCostModel | None:
+    """Return the packaged model for the hardware of the costs; None if it is of another device."""
+    manifest = costs.manifest
+    prior = shipped_prior(RunContext(manifest["device"], costs.hardware, manifest["optimizer"]))
+    return prior if prior.device == manifest["device"] else None
 
 
 def _warn_of_other_hardware(measured: Hardware, device: str) -> None:

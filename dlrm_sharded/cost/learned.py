@@ -15,6 +15,7 @@ from dlrm_sharded.artifact import (
     Artifact,
     built_from,
     cost_model_kind,
+    find_artifact,
     load_artifact,
     other_device_caveat,
 )
@@ -190,6 +191,17 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
             model, communication=with_stated(UNMEASURED, measured=()), measured_links=()
         )
     return model
+
+
+def shipped_prior(context: RunContext) -> LearnedCostModel:
+    """Return the packaged model that fits a run's hardware best, for a calibration to begin with.
+
+    Raises:
+        DataError: the package has no sound model.
+    """
+    kind = cost_model_kind(KIND)
+    path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
+    return learned_cost_model(context, str(path))
 
 
 def _from_artifact(loaded: Artifact) -> LearnedCostModel:

@@ -316,19 +316,19 @@ WARNINGS = {
     "cost_model_of_other_hardware": (
         *(KIND, OTHER, "cpu", "sgd"),
         f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
-        "reliable; run `make calibrate` (10 minutes) for a model of this hardware",
+        "reliable; run `make calibrate` (2 minutes) for a model of this hardware",
     ),
     "cost_model_of_older_files": (
         *(KIND, Hardware("cpu: x"), "cpu", "sgd"),
         "the cost model is a prior, made on cpu: x (the hardware there has no fingerprint): its "
         "times may be wrong by a factor, and its order of plans is less reliable; run `make "
-        "calibrate` (10 minutes) for a model of this hardware",
+        "calibrate` (2 minutes) for a model of this hardware",
     ),
     "cost_model_of_other_device": (
         *(KIND, ON_GPU, "cuda", "sgd"),
         "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
         "nothing about this device, and its exchanges follow from stated bandwidths; run `make "
-        "calibrate` (10 minutes) for a model of this hardware, or plan with sharder=torchrec",
+        "calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
     ),
     "cost_model_of_other_optimizer": (
         *(KIND, HARDWARE, "cpu", "adam"),

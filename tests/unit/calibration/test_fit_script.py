@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.artifact import cost_model_kind, read_artifact
+from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import KIND, learned_cost_model, learned_features, to_arrays
+from dlrm_sharded.cost.learned import (
+    KIND,
+    learned_cost_model,
+    learned_features,
+    shipped_prior,
+    to_arrays,
+)
 from dlrm_sharded.errors import DataError
 from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
@@ -39,7 +47,8 @@ def collected() -> tuple[Sample, ...]:
 
 def test_writes_an_artefact(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected, MANIFEST)
-    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", f"fit.num_steps={QUICK.num_steps}")
+    steps = f"fit.num_steps={QUICK.num_steps}"
+    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false", steps)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "costs.json",
@@ -97,10 +106,34 @@ def test_a_time_of_nothing(collected: tuple[Sample, ...], stage: str) -> None:
 
 def test_says_what_is_wrong(collected: tuple[Sample, ...], tmp_path: Path) -> None:
     write_costs(tmp_path / "costs.parquet", collected[:30], MANIFEST)
-    done = fit(tmp_path, "costs=costs.parquet", "out=fitted")
+    done = fit(tmp_path, "costs=costs.parquet", "out=fitted", "fit.from_prior=false")
     assert done.returncode == 2, done.stdout + done.stderr
     output = done.stdout + done.stderr
     assert "30 plans of computation, a fit needs 100" in output
     assert "collect for longer (collect.time_budget_s)" in output
     assert "Traceback" not in output
     assert not (tmp_path / "fitted").exists()
+
+
+def test_few_plans_move_the_packaged_model(collected: tuple[Sample, ...], tmp_path: Path) -> None:
+    write_costs(tmp_path / "costs.parquet", collected[:30] + collected[110:125], MANIFEST)
+    done = fit(tmp_path, "costs=costs.parquet", "out=fitted")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = tmp_path / "fitted" / "learned-made_up.safetensors"
+    moved = learned_cost_model(RunContext(), str(path))
+    packaged = shipped_prior(RunContext())
+    unseen = [*collected[30:110], *collected[125:]]
+    assert error_of(moved, unseen) < 0.3 < 1.0 < error_of(packaged, unseen)
+    meta = read_artifact(path, kind=cost_model_kind(KIND), features=learned_features).meta
+    assert meta["hardware"] == MANIFEST["hardware"]
+    assert meta["num_plans"]["fitted"] + meta["num_plans"]["held_out"] == 45
+
+
+def test_takes_the_better_of_the_prior_and_a_fit_alone(collected: tuple[Sample, ...]) -> None:
+    """The prior is of other hardware in every price, so that only a fit alone can be right."""
+    prior = shipped_prior(RunContext())
+    config = FitConfig(num_steps=300)
+    chosen = fit_learned(collected, MANIFEST, config, prior)
+    unseen = measured_plans(60, 20, seed=9)
+    assert error_of(chosen, unseen) <= 1.2 * error_of(adapted(prior, collected), unseen)
+    assert error_of(chosen, unseen) < 0.15

@@ -283,7 +283,7 @@ def test_cost_model_waits_for_the_hardware(name: str) -> None:
 
 
 def test_runs_can_do_without_a_cost_model() -> None:
-    assert composed().cost_model._target_.endswith("learned_cost_model")
+    assert composed().cost_model._target_.endswith("cost_picture")
     for override in ("cost_model=none", "~cost_model"):
         assert composed(override).get("cost_model") is None
 
