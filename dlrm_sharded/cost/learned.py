@@ -39,6 +39,7 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
+from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.hardware.compare import Match
@@ -53,12 +54,6 @@ log = logging.getLogger(__name__)
 KIND = "learned"
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
-
-OTHER_HARDWARE_ERROR = 0.7
-"""Smallest error stated for prices of hardware with another fingerprint.
-
-A model of a CPU with AVX-512 predicted 34.7 ms for a plan that took 119 to 127 ms on one without.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +177,7 @@ def learned_cost_model(context: RunContext, artifact: str | None = None) -> Lear
     with built_from(loaded, kind):
         model = _from_artifact(loaded)
         check_trial_plans(model.predict_trial)
-        model = dataclasses.replace(model, standing=_standing(loaded))
+        model = dataclasses.replace(model, standing=standing_of_artifact(loaded))
     if loaded.match is not None and not loaded.match.is_same:
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
@@ -218,20 +213,6 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
         ranges=ranges,
         measured_links=measured_links,
     )
-
-
-def _standing(loaded: Artifact) -> Standing:
-    """Say whether an artefact's prices are of the run's hardware, and how far they may be off."""
-    match, name = loaded.match, loaded.meta["hardware"]
-    pairs = loaded.meta.get("held_out_errors", {}).get("plan, critical path")
-    held_out = None if pairs is None else float(pairs["mape"]) / 100
-    if match is not None and match.is_same:
-        return Standing("calibrated", name, error=held_out)
-    reasons = () if match is None else match.reasons
-    if match is None or not match.speeds:
-        return Standing("prior", name, reasons)
-    least = 0.0 if match.has_same_fingerprint else OTHER_HARDWARE_ERROR
-    return Standing("prior", name, reasons, error=max(held_out or 0.0, match.distance - 1, least))
 
 
 def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:

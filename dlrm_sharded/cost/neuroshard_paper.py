@@ -31,11 +31,13 @@ from dlrm_sharded.artifact import (
 )
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -97,11 +99,13 @@ class PaperCostModel:
     Args:
         name: name of the hardware that the nets were trained for.
         device: type of the device that computed there, "cpu" or "cuda".
+        standing: origin of the prices and their expected error.
     """
 
     nets: PaperNets
     name: str
     device: str
+    standing: Standing | None = None
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; the redistribution of ids is not modeled.
@@ -150,7 +154,12 @@ def paper_cost_model(context: RunContext, artifact: str | None = None) -> PaperC
     loaded = load_artifact(artifact, kind, PAPER_FEATURES, context)
     with built_from(loaded, kind):
         nets = from_arrays(loaded.arrays)
-        model = PaperCostModel(nets, name=loaded.meta["hardware"], device=loaded.meta["device"])
+        model = PaperCostModel(
+            nets,
+            name=loaded.meta["hardware"],
+            device=loaded.meta["device"],
+            standing=standing_of_artifact(loaded),
+        )
         check_trial_plans(model.predict_workload, [1, *map(int, nets.communication)])
     return model
 

@@ -121,6 +121,8 @@ def compare(ours: Hardware, theirs: Hardware) -> Match:
         for name, speed in speeds.items()
         if max(speed, 1 / speed) > EXCHANGE_BOUNDS.get(name, BOUND)
     )
+    if slower_or_faster and ours.probe.load > ours.fingerprint.cpu.cores:
+        slower_or_faster += (f"the probe here ran beside a load of {ours.probe.load:.2g}",)
     reasons = differing + slower_or_faster
     return Match(not reasons, reasons, not differing, speeds)
 

@@ -24,8 +24,11 @@ from dlrm_sharded.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
-MAX_LOAD_PER_CORE = 2
-"""A probe is kept if at most so many processes a core ran or waited when it was made."""
+MAX_LOAD_PER_CORE = 3
+"""A probe is kept if at most so many processes a core ran or waited when it was made.
+
+One of several threads, which wait for each other, is kept if each process had a core.
+"""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -91,7 +94,8 @@ def _kept(hardware: Hardware) -> Hardware:
     fingerprint, probe, boot = hardware.fingerprint, hardware.probe, _boot()
     assert fingerprint is not None
     assert probe is not None
-    if boot is not None and probe.load <= MAX_LOAD_PER_CORE * fingerprint.cpu.cores:
+    max_per_core = MAX_LOAD_PER_CORE if fingerprint.cpu.threads == 1 else 1
+    if boot is not None and probe.load <= max_per_core * fingerprint.cpu.cores:
         path = _cache_path(fingerprint)
         with contextlib.suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)

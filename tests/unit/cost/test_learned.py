@@ -22,12 +22,12 @@ from dlrm_sharded.cost.communication import EXCHANGE_TERMS, Hosts
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import (
-    OTHER_HARDWARE_ERROR,
     LearnedCostModel,
     from_arrays,
     learned_cost_model,
     to_arrays,
 )
+from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table

@@ -66,6 +66,15 @@ def test_different(ours: Hardware, reasons: tuple[str, ...]) -> None:
     assert match.reasons == reasons
 
 
+def test_a_load_that_may_explain_it_is_named() -> None:
+    busy = with_probe(with_probe(load=10), gather_gb_per_s=0.5)
+    assert compare(busy, HARDWARE).reasons == (
+        "random gather 0.5 of there",
+        "the probe here ran beside a load of 5",
+    )
+    assert compare(with_probe(load=10), HARDWARE).is_same
+
+
 def test_reasons_tell_the_two_sides_apart() -> None:
     avx2 = with_cpu(instruction_sets=("avx2", "fma"))
     assert compare(HARDWARE, avx2).reasons == ("no AVX-512 there",)

@@ -1,0 +1,26 @@
+"""Whether the prices of a fitted model are calibrated for a run, and how far they may be off."""
+
+from __future__ import annotations
+
+from dlrm_sharded.artifact import Artifact
+from dlrm_sharded.standing import Standing
+
+OTHER_HARDWARE_ERROR = 0.7
+"""Smallest error stated for prices of hardware with another fingerprint.
+
+A model of a CPU with AVX-512 predicted 34.7 ms for a plan that took 119 to 127 ms on one without.
+"""
+
+
+def standing_of_artifact(loaded: Artifact) -> Standing:
+    """Say whether an artefact's prices are of the run's hardware, and how far they may be off."""
+    match, name = loaded.match, loaded.meta["hardware"]
+    pairs = loaded.meta.get("held_out_errors", {}).get("plan, critical path")
+    held_out = None if pairs is None else float(pairs["mape"]) / 100
+    if match is not None and match.is_same:
+        return Standing("calibrated", name, error=held_out)
+    reasons = () if match is None else match.reasons
+    if match is None or not match.speeds:
+        return Standing("prior", name, reasons)
+    least = 0.0 if match.has_same_fingerprint else OTHER_HARDWARE_ERROR
+    return Standing("prior", name, reasons, error=max(held_out or 0.0, match.distance - 1, least))
