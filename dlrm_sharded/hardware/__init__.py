@@ -1,0 +1,6 @@
+"""What hardware a process runs on, and whether a cost model or a policy belongs to it.
+
+A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
+says how fast it is: measured in about a second. *Hardware* is a name with both. Two of them are
+*compared* by their fingerprints and, within bounds, by their probes.
+"""
