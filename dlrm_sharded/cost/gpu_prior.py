@@ -64,14 +64,16 @@ def _known(name: str | None, figures: Mapping[str, Any] | None) -> tuple[GpuSpec
     if found is not None:
         return found, _source(found), _error(found)
     spec = gpu_specs()[GENERIC]
-    unknown = "no GPU is named" if name is None else f"no data sheet of {name!r} is known"
-    way = "name one with hardware=..." if name is None else "state its figures"
-    return (
-        spec,
-        f"{unknown}, so the figures of {spec.key} stand for a generic data-centre GPU; {way}, "
-        "or cost_model.gpu={memory_gb_per_s: ..., link_gb_per_s: ...}",
-        UNKNOWN_ERROR,
+    unknown = (
+        "no GPU is named" if name is None else f"the package has no data sheet of {name!r}"
     )
+    way = (
+        "name yours with hardware=..., or set topology.compute_device to cpu if the ranks are CPUs"
+        if name is None
+        else "state its own in cost_model.gpu={memory_gb_per_s: ..., link_gb_per_s: ...}"
+    )
+    reason = f"{unknown}, so the figures of {spec.key} stand for a data-centre GPU; {way}"
+    return spec, reason, UNKNOWN_ERROR
 
 
 def _source(spec: GpuSpec) -> str:
