@@ -226,7 +226,8 @@ def prior_cost_model(
 ) -> LearnedCostModel:
     """Return the model of a run's GPU from public figures, see `gpu_prior`."""
     prior = gpu_prior(context.hardware, context.optimizer, gpu)
-    log.info("cost model: prior of %s: %s", prior.spec.key, "; ".join(prior.standing.reasons))
+    level = logging.WARNING if prior.is_generic else logging.INFO
+    log.log(level, "cost model: prior of %s: %s", prior.spec.key, prior.standing.reasons[0])
     return LearnedCostModel(
         prior.compute,
         prior.exchanges.at(TRIAL_VOLUMES),
