@@ -193,4 +193,3 @@ def _line(time_ms: Callable[[float], float], volume: float) -> tuple[float, floa
     # measured times may jump; a line must not be negative at zero
     slope = min(slope, at_volume_ms / volume)
     return at_volume_ms - slope * volume, slope * 1e6
-

@@ -16,8 +16,8 @@ from dlrm_sharded.standing import Standing
 EXCHANGE_ERROR = {"nvlink": 0.3, "pcie": 1.5}
 """Relative error of exchanges, by the class of the links.
 
-NVLink: the largest mean error of a left-out GPU. PCIe: how far the prior is off for MLPerf's steps on
-8 L40S and 8 H100 PCIe, whose hosts exchange faster than the one host that was measured.
+NVLink: the largest mean error of a left-out GPU. PCIe: how far the prior is off for MLPerf's steps
+on 8 L40S and 8 H100 PCIe, whose hosts exchange faster than the one that was measured.
 """
 
 UNKNOWN_ERROR = 1.0
@@ -71,9 +71,7 @@ def _known(name: str | None, figures: Mapping[str, Any] | None) -> tuple[GpuSpec
     if found is not None:
         return found, _source(found), _error(found)
     spec = gpu_specs()[GENERIC]
-    unknown = (
-        "no GPU is named" if name is None else f"the package has no data sheet of {name!r}"
-    )
+    unknown = "no GPU is named" if name is None else f"the package has no data sheet of {name!r}"
     way = (
         "name yours with hardware=..., or set topology.compute_device to cpu if the ranks are CPUs"
         if name is None

@@ -207,7 +207,8 @@ def learned_cost_model(
         ConfigError: the figures of the GPU cannot be used.
     """
     kind = cost_model_kind(KIND)
-    if artifact is None and context.device == "cuda" and (gpu is not None or not has_artifact(kind, "cuda")):
+    needs_prior = gpu is not None or not has_artifact(kind, "cuda")
+    if artifact is None and context.device == "cuda" and needs_prior:
         return prior_cost_model(context, gpu)
     loaded = load_artifact(artifact, kind, learned_features, context)
     with built_from(loaded, kind):
@@ -221,9 +222,7 @@ def learned_cost_model(
     return model
 
 
-def prior_cost_model(
-    context: RunContext, gpu: Mapping[str, Any] | None = None
-) -> LearnedCostModel:
+def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
     """Return the model of a run's GPU from public figures, see `gpu_prior`."""
     prior = gpu_prior(context.hardware, context.optimizer, gpu)
     level = logging.WARNING if prior.is_generic else logging.INFO

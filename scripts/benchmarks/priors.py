@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.compared import markdown, planner_of, quiet
+from benchmarks.compared import markdown, planners_of, quiet
 from benchmarks.public_lookups import PUBLIC_LOOKUPS
 from benchmarks.replicas import NUM_REPLICATED, priced_with_replicas
 from dlrm_sharded.context import RunContext
@@ -130,9 +130,7 @@ def print_left_out() -> None:
     gpus = measured_gpus()
     lines = []
     for system, spec in gpus.items():
-        alike = [
-            other for other, them in gpus.items() if them.link_gb_per_s == spec.link_gb_per_s
-        ]
+        alike = [other for other, them in gpus.items() if them.link_gb_per_s == spec.link_gb_per_s]
         lines.append(
             [
                 system,
@@ -196,12 +194,15 @@ def print_steps() -> None:
 def print_plans(sharders: Sequence[str], sizes: Sequence[int]) -> None:
     spec = gpu_specs()["h100_sxm"]
     model = _prior(spec)
-    lines = []
+    lines: list[list[object]] = []
     for num_gpus in sizes:
         batch_size = {8: 55_296, 16: 65_536}.get(num_gpus, 135_168)
         task = with_profiles(mlperf_task(num_gpus, batch_size, spec))
-        for sharder in sharders:
-            lines.append([num_gpus, sharder, *_planned_cells(planner_of(sharder, device="cuda", hardware=spec.device_name), task)])
+        planners = planners_of(sharders, device="cuda", hardware=spec.device_name)
+        lines += [
+            [num_gpus, sharder, *_planned_cells(planner, task)]
+            for sharder, planner in planners.items()
+        ]
         priced = priced_with_replicas(task, model, _neuroshard)
         name = f"neuroshard, {NUM_REPLICATED} tables replicated"
         lines.append([num_gpus, name, f"{priced.cost_ms:.2f}", "-", "-", "-"])
@@ -242,4 +243,3 @@ def _prior(spec: GpuSpec) -> LearnedCostModel:
 
 def _neuroshard(model: LearnedCostModel) -> NeuroShardSharder:
     return NeuroShardSharder(SharderContext(RunContext("cuda"), model))
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,13 @@ class PublicLookup:
         return workload_of_rows(1, 1, self.bags, [row] * self.num_tables, histograms)
 
 
+def _backward(forward: PublicLookup, name: str, measured_ms: float, optimizer: str) -> PublicLookup:
+    """Return the backward pass of a lookup."""
+    return dataclasses.replace(
+        forward, name=name, measured_ms=measured_ms, is_backward=True, optimizer=optimizer
+    )
+
+
 _BY_DIM = {
     4: 0.121,
     8: 0.134,
@@ -65,25 +73,19 @@ _BY_DIM = {
     512: 3.337,
     1024: 7.019,
 }
-_UNPOOLED = {
-    "num_tables": 10,
-    "num_rows": 1e6,
-    "ids": 105e3,
-    "unique_ids": 35e3,
-    "bags": 105_000,
-    "embedding_dim": 128,
-}
+_UNPOOLED = PublicLookup("forward, unpooled", 0.345, 10, 1e6, 105e3, 35e3, 105_000, 128)
 _PRODUCTION_IDS = 20e6
-_PRODUCTION_FORWARD_MS = _PRODUCTION_IDS * 512 / (0.647 * 3350e6)
-_PRODUCTION = {
-    "num_tables": 20,
-    "num_rows": 1e7,
-    "ids": _PRODUCTION_IDS / 20,
-    "unique_ids": _PRODUCTION_IDS / 40,
-    "bags": 65_536,
-    "embedding_dim": 128,
-    "optimizer": "rowwise_adagrad",
-}
+_PRODUCTION = PublicLookup(
+    "forward, production",
+    _PRODUCTION_IDS * 512 / (0.647 * 3350e6),
+    num_tables=20,
+    num_rows=1e7,
+    ids=_PRODUCTION_IDS / 20,
+    unique_ids=_PRODUCTION_IDS / 40,
+    bags=65_536,
+    embedding_dim=128,
+    optimizer="rowwise_adagrad",
+)
 
 PUBLIC_LOOKUPS = [
     # torchrec issue 2365, GPU not named; 4 tables of 100,000 rows, samples not stated
@@ -92,13 +94,13 @@ PUBLIC_LOOKUPS = [
         for dim, ms in _BY_DIM.items()
     ),
     # NVIDIA/recsys-examples, benchmark_results.json, H100
-    PublicLookup("forward, unpooled", 0.345, **_UNPOOLED),
-    PublicLookup("backward, unpooled, SGD", 0.614, **_UNPOOLED, is_backward=True),
-    PublicLookup("backward, unpooled, Adam", 1.005, **_UNPOOLED, is_backward=True, optimizer="adam"),
+    _UNPOOLED,
+    _backward(_UNPOOLED, "backward, unpooled, SGD", 0.614, "sgd"),
+    _backward(_UNPOOLED, "backward, unpooled, Adam", 1.005, "adam"),
     # torchrec issue 4757: 64.7 % of the peak, and 4.9 times as long; its shapes are assumed
-    PublicLookup("forward, production", _PRODUCTION_FORWARD_MS, **_PRODUCTION),
-    PublicLookup(
-        "backward, production", 4.9 * _PRODUCTION_FORWARD_MS, **_PRODUCTION, is_backward=True
+    _PRODUCTION,
+    _backward(
+        _PRODUCTION, "backward, production", 4.9 * _PRODUCTION.measured_ms, "rowwise_adagrad"
     ),
 ]
 """Where a source does not state a figure, a usual one is assumed, as the comments say."""

@@ -79,9 +79,7 @@ def _replicas(tables: list[Table], task: ShardingTask) -> Workload:
         for table in known
     ]
     rows, histograms = zip(*shards, strict=True)
-    return workload_of_rows(
-        size, task.topology.ranks_per_host, local_batch_size, rows, histograms
-    )
+    return workload_of_rows(size, task.topology.ranks_per_host, local_batch_size, rows, histograms)
 
 
 def _all_reduce_ms(tables: list[Table], task: ShardingTask, model: LearnedCostModel) -> float:

@@ -185,9 +185,7 @@ def test_it_has_the_form_of_a_fitted_model() -> None:
     np.testing.assert_allclose(twice.forward.biases[0], model.compute.forward.biases[0] + np.log(2))
 
 
-def test_a_calibrated_gpu_needs_no_prior(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifact, "CALIBRATED", tmp_path)
     prior = learned_cost_model(H100)
     meta = {
