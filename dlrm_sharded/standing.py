@@ -29,7 +29,7 @@ class Standing:
     @property
     def short_text(self) -> str:
         """What the prices are, in a few words: prior, corrected by 2 runs, within about 15 %."""
-        parts = [self.kind]
+        parts = [str(self.kind)]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
         if self.error is not None:
