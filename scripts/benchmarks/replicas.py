@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.features import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -57,8 +58,8 @@ def priced_with_replicas(
     lookups_ms = model.compute.times_ms(sums, workload.num_lookups() + 1.0).sum(axis=1)
     of_task = model.for_task(sharded_task)
     hosts = of_task.hosts(task.topology)
-    exchanges_ms = sum(of_task.exchange_ms(k, workload, hosts) for k in ("fwd_comm", "bwd_comm"))
-    exchanges_ms = exchanges_ms + _all_reduce_ms(replicated, sharded_task, model)
+    exchanges_ms = np.sum([of_task.exchange_ms(k, workload, hosts) for k in STEP_EXCHANGES], axis=0)
+    exchanges_ms += _all_reduce_ms(replicated, sharded_task, model)
     slowest = int(np.argmax(lookups_ms + exchanges_ms))
     return Priced(float(lookups_ms[slowest]), float(exchanges_ms[slowest]))
 
