@@ -376,6 +376,21 @@ def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
     return meta
 
 
+def has_artifact(kind: Kind, device: str) -> bool:
+    """Return whether there is an artefact of a type of device; damaged files count by their names.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    for folder in (CALIBRATED, SHIPPED):
+        for path in folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}"):
+            meta = _sound_header(path, kind)
+            on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
+            if device == (meta["device"] if meta else "cpu" if on_cpu else "cuda"):
+                return True
+    return False
+
+
 def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
     """Return the hash of the arrays and of their description."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
@@ -255,6 +255,7 @@ def _check_computation(
 
 def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
     """Assert the assumptions A3 and A4 for all-to-alls of random volumes."""
+    model = for_task(model, task)
     communication, hosts = model.communication, model.hosts(task.topology)
     weights = (communication.exchange, communication.reduce)
     assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"

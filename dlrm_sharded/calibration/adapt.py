@@ -55,10 +55,12 @@ class Factors:
 
     def applied(self, model: LearnedCostModel) -> LearnedCostModel:
         """Return the model with its parts multiplied by the factors."""
+        curves = model.exchange_curves
         return dataclasses.replace(
             model,
             compute=model.compute.scaled(*self.compute),
             communication=model.communication.scaled(self.exchanges),
+            exchange_curves=None if curves is None else curves.scaled(self.exchanges),
         )
 
 
@@ -141,6 +143,7 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     """Return parts and times of each rank, by direction and exchange; times of zero left out."""
     workload, ranks = workload_of_sample(sample), sample.cost.per_rank
     hosts = Hosts(sample.world_size, sample.ranks_per_host)
+    communication = prior.for_workload(workload, hosts).communication
     parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
     times = {
         "forward": [rank.fwd_compute_ms for rank in ranks],
@@ -148,7 +151,7 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     }
     for kind in EXCHANGES:
         exchange = workload.exchange(for_ids=kind == INPUT_DIST)
-        parts[kind] = prior.communication.parts_ms(kind, exchange, hosts)
+        parts[kind] = communication.parts_ms(kind, exchange, hosts)
         times[kind] = [getattr(rank, f"{kind}_ms", 0.0) for rank in ranks]
     times[INPUT_DIST] = list(sample.cost.input_dist_ms or ())
     found = {}

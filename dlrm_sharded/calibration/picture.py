@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dlrm_sharded.calibration.adapt import Adapted, adapt
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
@@ -21,19 +23,23 @@ AUTO = "auto"
 
 
 def cost_picture(
-    context: RunContext, artifact: str | None = None, journal: str | None = None
+    context: RunContext,
+    artifact: str | None = None,
+    journal: str | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> LearnedCostModel:
     """Load the cost model of a run's hardware, corrected by the runs that were measured there.
 
     Args:
         artifact: file of a fitted model; None to look for the one of the hardware.
         journal: see `run_journal`.
+        gpu: see `learned_cost_model`.
 
     Raises:
-        ConfigError: `journal` is no folder's path.
+        ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
         DataError: the artefact is missing or damaged.
     """
-    model = learned_cost_model(context, artifact)
+    model = learned_cost_model(context, artifact, gpu)
     conditions, runs = conditions_of(context), run_journal(context, journal)
     if conditions is None or runs is None:
         return model

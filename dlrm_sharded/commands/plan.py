@@ -19,6 +19,8 @@ from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast, sections
+from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan_report import plan_json
 from dlrm_sharded.task import GIB, ShardingTask, read_task
@@ -35,7 +37,7 @@ def hydra_main(cfg: DictConfig) -> None:
         task = read_task(cfg.task)
         planner = build_planner(
             cfg,
-            RunContext(device=task.topology.compute_device),
+            _context(cfg.hardware, task),
             diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
         )
         if cfg.explain and not isinstance(planner.cost_model, AdditiveCostModel):
@@ -62,6 +64,24 @@ def hydra_main(cfg: DictConfig) -> None:
                 log.info("%s", "\n  ".join([section.title, *section.lines]))
         if report.caveat is not None:
             log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
+
+
+def _context(hardware: str | None, task: ShardingTask) -> RunContext:
+    """Return the ranks of the task, which are not those of this machine.
+
+    Args:
+        hardware: name of a GPU; None for any device of the task's type.
+    """
+    device = task.topology.compute_device
+    if hardware is None:
+        return RunContext(device=device)
+    spec = named_gpu_spec(hardware, key="hardware")
+    if device != "cuda":
+        raise ConfigError(
+            f"hardware is {hardware!r}, a GPU, and the task is for CPUs; set hardware to null, or "
+            "topology.compute_device to cuda in task.json"
+        )
+    return RunContext(device=device, hardware=Hardware(spec.device_name))
 
 
 def _other_compute_device(task: ShardingTask) -> str:

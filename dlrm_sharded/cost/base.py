@@ -35,6 +35,8 @@ class AdditiveCostModel(CostModel, Protocol):
 
     The search, the lower bound and the diagnosis of plans need this: they price each possible shard
     once, and a plan by sums.
+
+    An additive model may have a method `for_task(task)`, see `for_task`.
     """
 
     @property
@@ -67,3 +69,13 @@ def caveat_of(model: CostModel, topology: Topology) -> str | None:
 def standing_of(model: CostModel) -> Standing | None:
     """Return what a model says of the origin of its prices; None if it says nothing."""
     return getattr(model, "standing", None)
+
+
+def for_task(model: AdditiveCostModel, task: ShardingTask) -> AdditiveCostModel:
+    """Return the model whose prices are right for a task: most models are so for all tasks.
+
+    Call it where a task and a model come in, before reading `communication`. The same model and
+    task give the same object.
+    """
+    of_task = getattr(model, "for_task", None)
+    return model if of_task is None else of_task(task)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
@@ -93,6 +93,7 @@ class Relaxation:
     """A relaxed task, in which fractions of pieces may go anywhere, so that no plan is cheaper."""
 
     def __init__(self, task: ShardingTask, model: AdditiveCostModel) -> None:
+        model = for_task(model, task)
         self._world_size = task.topology.world_size
         memory = task.topology.rank_memory_bytes
         self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)

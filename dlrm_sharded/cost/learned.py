@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from dlrm_sharded.artifact import (
     built_from,
     cost_model_kind,
     find_artifact,
+    has_artifact,
     load_artifact,
     other_device_caveat,
 )
@@ -31,6 +34,11 @@ from dlrm_sharded.cost.communication import (
     with_stated,
 )
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
+from dlrm_sharded.cost.exchange_curves import (
+    TRIAL_VOLUMES,
+    EvenVolumes,
+    ExchangeCurves,
+)
 from dlrm_sharded.cost.features import (
     DEVICE_WORK,
     EXTENT,
@@ -39,6 +47,7 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
+from dlrm_sharded.cost.gpu_prior import gpu_prior
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.widest import WIDEST_TERMS
@@ -52,6 +61,9 @@ from dlrm_sharded.task import ShardingTask, Topology
 log = logging.getLogger(__name__)
 
 KIND = "learned"
+ANY_VALUE = (0.0, 1e18)
+"""Range of a quantity in which a prior, which was not fitted, does not extrapolate."""
+
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
 
@@ -70,6 +82,9 @@ class LearnedCostModel:
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
         standing: origin of the prices and their expected error.
+        exchange_curves: times of exchanges that are not linear, of a prior; None if `communication`
+            was fitted. `for_task` replaces them by lines; before that, `communication` has the
+            lines of a made-up task.
     """
 
     compute: ComputeModel
@@ -79,21 +94,44 @@ class LearnedCostModel:
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
     standing: Standing | None = None
+    exchange_curves: ExchangeCurves | None = None
+
+    def for_task(self, task: ShardingTask) -> LearnedCostModel:
+        """Return the model whose `communication` is right for a task.
+
+        That is this model if its exchanges were fitted. If they are curves, it is one with the
+        lines that meet them at the even volumes of the task; the same object for the same task.
+        """
+        if self.exchange_curves is None:
+            return self
+        return _with_lines(self, EvenVolumes.of_task(task))
+
+    def for_workload(self, workload: Workload, hosts: Hosts) -> LearnedCostModel:
+        """Return the same for the mean volumes of a workload, whose task is not known."""
+        if self.exchange_curves is None:
+            return self
+        return _with_lines(self, EvenVolumes.of_workload(workload, hosts))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
         workload = workload_of_plan(plan, with_profiles(task))
+        model = self.for_task(task)
+        self._warn(workload, task.topology)
+        return model.predict_workload(workload, model.hosts(task.topology))
+
+    def _warn(self, workload: Workload, topology: Topology) -> None:
+        """Warn of what the model assumes for a workload."""
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
         # groups of some ranks: neither column shards nor row blocks over all ranks
         within_groups = (workload.group_size > 1) & (workload.group_size < workload.world_size)
-        if within_groups.any():
+        if within_groups.any() and self.exchange_curves is None:
             log.warning(
                 "row blocks on the ranks of one host were not measured for the cost model of %s; "
                 "they are priced as row blocks over all ranks and an exchange between hosts",
                 self.name,
             )
-        for link in self.unknown_links(task.topology):
+        for link in self.unknown_links(topology):
             log.warning(
                 "the cost model of %s has no measurements of the links between ranks of %s, and "
                 "topology.%s_host_gb_per_s is not given; 1 GB/s is assumed",
@@ -101,7 +139,6 @@ class LearnedCostModel:
                 "one host" if link == "intra" else "different hosts",
                 link,
             )
-        return self.predict_workload(workload, self.hosts(task.topology))
 
     def caveat(self, topology: Topology) -> str | None:
         """Return the caveat for ranks of another device; None for ranks of the same."""
@@ -141,6 +178,8 @@ class LearnedCostModel:
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
         """Predict the cost of the shards of a workload, on any hosts."""
+        if self.exchange_curves is not None:
+            return self.for_workload(workload, hosts).predict_workload(workload, hosts)
         sums = workload.by_rank(self.compute.vectors(workload))
         forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
         return PlanCost.from_stages(
@@ -163,16 +202,26 @@ class LearnedCostModel:
         return self.communication.exchange_ms(kind, exchange, hosts)
 
 
-def learned_cost_model(context: RunContext, artifact: str | None = None) -> LearnedCostModel:
+def learned_cost_model(
+    context: RunContext, artifact: str | None = None, gpu: Mapping[str, Any] | None = None
+) -> LearnedCostModel:
     """Load the model of a run's hardware, or with a warning one of other hardware.
+
+    On GPUs of which none was calibrated, it is the prior of the run's GPU.
 
     Args:
         artifact: file of a fitted model; None to look for the one of the hardware.
+        gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`; its
+            prior is used, whatever is calibrated.
 
     Raises:
         DataError: the file is missing or damaged, or there is none.
+        ConfigError: the figures of the GPU cannot be used.
     """
     kind = cost_model_kind(KIND)
+    needs_prior = gpu is not None or not has_artifact(kind, "cuda")
+    if artifact is None and context.device == "cuda" and needs_prior:
+        return prior_cost_model(context, gpu)
     loaded = load_artifact(artifact, kind, learned_features, context)
     with built_from(loaded, kind):
         model = _from_artifact(loaded)
@@ -195,8 +244,37 @@ def shipped_prior(context: RunContext) -> LearnedCostModel:
         DataError: the package has no sound model.
     """
     kind = cost_model_kind(KIND)
+    if context.device == "cuda":
+        return prior_cost_model(context)
     path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
     return learned_cost_model(context, str(path))
+
+
+def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:
+    """Return the model of a run's GPU from public figures, see `gpu_prior`."""
+    name = None if context.hardware is None else context.hardware.name
+    prior = gpu_prior(name, context.optimizer, gpu)
+    level = logging.WARNING if prior.is_generic else logging.INFO
+    log.log(level, "cost model: prior of %s: %s", prior.spec.key, prior.standing.reasons[0])
+    return LearnedCostModel(
+        prior.compute,
+        prior.exchanges.at(TRIAL_VOLUMES),
+        name=prior.standing.hardware,
+        device="cuda",
+        ranges=dict.fromkeys(EXTENT, ANY_VALUE),
+        measured_links=LINKS,
+        standing=prior.standing,
+        exchange_curves=prior.exchanges,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _with_lines(model: LearnedCostModel, even: EvenVolumes) -> LearnedCostModel:
+    """Return the model with lines for exchanges; cached, as models are compared by identity."""
+    assert model.exchange_curves is not None
+    return dataclasses.replace(
+        model, communication=model.exchange_curves.at(even), exchange_curves=None
+    )
 
 
 def _from_artifact(loaded: Artifact) -> LearnedCostModel:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
@@ -100,6 +100,7 @@ class _PricedPlan:
     """A plan, with the time that each shard adds to its rank."""
 
     def __init__(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> None:
+        model = for_task(model, task)
         self._plan = plan
         self._task = task
         self._used = np.array(plan.bytes_by_rank(task.topology))
@@ -308,5 +309,6 @@ def _better_cost_ms(
     if state is None:
         return None
     plan = ShardingPlan(task.topology.world_size, state_shards(state))
+    model = for_task(model, task)
     cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
     return cost.cost_ms if cost.cost_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

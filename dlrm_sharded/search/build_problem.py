@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
@@ -49,6 +49,7 @@ def build_problem(
             no split is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
     """
+    model = for_task(model, task)
     shapes = Shapes.from_task(task, model.compute, max_widths=max_widths)
     hosts = model.hosts(task.topology)
     prices = ExchangePrices.from_model(model.communication, hosts)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
@@ -186,7 +186,7 @@ class _GreedyGrid:
     def __init__(
         self, task: ShardingTask, model: AdditiveCostModel, shapes: _Shapes, limits: Floats
     ) -> None:
-        self._model = model
+        self._model = model = for_task(model, task)
         self._hosts = model.hosts(task.topology)
         self._shapes = shapes
         total = sum(table.embedding_dim for table in task.tables)

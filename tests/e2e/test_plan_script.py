@@ -69,23 +69,36 @@ def test_explains_a_plan(task_json: Path, sharder: str) -> None:
 
 
 def test_the_last_lines_say_whose_prices_a_plan_has(task_json: Path) -> None:
-    """A task.json without a compute device is for GPUs, and the packaged prices are of a CPU."""
+    """A task.json without a compute device is for GPUs, and those are not known."""
     task = small_tasks()["w3-mixed"].to_json()
     del task["topology"]["compute_device"]
     write_json(task_json, task)
-    done = plan(
-        task_json.parent, "task=task.json", "sharder=neuroshard", "explain=true", "out=p.json"
-    )
+    done = plan(task_json.parent, "task=task.json", "sharder=neuroshard", "out=p.json")
     assert done.returncode == 0, done.stderr
-    shown = done.stdout + done.stderr
-    caveat = shown[shown.rindex("caveat: ") :]
-    for said in ("another device", "sharder=torchrec", "compute_device to cpu"):
-        assert said in caveat
-    assert caveat.count("\n") <= 1, "nothing comes after it"
-    assert "best possible" not in shown
+    prices = (done.stdout + done.stderr).split("prices: ")[-1]
+    for said in ("prior, within about 100 %", "no GPU is named", "h100_sxm", "device to cpu"):
+        assert said in prices
+    assert prices.count("\n") <= 1, "nothing comes after it"
     written = json.loads((task_json.parent / "p.json").read_text())
-    assert (written["lower_bound_ms"], written["gap"]) == (None, None)
-    assert written["caveat"] in caveat
+    assert written["lower_bound_ms"] > 0
+    assert written["caveat"] is None
+
+
+def test_plans_for_a_named_gpu(task_json: Path) -> None:
+    task = small_tasks()["w3-mixed"].to_json()
+    overrides = ["task=task.json", "sharder=dim", "out=p.json"]
+    done = plan(task_json.parent, *overrides, "hardware=l40s")
+    assert done.returncode == 2
+    assert "hardware is 'l40s', a GPU, and the task is for CPUs" in done.stdout + done.stderr
+    task["topology"]["compute_device"] = "cuda"
+    write_json(task_json, task)
+    done = plan(task_json.parent, *overrides, "hardware=l40s")
+    assert done.returncode == 0, done.stderr
+    prices = json.loads((task_json.parent / "p.json").read_text())["prices"]
+    assert (prices["kind"], prices["hardware"]) == ("prior", "NVIDIA L40S")
+    done = plan(task_json.parent, *overrides, "hardware=l41s")
+    assert done.returncode == 2
+    assert "hardware is 'l41s'; known are v100_sxm, " in done.stdout + done.stderr
 
 
 def test_own_sharder(task_json: Path) -> None:

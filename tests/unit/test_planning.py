@@ -1,6 +1,7 @@
 """The planner: a plan, timed, named and judged in one call."""
 
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dlrm_sharded.artifact import SHIPPED
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -27,6 +29,7 @@ from dlrm_sharded.task import ShardingTask, Topology
 
 PROFILED = Table("profiled", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
 TABLES = (PROFILED, Table("unprofiled", 500, 8, 1.0))
+OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
 TASK = ShardingTask(TABLES, Topology(2, 10**6, compute_device="cpu"), batch_size=64)
 PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)))
 SOLVE_S = 0.05
@@ -100,11 +103,13 @@ def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
     assert Planner(Fixed(PLAN), model).plan(TASK)[1].diagnosis is None
 
 
-@pytest.mark.parametrize("load", [learned_cost_model, paper_cost_model])
+@pytest.mark.parametrize(
+    "load", [functools.partial(learned_cost_model, artifact=OF_A_CPU), paper_cost_model]
+)
 def test_times_of_another_device_bound_nothing(
     load: Callable[[RunContext], CostModel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The packaged models are of a CPU, and so are their predictions for GPUs."""
+    """The packaged files are of a CPU, and so are their predictions for GPUs."""
     on_gpus = dataclasses.replace(
         TASK, topology=dataclasses.replace(TASK.topology, compute_device="cuda")
     )

@@ -1,0 +1,127 @@
+"""Data sheets of GPUs, found by the names that CUDA gives to devices."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from dlrm_sharded.errors import ConfigError, check_number
+
+GENERIC = "h100_sxm"
+"""Key of the GPU whose figures stand for a data-centre GPU of which nothing is known."""
+
+STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")
+STATED_OPTIONAL = ("l2_mb", "adapter_gb_per_s")
+
+_PER_MEMORY_L2_MB = 50.0 / 3350.0
+_PER_LINK_ADAPTER = 50.0 / 450.0
+_LEAST_NVLINK_GB_PER_S = 100.0
+"""Links of GPUs that are at least this fast are NVLink; the fastest PCIe (5.0 x16) has 64 GB/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """The figures of one kind of GPU.
+
+    Args:
+        key: short name, such as h100_sxm.
+        names: names by which CUDA knows the device.
+        memory_gb_per_s: nominal bandwidth of the device's memory.
+        l2_mb: size of the L2 cache.
+        link: class of the links between GPUs of one host, "nvlink" or "pcie".
+        link_gb_per_s: nominal bandwidth of a GPU's links, one way.
+        adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
+        bf16_tflops: dense peak; None if unknown.
+        collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    memory_gb_per_s: float
+    l2_mb: float
+    link: str
+    link_gb_per_s: float
+    adapter_gb_per_s: float
+    bf16_tflops: float | None = None
+    collectives: str | None = None
+
+    @property
+    def device_name(self) -> str:
+        """Name by which artefacts and runs know the GPU."""
+        return self.names[0]
+
+    @classmethod
+    def stated(cls, figures: Mapping[str, Any], *, key: str) -> GpuSpec:
+        """Return a GPU that no data sheet here has, from figures that a user states.
+
+        The L2 cache and the adapter may be missing; they then have an H100's ratio to the memory
+        bandwidth and to the link.
+
+        Args:
+            key: config key of the figures, for messages.
+
+        Raises:
+            ConfigError: a figure is missing, unknown or not a positive number.
+        """
+        known = {*STATED_REQUIRED, *STATED_OPTIONAL}
+        if not set(STATED_REQUIRED) <= set(figures) <= known:
+            raise ConfigError(
+                f"{key} has the keys {sorted(map(str, figures))}; it needs "
+                f"{' and '.join(STATED_REQUIRED)}, and may have {' and '.join(STATED_OPTIONAL)}"
+            )
+        for name, value in figures.items():
+            check_number(f"{key}.{name}", value, above=True, most=1e9)
+        memory, link = (float(figures[name]) for name in STATED_REQUIRED)
+        return cls(
+            key="stated",
+            names=("GPU with stated figures",),
+            memory_gb_per_s=memory,
+            l2_mb=float(figures.get("l2_mb", memory * _PER_MEMORY_L2_MB)),
+            link="nvlink" if link >= _LEAST_NVLINK_GB_PER_S else "pcie",
+            link_gb_per_s=link,
+            adapter_gb_per_s=float(figures.get("adapter_gb_per_s", link * _PER_LINK_ADAPTER)),
+        )
+
+
+@functools.cache
+def gpu_specs() -> dict[str, GpuSpec]:
+    """Return all GPUs of gpus.json by their keys."""
+    text = files(__package__).joinpath("gpus.json").read_text(encoding="utf-8")
+    return {
+        key: GpuSpec(key=key, **{**fields, "names": tuple(fields["names"])})
+        for key, fields in json.loads(text)["gpus"].items()
+    }
+
+
+def find_gpu_spec(name: str) -> GpuSpec | None:
+    """Return the GPU with a key or a name of CUDA; None if there is none.
+
+    The vendor, punctuation and case do not count. Parts of a divided GPU (MIG) are not found, as
+    they have neither its bandwidth nor its links.
+    """
+    wanted = _normalized(name)
+    for spec in gpu_specs().values():
+        if wanted in map(_normalized, (spec.key, *spec.names)):
+            return spec
+    return None
+
+
+def named_gpu_spec(name: str, *, key: str) -> GpuSpec:
+    """Return the GPU with a name from the config; ConfigError if there is none."""
+    spec = find_gpu_spec(name) if isinstance(name, str) else None
+    if spec is None:
+        raise ConfigError(
+            f"{key} is {name!r}; known are {', '.join(gpu_specs())}; "
+            "state the figures of another GPU in cost_model.gpu"
+        )
+    return spec
+
+
+def _normalized(name: str) -> str:
+    words = re.sub("[^a-z0-9]+", " ", name.lower()).split()
+    return " ".join(word for word in words if word not in ("nvidia", "tesla"))

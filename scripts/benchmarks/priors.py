@@ -1,0 +1,246 @@
+"""Errors of the priors of GPUs: left-out GPUs, public lookups, MLPerf's steps and tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.compared import markdown, planners_of, quiet
+from benchmarks.public_lookups import PUBLIC_LOOKUPS
+from benchmarks.replicas import NUM_REPLICATED, priced_with_replicas
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
+from dlrm_sharded.datasets.presets import mlperf_dcnv2
+from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
+from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+LARGE_BYTES = 8 * 2**20
+"""Messages from this size on have another target than smaller ones."""
+
+MEMORY_BYTES = 56 * GIB
+GPUS_OF_HOST = 8
+
+DENSE_FLOP_PER_SAMPLE = 96e6
+"""Forward and backward of MLPerf's DLRM-DCNv2 without its tables."""
+
+DENSE_SHARE = 0.4
+"""Part of the bf16 peak that dense layers are assumed to reach, so that 8 H100 come out right."""
+
+SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup", "lookup", "dim", "size")
+
+
+@dataclass(frozen=True, slots=True)
+class MlperfStep:
+    """A published step of MLPerf Training, DLRM-DCNv2, closed division."""
+
+    gpu: str
+    num_gpus: int
+    batch_size: int
+    measured_ms: float
+
+
+MLPERF_STEPS = [
+    MlperfStep(*step)
+    for step in [
+        ("a100_sxm_80gb", 8, 55_296, 8.65),
+        ("a100_sxm_80gb", 64, 135_168, 5.92),
+        ("h100_sxm", 8, 55_296, 4.02),
+        ("h100_sxm", 64, 135_168, 2.75),
+        ("h100_sxm", 128, 135_168, 1.99),
+        ("h200_sxm", 8, 55_296, 3.66),
+        ("h200_sxm", 16, 65_536, 4.02),
+        ("h200_sxm", 32, 131_200, 4.25),
+        ("b200_sxm", 8, 55_296, 2.42),
+        ("b200_sxm", 16, 55_296, 2.48),
+        ("gb200", 8, 55_296, 2.33),
+        ("gb200", 64, 135_168, 1.45),
+        ("h100_pcie", 8, 55_296, 12.2),
+        ("l40s", 8, 55_296, 23.6),
+    ]
+]
+"""From the result logs at github.com/mlcommons/training_results_v3.0 to v5.0."""
+
+NUM_GPUS_OF_DOMAIN = {"gb200": 64}
+"""GPUs that NVLink connects where that is not one host of 8."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", choices=["left_out", "lookups", "steps", "plans"], help="print one part"
+    )
+    parser.add_argument("--sharders", nargs="+", default=SHARDERS)
+    parser.add_argument("--num-gpus", type=int, nargs="+", default=[8, 16, 64])
+
+
+def run(options: argparse.Namespace) -> None:
+    quiet()
+    parts = {
+        "left_out": print_left_out,
+        "lookups": print_lookups,
+        "steps": print_steps,
+        "plans": lambda: print_plans(options.sharders, options.num_gpus),
+    }
+    for name, part in parts.items():
+        if options.only in (None, name):
+            part()
+            print(flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Relative errors of a GPU's collectives that were predicted without its measurements."""
+
+    large: list[float]
+    small: list[float]
+
+    def cells(self) -> Iterator[str]:
+        for errors in (self.large, self.small):
+            yield f"{100 * np.mean(errors):.0f} (at most {100 * max(errors):.0f})"
+
+
+def left_out_errors(spec: GpuSpec, left_out: Sequence[str]) -> LeftOut:
+    """Predict a GPU's collectives of 2 to 8 GPUs without the measurements of some systems."""
+    host, errors = HostCollectives(spec, left_out=left_out), LeftOut([], [])
+    for (system, collective, num_gpus), curve in measured_curves().items():
+        if system != spec.collectives:
+            continue
+        for sent_bytes, ms in zip(curve.sent_bytes.tolist(), curve.ms.tolist(), strict=True):
+            error = abs(host.time_ms(collective, num_gpus, sent_bytes) / ms - 1)
+            is_large = sent_bytes * num_gpus / (num_gpus - 1) >= LARGE_BYTES - 1
+            (errors.large if is_large else errors.small).append(error)
+    return errors
+
+
+def measured_gpus() -> dict[str, GpuSpec]:
+    """Return one GPU of each measured system."""
+    return {spec.collectives: spec for spec in gpu_specs().values() if spec.collectives}
+
+
+def print_left_out() -> None:
+    gpus = measured_gpus()
+    lines = []
+    for system, spec in gpus.items():
+        alike = [other for other, them in gpus.items() if them.link_gb_per_s == spec.link_gb_per_s]
+        lines.append(
+            [
+                system,
+                *left_out_errors(spec, [system]).cells(),
+                *left_out_errors(spec, alike).cells(),
+            ]
+        )
+    print("Mean error in % of all-to-all, reduce-scatter and all-gather of 2 to 8 GPUs, predicted")
+    print("without the GPU, and without all GPUs whose links have its bandwidth")
+    header = ["GPU", "from 8 MiB up", "below", "from 8 MiB up, none alike", "below, none alike"]
+    print(markdown(header, lines))
+
+
+def print_lookups() -> None:
+    lines = [
+        [
+            figure.name,
+            f"{figure.measured_ms:.3f}",
+            f"{(predicted := figure.predicted_ms()):.3f}",
+            f"{100 * (predicted / figure.measured_ms - 1):+.0f}",
+        ]
+        for figure in PUBLIC_LOOKUPS
+    ]
+    print(markdown(["lookups on an H100", "public, ms", "prior, ms", "error, %"], lines))
+
+
+def print_steps() -> None:
+    lines = []
+    for step in MLPERF_STEPS:
+        spec = gpu_specs()[step.gpu]
+        task = mlperf_task(step.num_gpus, step.batch_size, spec)
+        # HugeCTR exchanges vectors of half the size: as if links had twice the bandwidth
+        halves = dataclasses.replace(
+            task.topology,
+            intra_host_bytes_per_s=2e9 * spec.link_gb_per_s,
+            inter_host_bytes_per_s=2e9 * spec.adapter_gb_per_s,
+        )
+        priced = priced_with_replicas(
+            dataclasses.replace(task, topology=halves), _prior(spec), _neuroshard
+        )
+        assert spec.bf16_tflops is not None
+        flop = DENSE_FLOP_PER_SAMPLE * step.batch_size / step.num_gpus
+        dense_ms = flop / (DENSE_SHARE * spec.bf16_tflops * 1e9)
+        total_ms = dense_ms + priced.cost_ms
+        lines.append(
+            [
+                f"{step.num_gpus} {step.gpu}",
+                f"{step.batch_size:,}",
+                f"{step.measured_ms:.2f}",
+                f"{total_ms:.2f}",
+                f"{100 * (total_ms / step.measured_ms - 1):+.0f}",
+                *(f"{ms:.2f}" for ms in (dense_ms, priced.lookups_ms, priced.exchanges_ms)),
+            ]
+        )
+    print(f"MLPerf's steps; dense layers at {100 * DENSE_SHARE:.0f} % of the bf16 peak, nothing")
+    print(f"overlaps, fp16 exchanges, the {NUM_REPLICATED} smallest tables on every GPU")
+    header = ["GPUs", "batch", "measured, ms", "predicted", "error, %"]
+    print(markdown([*header, "dense", "lookups", "exchanges"], lines))
+
+
+def print_plans(sharders: Sequence[str], sizes: Sequence[int]) -> None:
+    spec = gpu_specs()["h100_sxm"]
+    model = _prior(spec)
+    lines: list[list[object]] = []
+    for num_gpus in sizes:
+        batch_size = {8: 55_296, 16: 65_536}.get(num_gpus, 135_168)
+        task = with_profiles(mlperf_task(num_gpus, batch_size, spec))
+        planners = planners_of(sharders, device="cuda", hardware=Hardware(spec.device_name))
+        lines += [
+            [num_gpus, sharder, *_planned_cells(planner, task)]
+            for sharder, planner in planners.items()
+        ]
+        priced = priced_with_replicas(task, model, _neuroshard)
+        name = f"neuroshard, {NUM_REPLICATED} tables replicated"
+        lines.append([num_gpus, name, f"{priced.cost_ms:.2f}", "-", "-", "-"])
+    print("MLPerf's DLRM-DCNv2 tables on H100 under the prior, fp32 exchanges")
+    print(markdown(["GPUs", "sharder", "cost, ms", "bound, ms", "gap, %", "shards"], lines))
+
+
+def _planned_cells(planner: Planner, task: ShardingTask) -> list[str]:
+    try:
+        plan, report = planner.plan(task)
+    except ShardingError as error:
+        return [type(error).__name__, "-", "-", "-"]
+    assert report.cost is not None
+    assert report.lower_bound_ms is not None
+    assert report.gap is not None
+    return [
+        f"{report.cost.cost_ms:.2f}",
+        f"{report.lower_bound_ms:.2f}",
+        f"{100 * report.gap:.0f}",
+        str(len(plan.shards)),
+    ]
+
+
+def mlperf_task(num_gpus: int, batch_size: int, spec: GpuSpec) -> ShardingTask:
+    """Return MLPerf's tables on hosts of 8 GPUs."""
+    topology = Topology(
+        num_gpus,
+        MEMORY_BYTES,
+        local_world_size=min(num_gpus, NUM_GPUS_OF_DOMAIN.get(spec.key, GPUS_OF_HOST)),
+        optimizer_bytes_per_row=4,
+    )
+    return ShardingTask(mlperf_dcnv2(), topology, batch_size)
+
+
+def _prior(spec: GpuSpec) -> LearnedCostModel:
+    return prior_cost_model(RunContext("cuda", Hardware(spec.device_name)))
+
+
+def _neuroshard(model: LearnedCostModel) -> NeuroShardSharder:
+    return NeuroShardSharder(SharderContext(RunContext("cuda"), model))

@@ -1,0 +1,198 @@
+"""Cost models of GPUs that nobody calibrated."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_sharded import artifact
+from dlrm_sharded.artifact import write_artifact
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.features import PROFILE, workload_of_rows
+from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
+from dlrm_sharded.cost.learned import (
+    KIND,
+    LearnedCostModel,
+    from_arrays,
+    learned_cost_model,
+    learned_features,
+    to_arrays,
+)
+from dlrm_sharded.datasets.presets import mlperf_dcnv2
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
+from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.testing import check_cost_model, small_tasks
+
+H100 = RunContext("cuda", "NVIDIA H100 80GB HBM3")
+USED_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
+
+
+def on_gpus(task: ShardingTask) -> ShardingTask:
+    topology = dataclasses.replace(task.topology, compute_device="cuda")
+    return dataclasses.replace(task, topology=topology)
+
+
+def mlperf(world_size: int = 8) -> ShardingTask:
+    topology = Topology(world_size, 56 * GIB, local_world_size=8, optimizer_bytes_per_row=4)
+    return with_profiles(ShardingTask(mlperf_dcnv2(), topology, batch_size=55_296))
+
+
+def lookup_ms(
+    context: RunContext, *, cols: int, ids: float, rows: float = 1e7, bags: int = 8192
+) -> tuple[float, float]:
+    compute = learned_cost_model(context).compute
+    workload = workload_of_rows(1, 1, bags, [(0, 1, rows, cols, ids)], [USED_ONCE])
+    sums = workload.by_rank(compute.vectors(workload))
+    forward, backward = compute.times_ms(sums, np.ones(1))[0]
+    return float(forward), float(backward)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [on_gpus(task) for name, task in small_tasks().items() if name != "w2-odd_names"],
+    ids=[name for name in small_tasks() if name != "w2-odd_names"],
+)
+def test_search_and_bound_may_rely_on_it(task: ShardingTask) -> None:
+    check_cost_model(learned_cost_model(H100), task)
+
+
+def test_search_and_bound_may_rely_on_it_between_hosts() -> None:
+    task = on_gpus(small_tasks()["w8-equal"])
+    topology = dataclasses.replace(task.topology, local_world_size=4)
+    check_cost_model(learned_cost_model(H100), dataclasses.replace(task, topology=topology))
+
+
+def test_the_same_task_has_the_same_model() -> None:
+    model = learned_cost_model(H100)
+    assert model.for_task(mlperf()) is model.for_task(mlperf())
+    assert model.for_task(mlperf()) is not model.for_task(mlperf(16))
+    assert model.for_task(mlperf()).for_task(mlperf()) is model.for_task(mlperf())
+
+
+def test_a_fitted_model_is_right_for_all_tasks(model: LearnedCostModel) -> None:
+    assert model.for_task(mlperf()) is model
+
+
+def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
+    """NVIDIA's whole step, with dense layers, takes 4.02 ms on 8 H100."""
+    task = mlperf()
+    model = learned_cost_model(H100)
+    plan = whole_tables(task, [i % 8 for i in range(len(task.tables))])
+    cost = model.predict(plan, task)
+    assert 1.0 < lower_bound_ms(task, model) <= cost.cost_ms < 20.0
+    assert min(rank.fwd_comm_ms for rank in cost.per_rank) > 0.1
+    assert model.caveat(task.topology) is None
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_topologys_bandwidths_replace_nominal_ones() -> None:
+    task, model = mlperf(16), learned_cost_model(H100)
+    plan = whole_tables(task, [i % 16 for i in range(len(task.tables))])
+
+    def comm_ms(**bandwidths: float) -> float:
+        topology = dataclasses.replace(task.topology, **bandwidths)
+        cost = model.predict(plan, dataclasses.replace(task, topology=topology))
+        return cost.per_rank[0].fwd_comm_ms
+
+    assert comm_ms(inter_host_bytes_per_s=50e9) == comm_ms()
+    assert comm_ms(inter_host_bytes_per_s=5e9) > 5 * comm_ms()
+    assert comm_ms(intra_host_bytes_per_s=1e9) > 5 * comm_ms()
+
+
+def test_narrow_rows_take_as_long_as_wider_ones() -> None:
+    """Forward: 4 to 32 columns differ little, 128 take a few times as long."""
+    times = {cols: lookup_ms(H100, cols=cols, ids=2.6e6)[0] for cols in (4, 32, 128)}
+    assert times[32] < 1.6 * times[4]
+    assert 2 * times[32] < times[128] < 5 * times[32]
+
+
+def test_rows_in_cache_are_faster_and_launches_have_a_floor() -> None:
+    far = lookup_ms(H100, cols=128, ids=1e6)
+    near = lookup_ms(H100, cols=128, ids=1e6, rows=1e4)
+    assert near[0] < 0.7 * far[0]
+    nothing = lookup_ms(H100, cols=4, ids=1.0, bags=1)
+    assert 0.005 < nothing[0] < nothing[1] < 0.1
+
+
+def test_optimizers_differ_in_the_rows_they_update() -> None:
+    assert {*UPDATE_LINES} == {*EMBEDDING_OPTIMIZERS}
+    sgd, rowwise, adam, unknown = (
+        lookup_ms(dataclasses.replace(H100, optimizer=name), cols=128, ids=1e6)
+        for name in ("sgd", "rowwise_adagrad", "adam", None)
+    )
+    assert sgd[0] == rowwise[0] == adam[0]
+    assert sgd[1] < rowwise[1] < 1.2 * sgd[1]
+    assert 1.3 * sgd[1] < adam[1] < 3 * sgd[1]
+    assert unknown == rowwise
+
+
+@pytest.mark.parametrize("key", list(gpu_specs()))
+def test_every_gpu_has_a_prior(key: str) -> None:
+    spec = gpu_specs()[key]
+    model = learned_cost_model(RunContext("cuda", spec.device_name))
+    assert model.standing is not None
+    assert (model.standing.kind, model.standing.hardware) == ("prior", spec.device_name)
+    assert model.standing.error is not None
+    assert model.standing.error == (0.5 if spec.link == "nvlink" else 1.5)
+    forward, backward = lookup_ms(RunContext("cuda", spec.device_name), cols=128, ids=1e7)
+    bandwidth = 1e7 * 512 / forward / 1e6
+    assert 0.2 * spec.memory_gb_per_s < bandwidth < spec.memory_gb_per_s
+    assert forward < backward < 6 * forward
+
+
+@pytest.mark.parametrize("name", [None, "NVIDIA Z999"])
+def test_an_unknown_gpu_has_a_generic_prior(
+    name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = learned_cost_model(RunContext("cuda", name))
+    assert model.standing is not None
+    assert model.standing.error == 1.0
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "figures of h100_sxm stand for a data-centre GPU" in record.message
+    assert (name or "no GPU is named") in record.message
+
+
+def test_figures_of_an_unknown_gpu() -> None:
+    figures = {"memory_gb_per_s": 1675, "link_gb_per_s": 450}
+    model = learned_cost_model(RunContext("cuda", "NVIDIA Z999"), gpu=figures)
+    assert model.name == "GPU with stated figures"
+    compute = gpu_compute(gpu_specs()["h100_sxm"], None)
+    np.testing.assert_allclose(
+        np.exp(model.compute.forward.biases[0][3]), 2 * np.exp(compute.forward.biases[0][3])
+    )
+    with pytest.raises(ConfigError, match=r"cost_model\.gpu has the keys \['speed'\]"):
+        learned_cost_model(RunContext("cuda"), gpu={"speed": 1})
+
+
+def test_it_has_the_form_of_a_fitted_model() -> None:
+    """So that its prices can be written, corrected and read like those of a fit."""
+    model = learned_cost_model(H100)
+    arrays = to_arrays(model.compute, model.communication)
+    compute, communication = from_arrays(arrays, "cuda")
+    assert to_arrays(compute, communication).keys() == arrays.keys()
+    assert compute.forward.weights[0].shape == (len(PROFILE), len(compute.device.terms))
+    assert not compute.forward.weights[0].any()
+    twice = model.compute.scaled(forward=2.0, backward=1.0)
+    np.testing.assert_allclose(twice.forward.biases[0], model.compute.forward.biases[0] + np.log(2))
+
+
+def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "CALIBRATED", tmp_path)
+    prior = learned_cost_model(H100)
+    meta = {
+        **{"kind": KIND, "hardware": H100.hardware, "device": "cuda", "cores": 8},
+        **{"optimizer": "sgd", "ranges": prior.ranges, "measured_links": ["intra"]},
+        "features": learned_features("cuda"),
+    }
+    write_artifact(tmp_path, "learned-h100", to_arrays(prior.compute, prior.communication), meta)
+    assert learned_cost_model(H100).exchange_curves is None
+    assert learned_cost_model(RunContext("cpu")).device == "cpu"

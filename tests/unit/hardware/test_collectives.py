@@ -1,0 +1,82 @@
+"""Collectives within a host: measured ones, and predictions for GPUs that were left out."""
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.hardware.gpus.collectives import COLLECTIVES, HostCollectives, measured_curves
+from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
+
+H100 = gpu_specs()["h100_sxm"]
+MEASURED = {spec.collectives: spec for spec in gpu_specs().values() if spec.collectives}
+LARGE_BYTES = 8 * 2**20
+
+
+def test_measured_times_are_met() -> None:
+    for (system, collective, num_gpus), curve in measured_curves().items():
+        host = HostCollectives(MEASURED[system])
+        found = [host.time_ms(collective, num_gpus, b) for b in curve.sent_bytes.tolist()]
+        np.testing.assert_allclose(found, curve.ms, rtol=1e-9)
+
+
+def test_an_all_to_all_of_h100() -> None:
+    """32 MiB a rank on 8 GPUs go at 234 GB/s, half of NVLink's nominal 450."""
+    sent_bytes = 2**25 * 7 / 8
+    ms = HostCollectives(H100).time_ms("alltoall", 8, sent_bytes)
+    assert sent_bytes / ms / 1e6 == pytest.approx(234, rel=0.01)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_between_and_beyond_the_measured(collective: str) -> None:
+    def ms(num_gpus: int, sent_bytes: float) -> float:
+        return HostCollectives(H100).time_ms(collective, num_gpus, sent_bytes)
+
+    assert ms(1, 1e9) == 0
+    assert min(ms(4, 1e7), ms(8, 1e7)) < ms(6, 1e7) < max(ms(4, 1e7), ms(8, 1e7))
+    assert ms(8, 1e7) <= ms(16, 1e7) < 1.1 * ms(8, 1e7)
+    assert ms(8, 0.0) == ms(8, 1.0) < 0.02, "latency"
+    assert ms(8, 4e9) == pytest.approx(2 * ms(8, 2e9), rel=0.05), "bandwidth"
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_stated_bandwidth_scales_bytes_and_keeps_latency(factor: float) -> None:
+    host, stated = HostCollectives(H100), H100.link_gb_per_s * factor
+    for sent_bytes in (0.0, 1e6, 1e8):
+        found = host.time_ms("alltoall", 8, sent_bytes, link_gb_per_s=stated)
+        assert found == pytest.approx(host.time_ms("alltoall", 8, sent_bytes / factor))
+
+
+@pytest.mark.parametrize("system", sorted({*MEASURED} - {"l40s"}))
+def test_a_left_out_gpu_with_nvlink_is_predicted(system: str) -> None:
+    """In the mean within 15 % from 8 MiB up, and within 30 % below."""
+    host = HostCollectives(MEASURED[system], left_out=(system,))
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for (of, collective, num_gpus), curve in measured_curves().items():
+        if of == system:
+            for sent_bytes, ms in zip(curve.sent_bytes.tolist(), curve.ms.tolist(), strict=True):
+                is_large = sent_bytes * num_gpus / (num_gpus - 1) > 0.999 * LARGE_BYTES
+                error = abs(host.time_ms(collective, num_gpus, sent_bytes) / ms - 1)
+                errors[is_large].append(error)
+    assert np.mean(errors[True]) <= 0.15
+    assert np.mean(errors[False]) <= 0.30
+
+
+def test_gpus_without_measurements_take_those_with_links_of_their_class() -> None:
+    h800, l4 = (HostCollectives(gpu_specs()[key]) for key in ("h800_sxm", "l4"))
+    h100, l40s = HostCollectives(H100), HostCollectives(gpu_specs()["l40s"])
+    for sent_bytes in (1e5, 1e7):
+        assert l4.time_ms("alltoall", 4, sent_bytes) == pytest.approx(
+            l40s.time_ms("alltoall", 4, sent_bytes)
+        ), "the only one with PCIe, of the same speed"
+    assert h800.time_ms("alltoall", 8, 1e9) > 1.8 * h100.time_ms("alltoall", 8, 1e9)
+
+
+def test_numbers_of_gpus_that_only_others_were_measured_with() -> None:
+    """GB200 were measured by 2 and 4, B200 by 8 as well."""
+    found = HostCollectives(gpu_specs()["gb200"]).time_ms("alltoall", 8, 1e8)
+    b200 = HostCollectives(gpu_specs()["b200_sxm"]).time_ms("alltoall", 8, 1e8)
+    assert found == pytest.approx(b200, rel=0.1)
+
+
+def test_stated_gpus_have_curves() -> None:
+    spec = GpuSpec.stated({"memory_gb_per_s": 1e3, "link_gb_per_s": 100}, key="x")
+    assert HostCollectives(spec).time_ms("reduce_scatter", 4, 1e8) > 1.0
