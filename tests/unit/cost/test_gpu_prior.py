@@ -25,13 +25,14 @@ from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import NUM_REUSE_BINS
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.testing import check_cost_model, small_tasks
 
-H100 = RunContext("cuda", "NVIDIA H100 80GB HBM3")
+H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
 USED_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
 
 
@@ -137,12 +138,12 @@ def test_optimizers_differ_in_the_rows_they_update() -> None:
 @pytest.mark.parametrize("key", list(gpu_specs()))
 def test_every_gpu_has_a_prior(key: str) -> None:
     spec = gpu_specs()[key]
-    model = learned_cost_model(RunContext("cuda", spec.device_name))
+    model = learned_cost_model(RunContext("cuda", Hardware(spec.device_name)))
     assert model.standing is not None
     assert (model.standing.kind, model.standing.hardware) == ("prior", spec.device_name)
     assert model.standing.error is not None
     assert model.standing.error == (0.5 if spec.link == "nvlink" else 1.5)
-    forward, backward = lookup_ms(RunContext("cuda", spec.device_name), cols=128, ids=1e7)
+    forward, backward = lookup_ms(RunContext("cuda", Hardware(spec.device_name)), cols=128, ids=1e7)
     bandwidth = 1e7 * 512 / forward / 1e6
     assert 0.2 * spec.memory_gb_per_s < bandwidth < spec.memory_gb_per_s
     assert forward < backward < 6 * forward
@@ -152,7 +153,7 @@ def test_every_gpu_has_a_prior(key: str) -> None:
 def test_an_unknown_gpu_has_a_generic_prior(
     name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = learned_cost_model(RunContext("cuda", name))
+    model = learned_cost_model(RunContext("cuda", Hardware(name)))
     assert model.standing is not None
     assert model.standing.error == 1.0
     (record,) = caplog.records
@@ -163,7 +164,7 @@ def test_an_unknown_gpu_has_a_generic_prior(
 
 def test_figures_of_an_unknown_gpu() -> None:
     figures = {"memory_gb_per_s": 1675, "link_gb_per_s": 450}
-    model = learned_cost_model(RunContext("cuda", "NVIDIA Z999"), gpu=figures)
+    model = learned_cost_model(RunContext("cuda", Hardware("NVIDIA Z999")), gpu=figures)
     assert model.name == "GPU with stated figures"
     compute = gpu_compute(gpu_specs()["h100_sxm"], None)
     np.testing.assert_allclose(
