@@ -13,6 +13,7 @@ from benchmarks.compared import markdown, planners_of, quiet
 from benchmarks.public_lookups import PUBLIC_LOOKUPS
 from benchmarks.replicas import NUM_REPLICATED, priced_with_replicas
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.errors import ShardingError
@@ -71,13 +72,20 @@ MLPERF_STEPS = [
 ]
 """From the result logs at github.com/mlcommons/training_results_v3.0 to v5.0."""
 
+DEEPEP_GB_PER_S = {16: 43, 32: 58, 64: 51}
+"""DeepEP's bandwidth of a GPU between hosts, H800 and 400 Gb/s: its docs/legacy.md."""
+
+EXPERT_MIB = 56
+EXPERT_EXCHANGES_MS = {16: (0.75, 1.78), 32: (1.79, 3.52), 64: (5.45, 4.46)}
+"""DeepEP's dispatch and combine of 56 MiB a GPU on H100, from aiconfigurator, commit 095f58a."""
+
 NUM_GPUS_OF_DOMAIN = {"gb200": 64}
 """GPUs that NVLink connects where that is not one host of 8."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", choices=["left_out", "lookups", "steps", "plans"], help="print one part"
+        "--only", choices=["left_out", "lookups", "hosts", "steps", "plans"], help="print one part"
     )
     parser.add_argument("--sharders", nargs="+", default=SHARDERS)
     parser.add_argument("--num-gpus", type=int, nargs="+", default=[8, 16, 64])
@@ -88,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
     parts = {
         "left_out": print_left_out,
         "lookups": print_lookups,
+        "hosts": print_hosts,
         "steps": print_steps,
         "plans": lambda: print_plans(options.sharders, options.num_gpus),
     }
@@ -156,6 +165,22 @@ def print_lookups() -> None:
         for figure in PUBLIC_LOOKUPS
     ]
     print(markdown(["lookups on an H100", "public, ms", "prior, ms", "error, %"], lines))
+
+
+def print_hosts() -> None:
+    """Compare all-to-alls between hosts of 8 GPUs with exchanges of experts' inputs and outputs."""
+    curves = _prior(gpu_specs()["h100_sxm"]).exchange_curves
+    assert curves is not None
+    lines = []
+    for num_gpus, public_ms in EXPERT_EXCHANGES_MS.items():
+        volume = EXPERT_MIB * 2**20 / num_gpus
+        even = EvenVolumes(num_gpus, GPUS_OF_HOST, volume=volume, id_volume=volume)
+        ms = curves.all_to_all_ms(volume, even)[0]
+        gb_per_s = volume * (num_gpus - GPUS_OF_HOST) / ms / 1e6
+        figures = [DEEPEP_GB_PER_S[num_gpus], f"{gb_per_s:.0f}"]
+        lines.append([num_gpus, *figures, *public_ms, f"{ms:.2f}"])
+    print(f"Between hosts: GB/s of a GPU, and ms for {EXPERT_MIB} MiB a GPU")
+    print(markdown(["GPUs", "DeepEP, GB/s", "prior", "dispatch, ms", "combine", "prior"], lines))
 
 
 def print_steps() -> None:

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR
+from dlrm_sharded.cost.learned import prior_cost_model
 from dlrm_sharded.datasets.task_sets import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
@@ -202,3 +206,19 @@ def test_prices_of_splits() -> None:
     assert found[splits.AGAIN] == pytest.approx((1.0, 1.0))
     assert found["columns, quarters"] == pytest.approx((2.6, 2.6))
     assert found["rows, 8 blocks"] == pytest.approx((4.2, 4.2))
+
+
+def test_priors_meet_the_public_lookups_within_their_error() -> None:
+    for figure in importlib.import_module("benchmarks.public_lookups").PUBLIC_LOOKUPS:
+        assert figure.predicted_ms() == pytest.approx(figure.measured_ms, rel=LOOKUP_ERROR)
+
+
+def test_replicas_have_a_price() -> None:
+    """They save the exchange of their vectors and cost an all-reduce of their gradients."""
+    tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
+    task = ShardingTask(tables, Topology(4, 10**10), batch_size=4096)
+    model = prior_cost_model(RunContext("cuda", "NVIDIA H100 80GB HBM3"))
+    replicas = importlib.import_module("benchmarks.replicas")
+    priced = replicas.priced_with_replicas(task, model, lambda _: GreedySharder("dim"))
+    assert 0 < priced.exchanges_ms < priced.cost_ms
+    assert priced.cost_ms == priced.lookups_ms + priced.exchanges_ms
