@@ -203,9 +203,9 @@ def find_artifact(
     """Return the path of the artefact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
-    type of device whose probe is the closest, else any. Files of before there were probes come
-    after those with one, and those with the name of the hardware come first among them. A damaged
-    file is ranked by its name, so that a run that needs it reports the damage.
+    type of device whose probe is the closest, else any. Older files, which have no probe, come
+    last; among them, those with the name of the hardware come first. A damaged file is ordered by
+    its name, so that a run that needs it reports the damage.
 
     Args:
         hardware: what the ranks compute on; None for any of the device type.
@@ -222,10 +222,10 @@ def find_artifact(
             meta = _sound_header(path, kind)
             if meta is None:
                 damaged.append(path)
-                rank = _rank_of_damaged(path, kind, hardware, device)
+                fitness = _fitness_of_damaged(path, kind, hardware, device)
             else:
-                rank = _rank(meta, hardware, device)
-            candidates.append((rank, path))
+                fitness = _fitness(meta, hardware, device)
+            candidates.append((fitness, path))
     if not candidates:
         raise DataError(
             f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
@@ -238,8 +238,8 @@ def find_artifact(
     return chosen
 
 
-def _rank(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tuple[float, ...]:
-    """Return what orders artefacts; the one with the largest is used."""
+def _fitness(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tuple[float, ...]:
+    """Return how well an artefact fits the hardware; the one with the largest value is used."""
     theirs = Hardware.from_meta(meta)
     match = match_of(hardware, theirs)
     return (
@@ -251,10 +251,10 @@ def _rank(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tu
     )
 
 
-def _rank_of_damaged(
+def _fitness_of_damaged(
     path: Path, kind: Kind, hardware: Hardware | None, device: str
 ) -> tuple[float, ...]:
-    """Return the same from a file's name."""
+    """Return the same of a damaged file, from its name."""
     on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
     is_of_hardware = hardware is not None and (path.stem == artifact_name(kind.name, hardware.name))
     is_of_device = device == ("cpu" if on_cpu else "cuda")

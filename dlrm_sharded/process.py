@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -83,6 +84,12 @@ def release_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def forget_peak_memory() -> None:
+    """Let the largest memory that the system reports of this process start anew, if it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
 
 
 def resident_bytes() -> int:

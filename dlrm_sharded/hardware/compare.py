@@ -32,7 +32,7 @@ product), 1.35 and 1.46 (gathers), 1.58 (copy; once 2.1). A machine of half the 
 EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
 """Likewise for exchanges, in which all ranks must have a core at the same time.
 
-Ten exchanges of 4 ranks there, beside a load of 5 to 6, differed by 1.7 and 2.3.
+Ten exchanges of 4 ranks there, beside a load of 5 to 6, differed by 1.7 and 2.3 at most.
 """
 
 GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")

@@ -19,6 +19,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.hardware.probing import measure_exchange, measure_probe
 from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.process import forget_peak_memory, release_freed_memory
 from dlrm_sharded.provenance import device_name
 from dlrm_sharded.user_cache import user_cache
 
@@ -61,7 +62,19 @@ def local_hardware(device: torch.device) -> Hardware:
     if found.probe is not None:
         return found
     log.info("measuring the speed of %s for about a second", found.name)
-    return _kept(dataclasses.replace(found, probe=measure_probe(device)))
+    probe = measure_probe(device)
+    _release_memory(device)
+    return _kept(dataclasses.replace(found, probe=probe))
+
+
+def _release_memory(device: torch.device) -> None:
+    """Give back the memory of a probe, so that a run's own peak is what it reports."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        release_freed_memory()
+        forget_peak_memory()
 
 
 def read_fingerprint(device: torch.device, *, threads: int | None = None) -> Fingerprint:

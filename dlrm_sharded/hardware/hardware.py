@@ -16,7 +16,7 @@ class Hardware:
 
     Args:
         name: name from `provenance.device_name`; machines of one name may differ.
-        fingerprint, probe: None for files of before they were written.
+        fingerprint, probe: None if an older file does not have them.
     """
 
     name: str

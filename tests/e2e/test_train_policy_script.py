@@ -86,6 +86,8 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     written = header(path)
     hardware = device_name(torch.device("cpu"))
     assert (written["kind"], written["hardware"]) == (kind, hardware)
+    assert written["fingerprint"]["cpu"]["threads"] == 1
+    assert written["probe"]["gather_gb_per_s"] > 0
     assert written["num_measured_plans"] == 9
     assert written["training"]["costs"] == "predicted"
     assert written["training"]["schedule"]["seed"] == 3

@@ -1,7 +1,13 @@
-"""Processes that lose their parent."""
+"""Processes that lose their parent, and the memory that they had."""
 
+import resource
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.process import forget_peak_memory
 
 CHILD = """
 import os, time
@@ -34,3 +40,13 @@ def test_a_parent_that_died_before() -> None:
         timeout=120,
     )
     assert (done.stdout, done.stderr) == ("orphan\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux cannot reset it")
+def test_forgets_the_peak() -> None:
+    size = 200 * 2**20
+    block = bytearray(b"x") * size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    del block
+    forget_peak_memory()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - size / 2**11

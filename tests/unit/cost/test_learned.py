@@ -28,6 +28,8 @@ from dlrm_sharded.cost.learned import (
     to_arrays,
 )
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
@@ -257,6 +259,15 @@ def test_an_artefact_is_the_model(
     for sample in unseen[:20] + unseen[-20:]:
         workload = workload_of_sample(sample)
         assert predictor(loaded)(workload) == predictor(model)(workload)
+
+
+def test_an_artefact_is_of_the_hardware_of_its_costs(costs: CollectedCosts) -> None:
+    measured = dataclasses.replace(costs, manifest=costs.manifest | HARDWARE.to_meta())
+    meta = fit_cost_model(measured, FitConfig(num_steps=2)).meta
+    assert Hardware.from_meta(meta) == measured.hardware == HARDWARE
+    damaged = dataclasses.replace(costs, manifest=costs.manifest | {"probe": 5})
+    with pytest.raises(DataError, match="the manifest of the collected costs is damaged"):
+        fit_cost_model(damaged, FitConfig(num_steps=2))
 
 
 @pytest.fixture
