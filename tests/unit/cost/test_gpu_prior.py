@@ -190,7 +190,7 @@ def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(artifact, "CALIBRATED", tmp_path)
     prior = learned_cost_model(H100)
     meta = {
-        **{"kind": KIND, "hardware": H100.hardware, "device": "cuda", "cores": 8},
+        **{"kind": KIND, "hardware": H100.hardware.name, "device": "cuda", "cores": 8},
         **{"optimizer": "sgd", "ranges": prior.ranges, "measured_links": ["intra"]},
         "features": learned_features("cuda"),
     }
