@@ -10,6 +10,7 @@ python scripts/benchmark.py measured    measured costs of the sharders' plans
 python scripts/benchmark.py splits      measured cost of splitting tables
 python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
 python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
+python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
@@ -23,6 +24,7 @@ import os
 from benchmarks import (
     costs,
     data,
+    elsewhere,
     hosts,
     loop,
     measured,
@@ -45,6 +47,7 @@ PARTS = {
     "splits": splits,
     "policies": policies,
     "hosts": hosts,
+    "elsewhere": elsewhere,
     "priors": priors,
 }
 
