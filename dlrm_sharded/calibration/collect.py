@@ -212,11 +212,11 @@ def schedule(
 def group_sizes(rank: Rank) -> tuple[int, list[int]]:
     """Return how many ranks compute at once, and sizes of exchange groups.
 
-    Of the ranks on CPUs, at most one per core computes at once.
+    Of the ranks on CPUs, only as many compute at once as have cores for their threads.
     """
     computing, per_host = rank.world_size, rank.local_world_size
     if rank.device.type == "cpu":
-        computing = min(per_host, _num_cores())
+        computing = min(per_host, max(_num_cores() // torch.get_num_threads(), 1))
     powers = {2**i for i in range(1, rank.world_size.bit_length())}
     whole_hosts = {size for size in powers if size <= per_host or size % per_host == 0}
     return computing, sorted({*whole_hosts, rank.world_size} - {1})

@@ -30,6 +30,9 @@ MODULE = "dlrm_sharded.commands.collect_costs"
 CPU_RANKS = 4
 """Ranks on a machine without GPUs."""
 
+RUN_RANKS = 2
+"""Ranks of a run on a CPU, unless told otherwise; a rank here has as many threads as one there."""
+
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="collect")
 def hydra_main(cfg: DictConfig) -> None:
@@ -59,7 +62,8 @@ def default_num_ranks() -> int:
 
 def _start_ranks(num_ranks: int) -> int:
     """Run this module on ranks that torchrun starts from this process; return the exit code."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // RUN_RANKS, 1)))
     return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
 
 

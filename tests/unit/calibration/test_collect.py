@@ -118,6 +118,15 @@ def test_groups_are_parts_of_a_host_or_whole_hosts(
     assert communicating == sizes
 
 
+@pytest.mark.parametrize(("cores", "threads", "computing"), [(8, 1, 4), (8, 4, 2), (2, 4, 1)])
+def test_ranks_that_compute_have_cores_for_their_threads(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, computing: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    assert group_sizes(Rank(0, 4, 0, 4, torch.device("cpu")))[0] == computing
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative_budget": ({"time_budget_s": -5}, "time_budget_s is -5, must be a number > 0"),
     "no_budget": ({"time_budget_s": 0}, "time_budget_s is 0"),
