@@ -17,6 +17,7 @@ from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR
 from dlrm_sharded.cost.learned import prior_cost_model
 from dlrm_sharded.datasets.task_sets import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
@@ -217,7 +218,7 @@ def test_replicas_have_a_price() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
     tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
     task = ShardingTask(tables, Topology(4, 10**10), batch_size=4096)
-    model = prior_cost_model(RunContext("cuda", "NVIDIA H100 80GB HBM3"))
+    model = prior_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
     replicas = importlib.import_module("benchmarks.replicas")
     priced = replicas.priced_with_replicas(task, model, lambda _: GreedySharder("dim"))
     assert 0 < priced.exchanges_ms < priced.cost_ms

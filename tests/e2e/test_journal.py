@@ -1,0 +1,45 @@
+"""Runs that teach: what one has measured corrects the prediction of the next."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.artifact import SHIPPED, cost_model_kind, read_artifact, write_artifact
+from dlrm_sharded.cost.learned import KIND, from_arrays, learned_features, to_arrays
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import result_of, train
+
+FACTOR = 30.0
+
+
+@pytest.fixture
+def absurd(tmp_path: Path) -> Path:
+    """A cost model whose lookups take 30 times as long as the packaged one's."""
+    (path,) = SHIPPED.glob(f"{KIND}-cpu*.safetensors")
+    found = read_artifact(path, kind=cost_model_kind(KIND), features=learned_features)
+    compute, communication = from_arrays(found.arrays, "cpu")
+    arrays = to_arrays(compute.scaled(forward=FACTOR, backward=FACTOR), communication)
+    assert np.isfinite(arrays["forward.bias_1"]).all()
+    return write_artifact(tmp_path / "artifacts", "learned-absurd", arrays, found.meta)
+
+
+def test_each_run_corrects_the_next(tmp_path: Path, absurd: Path) -> None:
+    overrides = [*SMALL_RUN, f"cost_model.artifact={absurd}", f"journal={tmp_path / 'journal'}"]
+    errors = []
+    for number in range(2):
+        folder = tmp_path / f"run{number}"
+        done = train(folder, *overrides)
+        assert done.returncode == 0, done.stderr
+        prices = json.loads((folder / "plan.json").read_text())["prices"]
+        assert prices["num_runs"] == number, done.stderr
+        result = result_of(folder)
+        assert ("corrected by 1 run" in str(result["prices"])) == (number == 1)
+        predicted, measured = result["predicted_ms"], result["embedding_cost_ms"]
+        assert isinstance(predicted, float)
+        assert isinstance(measured, float)
+        errors.append(abs(np.log(predicted / measured)))
+    assert errors[1] < errors[0] / 2
+    (journal,) = (tmp_path / "journal").glob("*.jsonl")
+    assert len(journal.read_text().splitlines()) == 2
