@@ -4,11 +4,13 @@ dlrm-calibrate minutes=10 fit.num_steps=2000
 
 Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
 Both steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
-`dlrm-fit-cost-model`, all others for `dlrm-collect-costs`.
+`dlrm-fit-cost-model`, all others for `dlrm-collect-costs`. Under torchrun or TorchX all ranks
+measure, so that exchanges between hosts are among what is measured, and rank 0 fits.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +45,15 @@ def main() -> int:
                     f"{override!r}: the files of a calibration have fixed names; for others, run "
                     "dlrm-collect-costs and dlrm-fit-cost-model"
                 )
-        for path in COLLECTED:
-            path.unlink(missing_ok=True)
+        is_rank_zero = os.environ.get("RANK", "0") == "0"
+        if is_rank_zero:
+            for path in COLLECTED:
+                path.unlink(missing_ok=True)
         fit_overrides = [override for override in overrides if override.startswith("fit.")]
         collection_overrides = [override for override in overrides if override not in fit_overrides]
         collection_overrides = [*time_overrides(minutes), *collection_overrides]
-        return _run("collect_costs", collection_overrides) or _run("fit_cost_model", fit_overrides)
+        failed = _run("collect_costs", collection_overrides)
+        return failed or (_run("fit_cost_model", fit_overrides) if is_rank_zero else 0)
     raise AssertionError("exit_codes ends the process after an error")
 
 

@@ -240,6 +240,8 @@ def learned_cost_model(
 def shipped_prior(context: RunContext) -> LearnedCostModel:
     """Return the packaged model that fits a run's hardware best, for a calibration to begin with.
 
+    It is as it was fitted, not scaled by the probes of the hardware.
+
     Raises:
         DataError: the package has no sound model.
     """
@@ -247,7 +249,8 @@ def shipped_prior(context: RunContext) -> LearnedCostModel:
     if context.device == "cuda":
         return prior_cost_model(context)
     path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
-    return learned_cost_model(context, str(path))
+    # without the hardware there is no warning that the model is of another one
+    return learned_cost_model(RunContext(context.device), str(path))
 
 
 def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:

@@ -1,6 +1,6 @@
-"""The TorchX component: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
+"""The TorchX components: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
 
-Where the package is installed without its repository, the component's name is `dlrm.train`.
+Where the package is installed without its repository, they are `dlrm.train` and `dlrm.calibrate`.
 """
 
 from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
@@ -57,6 +57,48 @@ def train(
         raise ComponentValidationException(str(error)) from None
     return torchrun_app(
         "dlrm_sharded.train",
+        overrides,
+        shape,
+        name=name,
+        image=image,
+        env=env,
+        rdzv_port=rdzv_port,
+        mounts=parse_mounts(mounts) if mounts else [],
+    )
+
+
+def calibrate(
+    *overrides: str,
+    j: str = "1x2",
+    cpu: int = -1,
+    gpu: int = -1,
+    memMB: int = 0,  # noqa: N803, as TorchX's own components call it
+    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    name: str = "dlrm-calibrate",
+    image: str = "",
+    rdzv_port: int = 0,
+    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+) -> AppDef:
+    """Fit the cost model to this cluster, with exchanges between its hosts.
+
+    Args:
+        overrides: minutes=10, and overrides of conf/collect.yaml and conf/fit.yaml
+        j: NODESxRANKS: nodes, and ranks on each of them
+        cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
+        gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
+        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
+        env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
+        name: name of the job
+        image: container to run in; empty for this environment, on this machine or a shared disk
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
+        mounts: mounts of the container, such as type=bind,src=/data,dst=/data
+    """
+    try:
+        shape = JobShape.parse(j=j, cpu=cpu, gpu=gpu, memMB=memMB, max_restarts=0, max_retries=0)
+    except UserError as error:
+        raise ComponentValidationException(str(error)) from None
+    return torchrun_app(
+        "dlrm_sharded.commands.calibrate",
         overrides,
         shape,
         name=name,

@@ -18,12 +18,13 @@ import numpy as np
 from benchmarks.compared import Row, markdown, on_device, planner_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
+from dlrm_sharded.artifact import cost_model_kind, find_artifact
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, shipped_prior
+from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plan import ShardingPlan
@@ -63,7 +64,8 @@ def run(options: argparse.Namespace) -> None:
         hardware = local_hardware(device)
         print("\n".join(hardware.lines()), flush=True)
         context = RunContext(device.type, hardware, OPTIMIZER, ranks_per_host=1)
-        prior = shipped_prior(context)
+        packaged = find_artifact(cost_model_kind(KIND), hardware, device.type, shipped_only=True)
+        prior = learned_cost_model(context, str(packaged))
         runs = _runs(prior, bench, max(options.runs), device.type)
         models = {"0 runs": prior}
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}

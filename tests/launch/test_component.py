@@ -17,6 +17,7 @@ from tests.nvidia import install_nvidia_smi
 ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = "launch/component.py:train"
+CALIBRATION = "launch/component.py:calibrate"
 
 
 def torchx(
@@ -45,9 +46,15 @@ def shape(**given: object) -> JobShape:
     return JobShape.parse(**{**defaults, **given})  # type: ignore[arg-type]
 
 
-def test_passes_torchxs_own_checks() -> None:
-    component = get_component(str(ROOT / COMPONENT))
-    assert component.validation_errors == []
+@pytest.mark.parametrize("component", [COMPONENT, CALIBRATION])
+def test_passes_torchxs_own_checks(component: str) -> None:
+    assert get_component(str(ROOT / component)).validation_errors == []
+
+
+def test_a_cluster_is_calibrated_by_all_its_ranks() -> None:
+    request = dryrun("slurm", CALIBRATION, "-j", "2x8", "--rdzv_port", "29400", "minutes=10")
+    assert request.count("--nnodes 2 --nproc-per-node 8") == 2
+    assert request.count("-m dlrm_sharded.commands.calibrate minutes=10") == 2
 
 
 def test_defaults_depend_on_the_ranks() -> None:
