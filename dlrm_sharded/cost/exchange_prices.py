@@ -115,9 +115,7 @@ class ExchangePrices:
             busiest_rank_byte_ms=busiest_rank,
             busiest_host_byte_ms=busiest_host,
             reduces={
-                group_size: ReducePrices.in_group(
-                    model, hosts.group(group_size), kinds=kinds
-                )
+                group_size: ReducePrices.in_group(model, hosts.group(group_size), kinds=kinds)
                 for group_size in {size, per_host} - {1}
             },
             num_ranks=size,
