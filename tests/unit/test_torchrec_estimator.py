@@ -114,7 +114,7 @@ def test_only_what_trains_in_a_plan_has_a_price() -> None:
     }
     assert set(priced) >= KINDS
     never = set(priced) - KINDS | {"data_parallel"}
-    assert {kind: priced[kind] for kind in never} == dict.fromkeys(never, set())
+    assert {kind: priced[kind] for kind in never} == {kind: set() for kind in never}
     assert all(priced[kind] == {"fused"} for kind in KINDS - never)
 
 
