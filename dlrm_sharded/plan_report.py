@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import Table
 
 
@@ -96,6 +97,7 @@ class PlanReport:
         sharder: name of the sharder that made the plan.
         solve_s: time that the sharder took.
         cost: predicted cost; None without a cost model.
+        standing: what is known of the prices behind `cost`; None if the model does not say.
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
@@ -104,6 +106,7 @@ class PlanReport:
     sharder: str
     solve_s: float
     cost: PlanCost | None = None
+    standing: Standing | None = None
     caveat: str | None = None
     lower_bound_ms: float | None = None
     diagnosis: Diagnosis | None = None
@@ -125,5 +128,6 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "lower_bound_ms": report.lower_bound_ms,
         "gap": report.gap,
         "caveat": report.caveat,
+        "prices": None if report.standing is None else report.standing.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
     }

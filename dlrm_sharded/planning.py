@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of, standing_of
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
@@ -83,6 +83,7 @@ class Planner:
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
             cost=None if model is None else _finite(model.predict(plan, task)),
+            standing=None if model is None else standing_of(model),
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,

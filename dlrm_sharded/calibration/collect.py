@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from dlrm_sharded.calibration.bench import Bench
+from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.plan_sizes import PlanSizes, plan_sizes
@@ -30,7 +31,7 @@ from dlrm_sharded.calibration.random_plans import (
     draw_communication,
     draw_computation,
 )
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample, write_costs
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS

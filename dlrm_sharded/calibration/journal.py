@@ -15,7 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dlrm_sharded.calibration.samples import Sample, check_sample, manifest_path
+from dlrm_sharded.calibration.costs_file import manifest_path
+from dlrm_sharded.calibration.samples import Sample, check_sample
 from dlrm_sharded.errors import ConfigError, DataError, UserError
 from dlrm_sharded.json_files import read_json_object, write_json
 

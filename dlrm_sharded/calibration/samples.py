@@ -1,57 +1,26 @@
-"""Collected costs: random plans and their measured costs on one machine, in a Parquet file.
-
-The manifest `costs.json` beside `costs.parquet` has hardware, versions, seed, batch sizes,
-repeatability, and the checksum of the data.
-"""
+"""Measured plans: the shards of each rank, and what they cost on some hardware."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from dlrm_sharded.artifact import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
-from dlrm_sharded.json_files import replace_file, write_json
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
-COSTS_FORMAT = 1
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
 
-_SHARD = pl.Struct(
-    {
-        "rank": pl.Int32,
-        "num_rows": pl.Int64,
-        "num_cols": pl.Int32,
-        "pooling_factor": pl.Float64,
-        "reuse_histogram": pl.List(pl.Float32),
-        "row_wise": pl.Boolean,
-    }
-)
-SCHEMA = pl.Schema(
-    {
-        "kind": pl.String(),
-        "number": pl.Int64(),
-        "attempt": pl.Int32(),
-        "world_size": pl.Int32(),
-        "ranks_per_host": pl.Int32(),
-        "batch_size": pl.Int64(),
-        "shards": pl.List(_SHARD),
-        "per_rank": pl.List(pl.Struct({f"{name}_ms": pl.Float64 for name in TIMES})),
-    }
-)
+_PLAIN_KEYS = ("kind", "number", "attempt", "world_size", "ranks_per_host", "batch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +87,7 @@ class Sample:
         ranks = row["per_rank"]
         stages_ms = {stage: [rank[f"{stage}_ms"] for rank in ranks] for stage in STAGES}
         return cls(
-            **{key: row[key] for key in list(SCHEMA)[:6]},
+            **{key: row[key] for key in _PLAIN_KEYS},
             shards=tuple(
                 MeasuredShard(**{**shard, "reuse_histogram": tuple(shard["reuse_histogram"])})
                 for shard in row["shards"]
@@ -139,81 +108,6 @@ class CollectedCosts:
     def first_attempts(self, kind: str) -> list[Sample]:
         """Return the first measurement of every plan of a kind."""
         return [s for s in self.samples if s.kind == kind and s.attempt == 0]
-
-
-def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
-    """Write the data and then the manifest, without which `read_costs` refuses them."""
-    frame = pl.DataFrame([sample.to_row() for sample in samples], schema=SCHEMA)
-    parquet = io.BytesIO()
-    frame.write_parquet(parquet)
-    replace_file(path, parquet.getvalue())
-    write_json(
-        manifest_path(path),
-        {
-            "format": COSTS_FORMAT,
-            **manifest,
-            "num_samples": len(samples),
-            "repeatability": repeatability(samples),
-            "sha256": hashlib.sha256(parquet.getvalue()).hexdigest(),
-        },
-    )
-
-
-def manifest_path(path: Path) -> Path:
-    """Return where the manifest of a Parquet file is."""
-    return path.with_suffix(".json")
-
-
-def read_costs(path: str | Path) -> CollectedCosts:
-    """Read collected costs and check all of them.
-
-    Raises:
-        DataError: the file is missing or truncated, differs from its manifest, or has times that
-            no measurement gives.
-    """
-    path = Path(path)
-    try:
-        manifest = json.loads(manifest_path(path).read_text())
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"cannot read the collected costs {path} and their manifest "
-            f"{manifest_path(path).name}: {error.strerror}; make them with {CALIBRATE}"
-        ) from error
-    except ValueError as error:
-        raise DataError(
-            f"the manifest {manifest_path(path)} is not JSON; collect again with {CALIBRATE}"
-        ) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != COSTS_FORMAT:
-        raise DataError(
-            f"{manifest_path(path)} is not a manifest of format {COSTS_FORMAT}; collect again with "
-            f"{CALIBRATE}"
-        )
-    if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
-        raise DataError(
-            f"{path} ({len(data):,} B) is not the file that {manifest_path(path).name} describes: "
-            f"truncated, or changed since; collect again with {CALIBRATE}"
-        )
-    try:
-        frame = pl.read_parquet(data)
-    except pl.exceptions.PolarsError as error:
-        raise DataError(
-            f"{path} is not a Parquet file ({error}); collect again with {CALIBRATE}"
-        ) from error
-    if frame.schema != SCHEMA:
-        raise DataError(
-            f"{path} has the columns {', '.join(frame.columns)}, expected {', '.join(SCHEMA)}, "
-            f"or they have other types; collect again with {CALIBRATE}"
-        )
-    try:
-        samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
-        for sample in samples:
-            check_sample(sample, path)
-    except TypeError as error:
-        raise DataError(
-            f"{path} has empty values ({error}); collect again with {CALIBRATE}"
-        ) from error
-    return CollectedCosts(samples, manifest)
 
 
 def check_sample(sample: Sample, path: Path) -> None:

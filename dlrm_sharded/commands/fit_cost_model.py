@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.artifact import CALIBRATE, artifact_name, write_artifact
 from dlrm_sharded.calibration.calibrate import fit_cost_model
+from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table
-from dlrm_sharded.calibration.samples import read_costs
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.provenance import device_name

@@ -55,6 +55,8 @@ def hydra_main(cfg: DictConfig) -> None:
             task.topology.rank_memory_text,
             cfg.out,
         )
+        if report.standing is not None:
+            log.info("prices: %s", report.standing.text)
         if report.diagnosis is not None:
             for section in sections(report.diagnosis):
                 log.info("%s", "\n  ".join([section.title, *section.lines]))

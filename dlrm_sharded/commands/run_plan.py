@@ -52,6 +52,8 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
     plan, report = _kept_or_new(planner, task, start, cfg)
     summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    if report.standing is not None:
+        log.info("prices: %s", report.standing.text)
     before = None if start.resumed is None else ShardingPlan.from_json(start.resumed.state.plan)
     return RunPlan(plan, report, is_new=plan != before)
 

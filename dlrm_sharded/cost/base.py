@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class CostModel(Protocol):
     """Predicts the cost that `calibration.measure` would measure.
 
-    A cost model may have a method `caveat(topology)`, see `caveat_of`.
+    A cost model may have a method `caveat(topology)`, see `caveat_of`, and a `standing`, see
+    `standing_of`.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -60,3 +62,8 @@ def caveat_of(model: CostModel, topology: Topology) -> str | None:
     """
     caveat = getattr(model, "caveat", None)
     return None if caveat is None else caveat(topology)
+
+
+def standing_of(model: CostModel) -> Standing | None:
+    """Return what a model says of the origin of its prices; None if it says nothing."""
+    return getattr(model, "standing", None)

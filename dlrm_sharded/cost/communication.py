@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,6 +188,11 @@ class CommunicationModel:
 
     exchange: Floats
     reduce: Floats
+
+    def scaled(self, factors: Mapping[str, float]) -> CommunicationModel:
+        """Return the model with the times of each of `EXCHANGES` multiplied by its factor."""
+        column = np.array([[factors[kind]] for kind in EXCHANGES])
+        return CommunicationModel(self.exchange * column, self.reduce * column)
 
     def exchange_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W], time of one of `EXCHANGES`: its all-to-all, then its reductions."""

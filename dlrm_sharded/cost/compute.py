@@ -20,6 +20,7 @@ widest shard, A numbers that these need (0 on CPUs), V = 2 (1 + J) + A + 1.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,15 @@ class PriceNet:
     cache_slope: Floats
     launch_ms: float
     next_launch_ms: float
+
+    def scaled(self, factor: float) -> PriceNet:
+        """Return the net with all times multiplied by a factor."""
+        return dataclasses.replace(
+            self,
+            biases=(*self.biases[:-1], self.biases[-1] + np.log(factor)),
+            launch_ms=self.launch_ms * factor,
+            next_launch_ms=self.next_launch_ms * factor,
+        )
 
     def priced(self, work: Floats, profile: Floats) -> Floats:
         """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
@@ -111,6 +121,16 @@ class ComputeModel:
 
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)
+
+    def scaled(self, *, forward: float, backward: float) -> ComputeModel:
+        """Return the model with the times of each direction multiplied by a factor."""
+        factors = np.array([[forward], [backward]])
+        return dataclasses.replace(
+            self,
+            forward=self.forward.scaled(forward),
+            backward=self.backward.scaled(backward),
+            widest_ms=None if self.widest_ms is None else self.widest_ms * factors,
+        )
 
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""

@@ -42,6 +42,7 @@ from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class LearnedCostModel:
         ranges: lowest and highest fitted value, by name of `features.EXTENT`.
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
+        standing: origin of the prices and their expected error.
     """
 
     compute: ComputeModel
@@ -72,6 +74,7 @@ class LearnedCostModel:
     device: str
     ranges: dict[str, tuple[float, float]]
     measured_links: tuple[str, ...]
+    standing: Standing | None = None
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""

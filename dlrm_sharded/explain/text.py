@@ -37,6 +37,8 @@ def forecast(report: PlanReport) -> str | None:
     if report.cost is None:
         return None
     text = f"predicted {report.cost.cost_ms:.2f} ms"
+    if report.standing is not None:
+        text += f" ({report.standing.short_text})"
     if report.caveat is not None:
         return f"{text} (see the caveat)"
     if report.gap is None:
@@ -192,6 +194,8 @@ def explain(
     ]
     if report.caveat is not None:
         lines += ["", f"**Caveat**: {report.caveat}.", ""]
+    if report.standing is not None:
+        lines += ["", f"**Prices**: {report.standing.text}.", ""]
     if cost is not None:
         slowest = slowest_first[0]
         top = shares[slowest][:3]

@@ -102,6 +102,8 @@ class RunResult:
         stages_ms: time of each stage, the max over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
+        prices: what the prices of the prediction are, see `Standing.short_text`.
+        expected_error: of `predicted_critical_path_ms`, relative.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
         steps: number of steps of the whole training, with those before an interruption.
@@ -125,6 +127,8 @@ class RunResult:
     predicted_critical_path_ms: float | None = _key(known_number)
     predicted_stages_ms: Mapping[str, float] | None = _key(_known_numbers)
     predicted_input_dist_ms: float | None = _key(known_number)
+    prices: str | None = _key(known_text)
+    expected_error: float | None = _key(known_number)
     lower_bound_ms: float | None = _key(known_number)
     gap: float | None = _key(known_number)
     plan_solve_s: float | None = _key(known_number)
@@ -212,6 +216,11 @@ def run_result(
             "predicted_critical_path_ms": report.cost.critical_path_ms,
             "predicted_stages_ms": _stages_ms(report.cost),
             "predicted_input_dist_ms": report.cost.input_dist_max_ms,
+        }
+    if report.standing is not None:
+        predicted |= {
+            "prices": report.standing.short_text,
+            "expected_error": report.standing.error,
         }
     return RunResult(
         sharder=report.sharder,

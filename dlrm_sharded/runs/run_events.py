@@ -114,6 +114,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         if report.cost is not None:
             figures["plan/predicted_ms"] = report.cost.cost_ms
             figures |= _cost_scalars("predicted", report.cost)
+        if report.standing is not None:
+            figures["plan/expected_error"] = report.standing.error
         known = {tag: value for tag, value in figures.items() if value is not None}
         self._run_scalars |= known
         if not is_new:

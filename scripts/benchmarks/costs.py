@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_learned, predictor
+from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import (
     MORE_SHARDS,
     SHARD_COUNTS,
@@ -24,7 +25,7 @@ from dlrm_sharded.calibration.evaluate import (
     compare_attempts,
     errors_table,
 )
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model

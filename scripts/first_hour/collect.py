@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.calibration.samples import CollectedCosts, read_costs
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.samples import CollectedCosts
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 

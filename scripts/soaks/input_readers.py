@@ -160,7 +160,7 @@ def read_task_file(data: bytes, folder: Path) -> None:
 
 
 def plans() -> Strategy:
-    report = PlanReport("size", 0.1, _cost_model().predict(PLAN, TASK), None, 0.01)
+    report = PlanReport("size", 0.1, _cost_model().predict(PLAN, TASK), lower_bound_ms=0.01)
     return _text_of_json(plan_json(PLAN, report))
 
 

@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 from dlrm_sharded.calibration.collect import CollectConfig, schedule
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan_cost import STAGES
 from tests.conftest import ROOT

@@ -102,12 +102,13 @@ def test_plan_json(tmp_path: Path) -> None:
         "lower_bound_ms": 8.0,
         "gap": 0.25,
         "caveat": None,
+        "prices": None,
     }
 
 
 def test_what_is_not_known_is_null() -> None:
     fields = plan_json(PLAN, PlanReport("dim", 0.1))
-    assert {fields[key] for key in ("lower_bound_ms", "gap", "predicted", "caveat")} == {None}
+    assert {fields[key] for key in ("lower_bound_ms", "gap", "predicted", "prices")} == {None}
 
 
 @pytest.mark.parametrize("said", [{}, {"solve_s": "abc", "gap": [], "predicted": {"max_ms": 1}}])

@@ -10,7 +10,8 @@ import pytest
 
 from dlrm_sharded.artifact import cost_model_kind, read_artifact
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
-from dlrm_sharded.calibration.samples import CollectedCosts, Sample, read_costs, write_costs
+from dlrm_sharded.calibration.costs_file import read_costs, write_costs
+from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import KIND, learned_cost_model, learned_features, to_arrays
 from dlrm_sharded.errors import DataError

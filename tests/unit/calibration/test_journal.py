@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.calibration.costs_file import manifest_path, write_costs
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.calibration.samples import manifest_path, write_costs
 from dlrm_sharded.errors import ConfigError, DataError
 from tests.unit.calibration.cases import sample
 

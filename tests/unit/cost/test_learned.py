@@ -346,3 +346,19 @@ def test_prices_do_not_leave_what_was_measured(model: LearnedCostModel) -> None:
     """Tables far larger than any measured one: priced alike, as their ids are sorted alike."""
     times = [cost_of(model, uniform(num_embeddings=num_rows)) for num_rows in (2**33, 2**40)]
     assert times[0] == times[1]
+
+
+def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
+    factors = {"fwd_compute": 2.0, "fwd_comm": 3.0, "bwd_comm": 0.5, "bwd_compute": 5.0}
+    scaled = dataclasses.replace(
+        model,
+        compute=model.compute.scaled(forward=2.0, backward=5.0),
+        communication=model.communication.scaled({**factors, "input_dist": 1.5}),
+    )
+    task = ShardingTask((uniform("a"), uniform("b")), Topology(2, memory_bytes=2**40), 2048)
+    plan = ShardingPlan(2, tuple(Shard.whole(table, i) for i, table in enumerate(task.tables)))
+    before, after = model.predict(plan, task), scaled.predict(plan, task)
+    for stage, factor in factors.items():
+        expected = factor * before.stage_max_ms(stage)
+        assert after.stage_max_ms(stage) == pytest.approx(expected, rel=1e-9)
+    assert after.input_dist_max_ms == pytest.approx(1.5 * (before.input_dist_max_ms or 0.0))

@@ -20,6 +20,7 @@ from dlrm_sharded.runs.result import (
     run_result,
     write_result,
 )
+from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.trainer import TrainingResult
@@ -32,7 +33,8 @@ MEASURED = MeasuredCost(
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
-REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0)
+PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
+REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0, standing=PRIOR)
 UNPREDICTED = PlanReport("test", solve_s=0.5)
 WITHOUT_IDS = dataclasses.replace(REPORT, cost=PlanCost(PREDICTED.per_rank))
 TRAINING = TrainingResult(12, 10.0, 6400.0, 6000.0, 5000.0, 0.5, Evaluation(None, None, 0), 0.25)
@@ -46,6 +48,8 @@ PREDICTION = {
         "bwd_compute": 1.75,
     },
     "predicted_input_dist_ms": 0.625,
+    "prices": "prior, corrected by 2 runs, within about 25 %",
+    "expected_error": 0.25,
     "lower_bound_ms": 5.0,
     "gap": 0.25,
 }

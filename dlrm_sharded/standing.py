@@ -1,0 +1,53 @@
+"""How well a cost model knows the hardware that it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The origin of a cost model's prices, and how far its predictions may be off.
+
+    Args:
+        kind: "calibrated" if the prices were fitted on this hardware, else "prior".
+        hardware: name of the hardware that the prices are of.
+        reasons: sentences, without full stops, that say why prices are a prior; empty for
+            calibrated ones.
+        num_runs: number of measured runs on this hardware that correct the prices.
+        error: expected error of a predicted critical path, relative to the measured one; None if
+            it is not known.
+    """
+
+    kind: Literal["calibrated", "prior"]
+    hardware: str
+    reasons: tuple[str, ...] = ()
+    num_runs: int = 0
+    error: float | None = None
+
+    @property
+    def short_text(self) -> str:
+        """What the prices are, in a few words: prior, corrected by 2 runs, within about 15 %."""
+        parts = [str(self.kind)]
+        if self.num_runs:
+            parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
+        if self.error is not None:
+            parts.append(f"within about {100 * self.error:.0f} %")
+        return ", ".join(parts)
+
+    @property
+    def text(self) -> str:
+        """One line with the hardware and the reasons."""
+        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"{self.short_text} (prices of {self.hardware}{why})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form in plan.json."""
+        return {
+            "kind": self.kind,
+            "hardware": self.hardware,
+            "reasons": list(self.reasons),
+            "num_runs": self.num_runs,
+            "error": self.error,
+        }
