@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -27,22 +28,27 @@ class AccessDistribution:
     """
 
     def __init__(self, edges: NDArray[np.float64], mass: NDArray[np.float64]) -> None:
+        self._edges = edges
         self._ranks_per_range = np.diff(edges)
         self._mass = mass / mass.sum()
+
+    @functools.cached_property
+    def _cells(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """First rank of each cell between two knots, and ranks per random number."""
         cumulative = np.concatenate([[0.0], np.cumsum(self._mass)])
         cumulative[-1] = 1.0
-        knots = np.interp(np.linspace(0.0, 1.0, 2**_NUM_CELLS_LOG2 + 1), cumulative, edges)
+        knots = np.interp(np.linspace(0.0, 1.0, 2**_NUM_CELLS_LOG2 + 1), cumulative, self._edges)
         knots[-1] *= 1.0 - 1e-12  # rounding must not reach the end
-        self._cell_start = knots[:-1]
-        self._cell_slope = np.diff(knots) * 2.0 ** -(64 - _NUM_CELLS_LOG2)
+        return knots[:-1], np.diff(knots) * 2.0 ** -(64 - _NUM_CELLS_LOG2)
 
     def ranks(self, bits: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return [N], the ranks for [N] times 64 random bits."""
         # the upper bits choose a cell between two knots, the lower ones a point inside it
+        start, slope = self._cells
         cell = (bits >> _CELL_SHIFT).view(np.int64)
         rank = (bits & _FRACTION_MASK).view(np.int64).astype(np.float64)
-        rank *= self._cell_slope[cell]
-        rank += self._cell_start[cell]
+        rank *= slope[cell]
+        rank += start[cell]
         return rank.astype(np.int64)
 
     def expected_num_unique(self, num_draws: float) -> float:

@@ -105,5 +105,6 @@ class ReuseBinAccesses:
         first_of_group = np.concatenate([[0], np.flatnonzero(is_there)[:-1] + 1])
         masses = np.add.reduceat(mass[::-1], first_of_group)
         return AccessDistribution(
-            np.concatenate([[0.0], edges[1:][is_there]]), masses if last else mass.sum(keepdims=True)
+            np.concatenate([[0.0], edges[1:][is_there]]),
+            masses if last else mass.sum(keepdims=True),
         )

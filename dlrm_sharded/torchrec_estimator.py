@@ -22,9 +22,9 @@ from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats, Workload, column_volume, workload_of_rows
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
 
@@ -65,7 +65,7 @@ class CalibratedPerfEstimator(ShardEstimator):
     """
 
     def __init__(self, cost_model: AdditiveCostModel, task: ShardingTask) -> None:
-        task = with_profiles(task)
+        task = with_expected_profiles(task, cost_model.compute)
         self._task = task
         self._tables = {table.name: table for table in task.tables}
         self._compute = cost_model.compute

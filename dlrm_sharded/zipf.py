@@ -10,23 +10,25 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.access_distribution import AccessDistribution
 
-_NUM_EXACT_RANKS = 512
-_RANGES_PER_OCTAVE = 32
-
 
 class Zipf(AccessDistribution):
     """Ranks 0 .. num_ids - 1 with probability proportional to (rank + 1) ** -exponent.
 
-    Only the 512 most popular ranks have their exact probability; the others share that of their
-    range of 1/32 octave evenly. With the knots of `AccessDistribution`, the total variation
+    Only the `num_exact` most popular ranks have their exact probability; the others share that of
+    their range evenly. By default, and with the knots of `AccessDistribution`, the total variation
     distance to the exact distribution is below 0.002 for exponents up to 1.1.
     """
 
-    def __init__(self, num_ids: int, exponent: float) -> None:
-        self.num_ids = num_ids
-        self.exponent = exponent
-        edges = _range_edges(num_ids)
-        super().__init__(edges, _range_masses(edges, exponent))
+    def __init__(
+        self,
+        num_ids: int,
+        exponent: float,
+        *,
+        num_exact: int = 512,
+        ranges_per_octave: int = 32,
+    ) -> None:
+        edges = _range_edges(num_ids, num_exact, ranges_per_octave)
+        super().__init__(edges, _range_masses(edges, exponent, min(num_ids, num_exact)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,19 +57,20 @@ def _golden_stride(num_ids: int) -> int:
     return stride
 
 
-def _range_edges(num_ids: int) -> NDArray[np.float64]:
+def _range_edges(num_ids: int, num_exact: int, per_octave: int) -> NDArray[np.float64]:
     """Return the first rank of each range, and num_ids; after single ranks, ranges grow evenly."""
-    head = np.arange(min(num_ids, _NUM_EXACT_RANKS) + 1, dtype=np.float64)
-    if num_ids <= _NUM_EXACT_RANKS:
+    head = np.arange(min(num_ids, num_exact) + 1, dtype=np.float64)
+    if num_ids <= num_exact:
         return head
-    num_ranges = math.ceil(_RANGES_PER_OCTAVE * math.log2(num_ids / _NUM_EXACT_RANKS))
-    tail = np.geomspace(_NUM_EXACT_RANKS, num_ids, num_ranges + 1).round()
+    num_ranges = math.ceil(per_octave * math.log2(num_ids / num_exact))
+    tail = np.geomspace(num_exact, num_ids, num_ranges + 1).round()
     return np.unique(np.concatenate([head, tail]))
 
 
-def _range_masses(edges: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
+def _range_masses(
+    edges: NDArray[np.float64], exponent: float, num_single: int
+) -> NDArray[np.float64]:
     """Return the sum of (rank + 1) ** -exponent over each range, for long ranges the integral."""
-    num_single = int(min(edges[-1], _NUM_EXACT_RANKS))
     single = np.arange(1.0, num_single + 1.0) ** -exponent
     bounds = edges[num_single:] + 0.5
     power = 1.0 - exponent

@@ -29,6 +29,7 @@ from dlrm_sharded.cost.communication import (
     with_stated,
 )
 from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import (
     DEVICE_WORK,
     EXTENT,
@@ -41,7 +42,6 @@ from dlrm_sharded.cost.trial import check_trial_plans
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -78,7 +78,7 @@ class LearnedCostModel:
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
-        workload = workload_of_plan(plan, with_profiles(task))
+        workload = workload_of_plan(plan, with_expected_profiles(task, self.compute))
         for beyond in self.beyond_range(workload):
             log.warning("the cost model of %s extrapolates linearly: %s", self.name, beyond)
         # groups of some ranks: neither column shards nor row blocks over all ranks
