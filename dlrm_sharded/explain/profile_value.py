@@ -60,7 +60,7 @@ def _gain(task: ShardingTask, unknown: list[int], model: AdditiveCostModel) -> f
     blind = _found(with_expected_profiles(task, model.compute), model, deadline)
     rng = np.random.default_rng(0)
     weights = list(SKEWS.values())
-    gains = []
+    gains: list[float] = []
     while blind is not None and len(gains) < NUM_DRAWN and time.perf_counter() < deadline:
         drawn = rng.choice(len(SKEWS), size=len(unknown), p=weights).tolist()
         known = _with_skews(task, dict(zip(unknown, drawn, strict=True)))
