@@ -10,6 +10,7 @@ python scripts/benchmark.py measured    measured costs of the sharders' plans
 python scripts/benchmark.py splits      measured cost of splitting tables
 python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
 python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
+python scripts/benchmark.py profiles    profiles that are assumed against true ones
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -29,6 +30,7 @@ from benchmarks import (
     planning,
     plans,
     policies,
+    profiles,
     splits,
 )
 
@@ -43,6 +45,7 @@ PARTS = {
     "splits": splits,
     "policies": policies,
     "hosts": hosts,
+    "profiles": profiles,
 }
 
 
