@@ -43,7 +43,7 @@ def draw_hot_set(rng: np.random.Generator) -> AccessPattern:
 
 
 def draw_zipf(rng: np.random.Generator) -> AccessPattern:
-    return ZipfAccesses(float(rng.uniform(0.5, 1.15).round(2)))
+    return ZipfAccesses(round(float(rng.uniform(0.5, 1.15)), 2))
 
 
 PATTERNS: dict[str, Draw] = {
