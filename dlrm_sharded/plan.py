@@ -21,7 +21,7 @@ Interval = tuple[int, int]
 SHARD_KEYS = {"table", "rank", "rows", "cols"}
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s"),
-    *("lower_bound_ms", "gap", "caveat", "prices", "predicted"),
+    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
 

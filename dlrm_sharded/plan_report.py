@@ -90,6 +90,33 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileValue:
+    """What the access profiles are worth that a task does not have.
+
+    Args:
+        num_assumed: number of tables without a reuse histogram.
+        least_ms, most_ms: range of the plan's predicted cost, if all of these tables have one of
+            the skews that are assumed possible.
+        gain: share of the predicted cost that a search gains if it knows the profiles, in the mean
+            over drawn ones; None if the task is too large, or nothing was found in time.
+    """
+
+    num_assumed: int
+    least_ms: float
+    most_ms: float
+    gain: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `profiles` in plan.json."""
+        return {
+            "assumed": self.num_assumed,
+            "least_ms": self.least_ms,
+            "most_ms": self.most_ms,
+            "gain": self.gain,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """The planner's statements about a plan.
 
@@ -101,6 +128,7 @@ class PlanReport:
         caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
+        profile_value: None if all profiles are known, or the cost model is not additive.
     """
 
     sharder: str
@@ -110,6 +138,7 @@ class PlanReport:
     caveat: str | None = None
     lower_bound_ms: float | None = None
     diagnosis: Diagnosis | None = None
+    profile_value: ProfileValue | None = None
 
     @property
     def gap(self) -> float | None:
@@ -129,5 +158,6 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "gap": report.gap,
         "caveat": report.caveat,
         "prices": None if report.standing is None else report.standing.to_json(),
+        "profiles": None if report.profile_value is None else report.profile_value.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
     }

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of, standing_of
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import Diagnosis, PlanReport
-from dlrm_sharded.profiles import ASSUMED_EXPONENT, with_profiles
+from dlrm_sharded.plan_report import Diagnosis, PlanReport, ProfileValue
+from dlrm_sharded.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.validation import validate
@@ -22,6 +23,7 @@ from dlrm_sharded.validation import validate
 log = logging.getLogger(__name__)
 
 Diagnose = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], Diagnosis]
+ValueProfiles = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], ProfileValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,14 @@ class Planner:
     Args:
         cost_model: predicts the cost of plans; None for no prediction.
         diagnose: explains the prediction; None for no explanation.
+        value_profiles: says what measured profiles would be worth where tables have none; None for
+            no such figures.
     """
 
     sharder: Sharder
     cost_model: CostModel | None
     diagnose: Diagnose | None = None
+    value_profiles: ValueProfiles | None = None
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
@@ -44,9 +49,9 @@ class Planner:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.
             ConfigError: the sharder does not return a plan.
         """
+        unprofiled, task = task, self._profiled(task)
         if self.cost_model is not None:
-            _warn_about_assumed_profiles(task)
-        task = with_profiles(task)
+            _warn_about_assumed_profiles(unprofiled, self.cost_model)
         started = time.perf_counter()
         plan = self.sharder.shard(task)
         solve_s = time.perf_counter() - started
@@ -54,7 +59,7 @@ class Planner:
             name = type(self.sharder).__name__
             raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
         validate(plan, task)
-        return plan, self._report(plan, task, solve_s)
+        return plan, self._report(plan, unprofiled, task, solve_s)
 
     def adopt(
         self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
@@ -67,18 +72,28 @@ class Planner:
         Raises:
             InvalidPlanError: the plan does not fit the task.
         """
-        task = with_profiles(task)
-        validate(plan, task)
-        return plan, self._report(plan, task, solve_s)
+        profiled = self._profiled(task)
+        validate(plan, profiled)
+        return plan, self._report(plan, task, profiled, solve_s)
 
-    def _report(self, plan: ShardingPlan, task: ShardingTask, solve_s: float) -> PlanReport:
+    def _profiled(self, task: ShardingTask) -> ShardingTask:
+        """Return the task with an assumed profile for every table that has none."""
+        if isinstance(self.cost_model, AdditiveCostModel):
+            return with_expected_profiles(task, self.cost_model.compute)
+        return with_profiles(task)
+
+    def _report(
+        self, plan: ShardingPlan, unprofiled: ShardingTask, task: ShardingTask, solve_s: float
+    ) -> PlanReport:
         model = self.cost_model
         caveat = None if model is None else caveat_of(model, task.topology)
-        bound_ms = diagnosis = None
+        bound_ms = diagnosis = profile_value = None
         if isinstance(model, AdditiveCostModel):
             # A bound of times that do not hold here would read as one of the real times.
             bound_ms = None if caveat else lower_bound_ms(task, model)
             diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
+            if self.value_profiles and unprofiled != task:
+                profile_value = self.value_profiles(plan, unprofiled, model)
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
@@ -87,6 +102,7 @@ class Planner:
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
+            profile_value=profile_value,
         )
 
 
@@ -101,13 +117,18 @@ def _finite(cost: PlanCost) -> PlanCost:
     return cost
 
 
-def _warn_about_assumed_profiles(task: ShardingTask) -> None:
+def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel) -> None:
     unknown = sum(table.reuse_histogram is None for table in task.tables)
-    if unknown:
-        log.warning(
-            "%d of %d tables have no reuse_histogram; the cost model assumes that their accesses "
-            "follow a Zipf distribution with exponent %.1f",
-            unknown,
-            len(task.tables),
-            ASSUMED_EXPONENT,
-        )
+    if not unknown:
+        return
+    if isinstance(model, AdditiveCostModel):
+        assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean price"
+    else:
+        assumption = f"exponent {ASSUMED_EXPONENT:g}"
+    log.warning(
+        "%d of %d tables have no reuse_histogram; the cost model assumes that their accesses "
+        "follow Zipf distributions with %s",
+        unknown,
+        len(task.tables),
+        assumption,
+    )

@@ -12,6 +12,7 @@ python scripts/benchmark.py policies    trained policies on tasks unlike those o
 python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
+python scripts/benchmark.py profiles    profiles that are assumed against true ones
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -33,6 +34,7 @@ from benchmarks import (
     plans,
     policies,
     priors,
+    profiles,
     splits,
 )
 
@@ -49,6 +51,7 @@ PARTS = {
     "hosts": hosts,
     "elsewhere": elsewhere,
     "priors": priors,
+    "profiles": profiles,
 }
 
 

@@ -43,7 +43,6 @@ from dlrm_sharded.provenance import commit, versions
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.torchrec_adapter import to_torchrec
-from dlrm_sharded.zipf import cached_zipf
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +292,7 @@ class PlanMeasurer:
         draw = draw_computation if slot.kind == "computation" else draw_communication
         drawn = draw(rng, world_size=slot.world_size, batch_size=batch_size, limits=self._limits)
         batches = [
-            draw_batch(drawn, batch_size // slot.world_size, batch_rng)
+            draw_batch(drawn, batch_size // slot.world_size, batch_rng, batch_size=batch_size)
             for batch_rng in rng.spawn(slot.world_size)[self._rank.rank].spawn(
                 self._config.measure.num_batches
             )
@@ -339,8 +338,9 @@ def _sample(
 ) -> Sample:
     shards = []
     for table in drawn:
-        zipf = cached_zipf(table.num_rows, table.exponent)
-        histogram = zipf.expected_reuse_histogram(batch_size * table.pooling_factor)
+        num_ids = batch_size * table.pooling_factor
+        accesses = table.accesses.distribution(table.num_rows, num_ids)
+        histogram = accesses.expected_reuse_histogram(num_ids)
         ranks = range(slot.world_size) if table.rank is None else [table.rank]
         blocks = row_blocks(table.num_rows, len(ranks))
         shards += [
@@ -351,6 +351,7 @@ def _sample(
                 pooling_factor=table.pooling_factor * (stop - start) / table.num_rows,
                 reuse_histogram=histogram,
                 row_wise=table.rank is None,
+                accesses=table.accesses.name,
             )
             for rank, (start, stop) in zip(ranks, blocks, strict=True)
         ]

@@ -28,16 +28,15 @@ from dlrm_sharded.json_files import replace_file, write_json
 
 COSTS_FORMAT = 1
 
-_SHARD = pl.Struct(
-    {
-        "rank": pl.Int32,
-        "num_rows": pl.Int64,
-        "num_cols": pl.Int32,
-        "pooling_factor": pl.Float64,
-        "reuse_histogram": pl.List(pl.Float32),
-        "row_wise": pl.Boolean,
-    }
-)
+_OLD_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
+    "rank": pl.Int32,
+    "num_rows": pl.Int64,
+    "num_cols": pl.Int32,
+    "pooling_factor": pl.Float64,
+    "reuse_histogram": pl.List(pl.Float32),
+    "row_wise": pl.Boolean,
+}
+_SHARD = _OLD_SHARD | {"accesses": pl.String}
 SCHEMA = pl.Schema(
     {
         "kind": pl.String(),
@@ -46,10 +45,14 @@ SCHEMA = pl.Schema(
         "world_size": pl.Int32(),
         "ranks_per_host": pl.Int32(),
         "batch_size": pl.Int64(),
-        "shards": pl.List(_SHARD),
+        "shards": pl.List(pl.Struct(_SHARD)),
         "per_rank": pl.List(pl.Struct({f"{name}_ms": pl.Float64 for name in TIMES})),
     }
 )
+
+
+_OLD_SCHEMA = pl.Schema({**SCHEMA, "shards": pl.List(pl.Struct(_OLD_SHARD))})
+"""Columns of collections in which all accesses are Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
@@ -111,7 +114,7 @@ def read_costs(path: str | Path) -> CollectedCosts:
         raise DataError(
             f"{path} is not a Parquet file ({error}); collect again with {CALIBRATE}"
         ) from error
-    if frame.schema != SCHEMA:
+    if frame.schema not in (SCHEMA, _OLD_SCHEMA):
         raise DataError(
             f"{path} has the columns {', '.join(frame.columns)}, expected {', '.join(SCHEMA)}, "
             f"or they have other types; collect again with {CALIBRATE}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.stats import spearmanr
 
+from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.markdown import markdown_table
@@ -127,6 +128,8 @@ def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: Pla
             add(f"computation, {next(sizes, MORE_SHARDS)}", *directions)
             if count > 1:
                 add("computation, groups", *directions)
+            if _mostly_not_zipf(sample, rank):
+                add("computation, not Zipf", *directions)
             if (workload.group_size[on_rank] > 1).any():
                 add("computation, with row-wise shards", *directions)
             add("forward computation", expected.fwd_compute_ms, stages.fwd_compute_ms)
@@ -141,6 +144,16 @@ def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: Pla
         ids_ms, measured_ids_ms = cost.input_dist_max_ms, sample.cost.input_dist_max_ms
         if ids_ms is not None and measured_ids_ms is not None:
             add(f"input distribution, {ranks}", ids_ms, measured_ids_ms)
+
+
+def _mostly_not_zipf(sample: Sample, rank: int) -> bool:
+    """Return whether less than half of a rank's ids come from Zipf-distributed accesses."""
+    ids, zipf_ids = 0.0, 0.0
+    for shard in sample.shards:
+        if shard.rank == rank:
+            ids += shard.pooling_factor
+            zipf_ids += shard.pooling_factor * (shard.accesses == ZipfAccesses.name)
+    return zipf_ids < ids / 2
 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:

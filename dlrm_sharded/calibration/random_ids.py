@@ -1,4 +1,4 @@
-"""Draws random ids for the tables of random plans, from the Zipf distributions of the tables."""
+"""Draws random ids for the tables of random plans, from the tables' patterns of accesses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.random_plans import DrawnTable
-from dlrm_sharded.zipf import cached_zipf, scatter_ranks
+from dlrm_sharded.zipf import scatter_ranks
 
 
 def draw_batch(
-    tables: Sequence[DrawnTable], num_samples: int, rng: np.random.Generator
+    tables: Sequence[DrawnTable],
+    num_samples: int,
+    rng: np.random.Generator,
+    *,
+    batch_size: int,
 ) -> KeyedJaggedTensor:
-    """Draw the ids of one batch; each sample has the mean number of ids, rounded up or down."""
+    """Draw the ids of one batch; each sample has the mean number of ids, rounded up or down.
+
+    Args:
+        num_samples: samples of one rank.
+        batch_size: samples of all ranks, whose accesses a pattern describes.
+    """
     values, lengths = [], []
     for i, table in enumerate(tables):
         length = np.floor(table.pooling_factor + rng.random(num_samples)).astype(np.int32)
         bits = rng.integers(0, 2**64, size=length.sum(), dtype=np.uint64)
-        ranks = cached_zipf(table.num_rows, table.exponent).ranks(bits)
+        num_ids = batch_size * table.pooling_factor
+        ranks = table.accesses.distribution(table.num_rows, num_ids).ranks(bits)
         values.append(scatter_ranks(ranks, table.num_rows, shift=i).astype(np.int32))
         lengths.append(length)
     return KeyedJaggedTensor(

@@ -2,7 +2,8 @@
 
 Table features are drawn as NeuroShard (arXiv:2305.01868, sec. 3.1) augments its tables, over wider
 ranges: every width that a column split can leave, rows and pooling factors on a log scale, Zipf
-exponents from 0 to beyond those of Criteo and Meta's dlrm_datasets (about 0.9).
+exponents from 0 to beyond those of Criteo and Meta's dlrm_datasets (about 0.9). Real accesses are
+not Zipf-distributed, so a part of the tables has one of the other `access_patterns`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlrm_sharded.access_patterns import (
+    AccessPattern,
+    HotSetAccesses,
+    ReuseBinAccesses,
+    UniformAccesses,
+    ZipfAccesses,
+)
 from dlrm_sharded.tables import COLUMN_MULTIPLE
 
 MAX_SHARDS = 100
@@ -23,6 +31,12 @@ MIN_DRAWN_ROWS, MAX_DRAWN_ROWS = 100, 40_000_000
 MIN_POOLING, MAX_POOLING = 0.1, 400.0
 MAX_EXPONENT = 1.25
 """Ranges of the tables' widths, rows, pooling factors and Zipf exponents."""
+
+ZIPF_SHARES = (1.0, 0.5, 0.0)
+"""Shares of Zipf-distributed tables that a plan may have, with equal probability."""
+
+HOT_ROWS, HOT_ACCESSES = (1e-4, 0.1), (0.3, 0.95)
+"""Ranges of the shares of hot rows, on a log scale, and of the accesses that go to them."""
 
 SINGLE_SHARE, ROW_WISE_SHARE = 0.2, 0.2
 """Fractions of the plans with a single shard on each rank, and with row-wise tables."""
@@ -40,13 +54,13 @@ class DrawnTable:
     """A table of a random plan, whole on one rank, or in even row blocks on all (rank None).
 
     Args:
-        exponent: Zipf exponent of its accesses.
+        accesses: how often a batch uses which of its rows.
     """
 
     num_rows: int
     num_cols: int
     pooling_factor: float
-    exponent: float
+    accesses: AccessPattern
     rank: int | None
 
 
@@ -72,6 +86,7 @@ def draw_computation(
 ) -> list[DrawnTable]:
     """Draw 1 to `MAX_SHARDS` shards for every rank, with similar work, so that none waits long."""
     widest = _draw_widest(rng, limits)
+    zipf_share = float(rng.choice(ZIPF_SHARES))
     num_shards = 1
     if rng.random() >= SINGLE_SHARE:
         num_shards = round(2 * (MAX_SHARDS / 2) ** rng.random())
@@ -81,11 +96,15 @@ def draw_computation(
     tables = []
     for rank in range(world_size):
         count = num_shards if num_shards < 4 else round(num_shards * rng.uniform(0.7, 1.0))
-        tables += [_draw_table(rng, rows_top, pooling_top, widest, rank) for _ in range(count)]
+        tables += [
+            _draw_table(rng, rows_top, pooling_top, widest, zipf_share, rank) for _ in range(count)
+        ]
     if world_size > 1 and rng.random() < ROW_WISE_SHARE:
         count = int(rng.integers(1, MAX_ROW_WISE + 1))
         tables += [
-            _draw_table(rng, max(rows_top, 100 * MIN_DRAWN_ROWS), pooling_top, widest, None)
+            _draw_table(
+                rng, max(rows_top, 100 * MIN_DRAWN_ROWS), pooling_top, widest, zipf_share, None
+            )
             for _ in range(count)
         ]
     return _within(limits, tables, world_size, batch_size)
@@ -104,27 +123,47 @@ def draw_communication(
         left = round(columns * world_size * share[rank] / COLUMN_MULTIPLE) * COLUMN_MULTIPLE
         while left > 0:
             cols = min(left, _draw_cols(rng))
-            tables.append(DrawnTable(COMMUNICATION_ROWS, cols, pooling_factor, 0.0, rank))
+            tables.append(
+                DrawnTable(COMMUNICATION_ROWS, cols, pooling_factor, ZipfAccesses(0.0), rank)
+            )
             left -= cols
     if rng.random() < ROW_WISE_SHARE or not tables:
         rows = _whole_blocks(COMMUNICATION_ROWS, world_size)
         tables += [
-            DrawnTable(rows, _draw_cols(rng), pooling_factor, 0.0, None)
+            DrawnTable(rows, _draw_cols(rng), pooling_factor, ZipfAccesses(0.0), None)
             for _ in range(rng.integers(1, 6))
         ]
     return _within(limits, tables, world_size, batch_size)
 
 
 def _draw_table(
-    rng: np.random.Generator, rows_top: float, pooling_top: float, widest: int, rank: int | None
+    rng: np.random.Generator,
+    rows_top: float,
+    pooling_top: float,
+    widest: int,
+    zipf_share: float,
+    rank: int | None,
 ) -> DrawnTable:
     return DrawnTable(
         num_rows=round(MIN_DRAWN_ROWS * (rows_top / MIN_DRAWN_ROWS) ** rng.random()),
         num_cols=_draw_cols(rng, widest),
         pooling_factor=float(MIN_POOLING * (pooling_top / MIN_POOLING) ** rng.random()),
-        exponent=float(rng.uniform(0.0, MAX_EXPONENT)),
+        accesses=_draw_accesses(rng, zipf_share),
         rank=rank,
     )
+
+
+def _draw_accesses(rng: np.random.Generator, zipf_share: float) -> AccessPattern:
+    if rng.random() < zipf_share:
+        return ZipfAccesses(float(rng.uniform(0.0, MAX_EXPONENT)))
+    kind = rng.integers(3)
+    if kind == 0:
+        return UniformAccesses()
+    if kind == 1:
+        return ReuseBinAccesses()
+    low, high = np.log(HOT_ROWS)
+    hot_rows = float(np.exp(rng.uniform(low, high)))
+    return HotSetAccesses(hot_rows, float(rng.uniform(*HOT_ACCESSES)))
 
 
 def _draw_widest(rng: np.random.Generator, limits: RankLimits) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.access_patterns import AccessPattern, ZipfAccesses
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
@@ -28,6 +29,8 @@ from dlrm_sharded.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import parameter_sharding
+
+TYPICAL_ACCESSES = ZipfAccesses(ASSUMED_EXPONENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +71,16 @@ def draw_ids(
     batch_size: int,
     num_batches: int,
     seed: int,
-    exponent: float = ASSUMED_EXPONENT,
+    accesses: AccessPattern = TYPICAL_ACCESSES,
 ) -> TableIds:
-    """Draw ids, by default with the skew that cost models assume for tables without a profile.
-
-    Args:
-        exponent: Zipf exponent of the accesses; 0 is uniform.
-    """
+    """Draw ids, by default with the skew that fits Meta's dlrm_datasets best."""
     drawn = [
-        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, exponent, rank=0)
+        DrawnTable(t.num_embeddings, t.embedding_dim, t.pooling_factor, accesses, rank=0)
         for t in tables
     ]
     batches = []
     for rng in np.random.default_rng(seed).spawn(num_batches):
-        jagged = draw_batch(drawn, batch_size, rng).to_dict().values()
+        jagged = draw_batch(drawn, batch_size, rng, batch_size=batch_size).to_dict().values()
         batches.append(
             {
                 table.name: Ids(ids.values().numpy(), ids.lengths().numpy())

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.artifact import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
@@ -33,6 +34,7 @@ class MeasuredShard:
             of its table's.
         reuse_histogram: histogram of the ids that reach this shard, see `Table.reuse_histogram`.
         row_wise: whether the shard is a block of rows, which has a lookup of its own.
+        accesses: name of the table's access pattern; the only one was "zipf" once.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class MeasuredShard:
     pooling_factor: float
     reuse_histogram: tuple[float, ...]
     row_wise: bool
+    accesses: str = ZipfAccesses.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ def _is_possible(shard: MeasuredShard) -> bool:
     numbers = (shard.pooling_factor, *shard.reuse_histogram)
     return (
         min(shard.num_rows, shard.num_cols) > 0
+        and isinstance(shard.accesses, str)
         and len(shard.reuse_histogram) == NUM_REUSE_BINS
         and all(math.isfinite(number) and number >= 0 for number in numbers)
     )

@@ -1,12 +1,14 @@
 """Plan a task, without training and without a GPU: the command `dlrm-plan`.
 
 dlrm-plan task=task.json sharder=torchrec out=plan.json
+dlrm-plan data=criteo_kaggle topology.world_size=8 topology.memory_gib=60 out=plan.json
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -14,11 +16,12 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.explain.text import forecast, sections
+from dlrm_sharded.explain.text import forecast, profile_value_text, sections
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import write_json
@@ -34,7 +37,7 @@ def hydra_main(cfg: DictConfig) -> None:
         if not cfg.out:
             raise ConfigError("out is not set; name the plan.json to write")
         check_path("out", cfg.out)
-        task = read_task(cfg.task)
+        task = _task(cfg)
         planner = build_planner(
             cfg,
             _context(cfg.hardware, task),
@@ -44,6 +47,8 @@ def hydra_main(cfg: DictConfig) -> None:
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
         write_json(cfg.out, plan_json(plan, report))
+        if cfg.task is None:
+            write_json(_task_out(cfg), task.to_json())
         used = plan.bytes_by_rank(task.topology)
         log.info(
             "%s: %d shards of %d tables in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
@@ -59,6 +64,8 @@ def hydra_main(cfg: DictConfig) -> None:
         )
         if report.standing is not None:
             log.info("prices: %s", report.standing.text)
+        if report.profile_value is not None:
+            log.info("%s", profile_value_text(report.profile_value))
         if report.diagnosis is not None:
             for section in sections(report.diagnosis):
                 log.info("%s", "\n  ".join([section.title, *section.lines]))
@@ -82,6 +89,22 @@ def _context(hardware: str | None, task: ShardingTask) -> RunContext:
             "topology.compute_device to cuda in task.json"
         )
     return RunContext(device=device, hardware=Hardware(spec.device_name))
+
+
+def _task(cfg: DictConfig) -> ShardingTask:
+    """Return the task that the config names, or the one of its data."""
+    if (cfg.task is None) == (cfg.get("data") is None):
+        raise ConfigError(
+            "name either task=task.json or data=, one of conf/data, and not both, to plan from"
+        )
+    if cfg.task is not None:
+        return read_task(cfg.task)
+    check_path("task_out", str(_task_out(cfg)))
+    return task_from_data(cfg)
+
+
+def _task_out(cfg: DictConfig) -> Path:
+    return Path(cfg.task_out) if cfg.task_out else Path(cfg.out).with_name("task.json")
 
 
 def _other_compute_device(task: ShardingTask) -> str:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.planning import Diagnose, Planner
 from dlrm_sharded.sharders.base import SharderContext
 
@@ -36,7 +37,7 @@ def build_planner(
     )
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Planner(sharder, cost_model, diagnose)
+    return Planner(sharder, cost_model, diagnose, value_profiles)
 
 
 def _with_context(group: str, made: Any, context: RunContext | SharderContext) -> Any:

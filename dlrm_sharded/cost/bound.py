@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.task import ShardingTask
 
 NUM_BISECTIONS = 20
@@ -44,7 +44,7 @@ def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
 
     The result is cached, because the search and the report of one run both need it.
     """
-    return Relaxation(with_profiles(task), model).bound_ms()
+    return Relaxation(with_expected_profiles(task, model.compute), model).bound_ms()
 
 
 @dataclass(frozen=True, slots=True)

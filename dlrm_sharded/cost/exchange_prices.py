@@ -10,7 +10,7 @@ Letters: W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,12 +46,14 @@ class ReducePrices:
     shard_ms: float
 
     @classmethod
-    def in_group(cls, model: CommunicationModel, group: Hosts) -> ReducePrices:
+    def in_group(
+        cls, model: CommunicationModel, group: Hosts, *, kinds: Sequence[str] = STEP_EXCHANGES
+    ) -> ReducePrices:
         """Return the prices of a group by itself, see `Hosts.group`."""
         # the times are linear in volumes and shards, so differences are prices
         volumes = np.array([0.0, EVEN_BYTES, 0.0])
         num_shards = np.array([HARDLY_ANY, HARDLY_ANY, 1.0])
-        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in STEP_EXCHANGES]
+        by_kind = [model.reduce_ms(kind, volumes, num_shards, group) for kind in kinds]
         fixed_ms, with_bytes_ms, with_table_ms = np.sum(by_kind, axis=0).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, with_table_ms - fixed_ms)
 
@@ -92,10 +94,16 @@ class ExchangePrices:
         return (self.even_byte_ms - own_ms - busiest_ms - on_host_ms) / self.num_ranks
 
     @classmethod
-    def from_model(cls, model: CommunicationModel, hosts: Hosts) -> ExchangePrices:
-        """Take the prices from the model's times at even volumes and from its slopes there."""
+    def from_model(
+        cls, model: CommunicationModel, hosts: Hosts, *, kinds: Sequence[str] = STEP_EXCHANGES
+    ) -> ExchangePrices:
+        """Take the prices from the model's times at even volumes and from its slopes there.
+
+        Args:
+            kinds: the exchanges that are priced together; one of them, to price it by itself.
+        """
         size, per_host = hosts.world_size, hosts.ranks_per_host
-        exchanges = _StepExchanges(model, hosts)
+        exchanges = _StepExchanges(model, hosts, kinds)
         fixed_ms = float(exchanges.times_ms(np.zeros(size))[0])
         with_shards_ms = float(exchanges.times_ms(np.zeros(size), num_shards=1.0)[0])
         own_byte, busiest_rank, busiest_host = exchanges.uneven_prices()
@@ -107,7 +115,7 @@ class ExchangePrices:
             busiest_rank_byte_ms=busiest_rank,
             busiest_host_byte_ms=busiest_host,
             reduces={
-                group_size: ReducePrices.in_group(model, hosts.group(group_size))
+                group_size: ReducePrices.in_group(model, hosts.group(group_size), kinds=kinds)
                 for group_size in {size, per_host} - {1}
             },
             num_ranks=size,
@@ -124,9 +132,10 @@ class _StepExchanges:
     the same direction is smaller.
     """
 
-    def __init__(self, model: CommunicationModel, hosts: Hosts) -> None:
+    def __init__(self, model: CommunicationModel, hosts: Hosts, kinds: Sequence[str]) -> None:
         self._model = model
         self._hosts = hosts
+        self._kinds = kinds
         self.even_ms = self.times_ms(np.full(hosts.world_size, EVEN_BYTES))
 
     def times_ms(self, volume: Floats, num_shards: float = 0.0) -> Floats:
@@ -134,7 +143,7 @@ class _StepExchanges:
         counts = np.full_like(volume, num_shards + HARDLY_ANY)
         by_kind = [
             self._model.all_to_all_ms(kind, volume[None], counts[None], self._hosts)[0]
-            for kind in STEP_EXCHANGES
+            for kind in self._kinds
         ]
         both: Floats = np.sum(by_kind, axis=0)
         return both

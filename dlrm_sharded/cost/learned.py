@@ -39,6 +39,7 @@ from dlrm_sharded.cost.exchange_curves import (
     EvenVolumes,
     ExchangeCurves,
 )
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import (
     DEVICE_WORK,
     EXTENT,
@@ -54,7 +55,6 @@ from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -114,7 +114,7 @@ class LearnedCostModel:
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
-        workload = workload_of_plan(plan, with_profiles(task))
+        workload = workload_of_plan(plan, with_expected_profiles(task, self.compute))
         model = self.for_task(task)
         self._warn(workload, task.topology)
         return model.predict_workload(workload, model.hosts(task.topology))

@@ -19,6 +19,7 @@ from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import (
     Floats,
     Workload,
@@ -29,7 +30,6 @@ from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
@@ -68,7 +68,7 @@ def diagnose(
             gain; that may take 2.5 s.
     """
     started = time.perf_counter()
-    task = with_profiles(task)
+    task = with_expected_profiles(task, model.compute)
     priced = _PricedPlan(plan, task, model)
     totals = [rank.total_ms for rank in priced.cost.per_rank]
     bounding = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]

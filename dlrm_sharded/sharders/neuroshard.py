@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -24,7 +25,6 @@ from dlrm_sharded.errors import (
     check_number,
 )
 from dlrm_sharded.plan import ShardingPlan, read_plan
-from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -112,7 +112,7 @@ class NeuroShardSharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         clock = Clock(time.perf_counter() + self._time_budget_s)
         stopping = StoppingRule(self._patience, GOOD_GAP, clock)
-        task = with_profiles(task)
+        task = with_expected_profiles(task, self._cost_model.compute)
         self._constraints.check(task)
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = build_problem(

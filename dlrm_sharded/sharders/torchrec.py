@@ -1,4 +1,4 @@
-"""TorchRec's own planner as a sharder, with all figures of the task or with its defaults."""
+"""TorchRec's own planner as a sharder: with our prices, with its own, or with its defaults."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
 from dlrm_sharded.layouts import can_split_rows
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
+from dlrm_sharded.torchrec_estimator import CalibratedPerfEstimator
 from dlrm_sharded.validation import validate
 
 log = logging.getLogger(__name__)
@@ -65,10 +68,16 @@ class TorchRecSharder:
             of 128 columns or fewer.
         timeout_s: the planner stops looking for better plans after this time, which includes the
             pricing of its options; it ends with an error if it has no plan by then.
+        cost_model: prices the options of an informed planner; None for TorchRec's own estimate.
     """
 
     def __init__(
-        self, *, informed: bool = True, min_partition: int = 32, timeout_s: int = 300
+        self,
+        *,
+        informed: bool = True,
+        min_partition: int = 32,
+        timeout_s: int = 300,
+        cost_model: AdditiveCostModel | None = None,
     ) -> None:
         check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
         if min_partition % COLUMN_MULTIPLE:
@@ -77,6 +86,9 @@ class TorchRecSharder:
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
         self.name = "torchrec" if informed else "torchrec_blind"
+        if cost_model is not None:
+            self.name = "torchrec_calibrated"
+        self._cost_model = cost_model
         self._informed = informed
         self._min_partition = min_partition
         self._timeout_s = timeout_s
@@ -149,7 +161,9 @@ class TorchRecSharder:
                 batch_size=local_batch_size,
                 constraints=constraints,
                 estimator=[
-                    EmbeddingPerfEstimator(topology=topology, constraints=constraints),
+                    EmbeddingPerfEstimator(topology=topology, constraints=constraints)
+                    if self._cost_model is None
+                    else CalibratedPerfEstimator(self._cost_model, task),
                     _TableStorage(task.topology),
                 ],
             ),
@@ -183,6 +197,23 @@ class TorchRecSharder:
             proposer=search.proposers(),
             debug=False,
         )
+
+
+def calibrated_sharder(
+    context: SharderContext, *, min_partition: int = 32, timeout_s: int = 300
+) -> TorchRecSharder:
+    """Build the informed sharder that prices options by the run's cost model.
+
+    Raises:
+        ConfigError: the run has no additive cost model.
+    """
+    if not isinstance(context.cost_model, AdditiveCostModel):
+        raise ConfigError(
+            "sharder=torchrec_calibrated needs an additive cost model; choose cost_model=learned"
+        )
+    return TorchRecSharder(
+        min_partition=min_partition, timeout_s=timeout_s, cost_model=context.cost_model
+    )
 
 
 class _Search:

@@ -44,7 +44,13 @@ from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.task import ShardingTask
 
-MEASURED_SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "size_lookup")
+MEASURED_SHARDERS = (
+    "neuroshard",
+    "neuroshard_paper",
+    "torchrec",
+    "torchrec_calibrated",
+    "size_lookup",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

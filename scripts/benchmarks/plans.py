@@ -38,6 +38,7 @@ PLANNED_SHARDERS = (
     "neuroshard",
     "neuroshard_paper",
     "torchrec",
+    "torchrec_calibrated",
     "size_lookup",
     "lookup",
     "dim",

@@ -18,6 +18,7 @@ import torch
 from benchmarks.compared import Row, on_device, planners_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import compute_ms, open_bench
+from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.artifact import cost_model_kind, find_artifact
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
@@ -233,7 +234,9 @@ def by_table_size(bench: RankBench, sizes: Sizes) -> list[dict[str, Any]]:
 def _per_id(
     bench: RankBench, tables: Sequence[Table], batch_size: int, *, exponent: float
 ) -> dict[str, float]:
-    ids = draw_ids(tables, batch_size=batch_size, num_batches=2, seed=0, exponent=exponent)
+    ids = draw_ids(
+        tables, batch_size=batch_size, num_batches=2, seed=0, accesses=ZipfAccesses(exponent)
+    )
     cost = bench.measure(_whole(tables), ids)
     num_ids = _num_ids(ids)
     return {

@@ -25,7 +25,14 @@ TASKS = small_tasks()
 MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 """One does not know the memory, one keeps a published fault; all others find what is there."""
 
-SPLIT_FREELY = ("autoshard", "dreamshard", "neuroshard", "torchrec", "torchrec_blind")
+SPLIT_FREELY = (
+    "autoshard",
+    "dreamshard",
+    "neuroshard",
+    "torchrec",
+    "torchrec_blind",
+    "torchrec_calibrated",
+)
 """Sharders that split tables into any number of shards."""
 
 
@@ -90,6 +97,7 @@ def test_finds_all_yamls() -> None:
         "size_lookup",
         "torchrec",
         "torchrec_blind",
+        "torchrec_calibrated",
         "plan_file",
         "neuroshard",
         "neuroshard_paper",

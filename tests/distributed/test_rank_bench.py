@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded.access_patterns import UniformAccesses
 from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
@@ -88,7 +89,7 @@ def test_ids_are_drawn_with_the_given_skew() -> None:
         len(np.unique(ids.batches[0]["a"].values))
         for ids in (
             draw_ids([table], batch_size=1000, num_batches=1, seed=0),
-            draw_ids([table], batch_size=1000, num_batches=1, seed=0, exponent=0.0),
+            draw_ids([table], batch_size=1000, num_batches=1, seed=0, accesses=UniformAccesses()),
         )
     ]
     uniform = 10_000 * (1 - np.exp(-0.5))

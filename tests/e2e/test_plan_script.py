@@ -147,3 +147,50 @@ def test_says_what_is_wrong(task_json: Path, overrides: list[str], message: str)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == 1
     assert sorted(folder.iterdir()) == before
+
+
+def test_plans_from_data_and_writes_what_it_measured(tmp_path: Path) -> None:
+    ranks = ["topology.world_size=2", "topology.memory_gib=1", "topology.compute_device=cpu"]
+    data = ["data=synthetic", "data.max_rows=1000", "batch_size=64", "sharder=size_lookup"]
+    done = plan(tmp_path, *data, *ranks, "optimizer=adam", "out=p.json", "task_out=measured.json")
+    assert done.returncode == 0, done.stderr
+    task = read_task(tmp_path / "measured.json")
+    validate(read_plan(tmp_path / "p.json"), task)
+    assert (task.batch_size, task.topology.world_size, task.topology.compute_device) == (
+        64,
+        2,
+        "cpu",
+    )
+    assert (task.topology.memory_bytes, task.topology.bytes_per_element) == (2**30, 12)
+    assert all(table.reuse_histogram is not None for table in task.tables)
+    assert json.loads((tmp_path / "p.json").read_text())["profiles"] is None
+
+    again = plan(tmp_path, "task=measured.json", "sharder=size_lookup", "out=q.json")
+
+    assert again.returncode == 0, again.stderr
+    assert read_plan(tmp_path / "q.json") == read_plan(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "either task=task.json or data="),
+        (["task=task.json", "data=rm1"], "and not both"),
+    ],
+    ids=["neither", "both"],
+)
+def test_what_a_plan_needs(tmp_path: Path, overrides: list[str], message: str) -> None:
+    done = plan(tmp_path, *overrides, "sharder=dim")
+    assert done.returncode == 2
+    assert message in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_says_what_measured_profiles_are_worth(task_json: Path) -> None:
+    done = plan(task_json.parent, "task=task.json", "sharder=dim", "out=p.json")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((task_json.parent / "p.json").read_text())["profiles"]
+    assert written["least_ms"] <= written["most_ms"]
+    assert f"{written['assumed']} tables have no measured reuse_histogram" in (
+        done.stdout + done.stderr
+    )

@@ -13,9 +13,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded import ShardingTask, Table, Topology
+from dlrm_sharded import ShardingPlan, ShardingTask, Table, Topology, validate
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
@@ -24,6 +26,7 @@ from dlrm_sharded.plan import read_plan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.task import GIB
 from dlrm_sharded.testing import check_sharder, small_tasks
+from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extending.md"
@@ -82,6 +85,7 @@ def test_every_file_of_the_page_is_used() -> None:
         "test_my_cost_model.py",
         "test_my_dataset.py",
         "test_my_sharder.py",
+        "torchrec_plan.py",
     ]
 
 
@@ -168,6 +172,19 @@ def test_cost_model_counts_bytes(project: Path) -> None:
     assert cost.fwd_compute_ms == pytest.approx(0.096)
     assert cost.bwd_compute_ms == pytest.approx(0.192)
     assert cost.fwd_comm_ms == cost.bwd_comm_ms == pytest.approx(0.016)
+
+
+def test_torchrecs_planner_with_our_prices(project: Path) -> None:
+    model = EmbeddingBagCollection(tables=bag_configs(TASK.tables), device=torch.device("meta"))
+
+    (module_plan,) = (
+        module(project, "torchrec_plan")
+        .plan_with_our_prices(model, [EmbeddingBagCollectionSharder()], TASK)
+        .plan.values()
+    )
+
+    shards = from_torchrec(module_plan)
+    validate(ShardingPlan(TASK.topology.world_size, shards), TASK)
 
 
 def test_interaction(project: Path) -> None:

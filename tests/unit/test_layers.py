@@ -13,7 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
-TRANSLATORS = {"sharded_planner.py", "torchrec_adapter.py", "sharders/torchrec.py"}
+TRANSLATORS = {
+    "sharded_planner.py",
+    "torchrec_adapter.py",
+    "torchrec_estimator.py",
+    "sharders/torchrec.py",
+}
 
 
 def knows_torchrecs_plans(path: Path) -> bool:

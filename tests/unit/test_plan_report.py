@@ -103,6 +103,7 @@ def test_plan_json(tmp_path: Path) -> None:
         "gap": 0.25,
         "caveat": None,
         "prices": None,
+        "profiles": None,
     }
 
 

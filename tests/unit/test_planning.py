@@ -13,6 +13,7 @@ from dlrm_sharded.artifact import SHIPPED
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
@@ -93,7 +94,7 @@ def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
 
     sharder = Fixed(PLAN)
     _, report = Planner(sharder, model, diagnose).plan(TASK)
-    profiled = with_profiles(TASK)
+    profiled = with_expected_profiles(TASK, model.compute)
     assert report.cost == model.predict(PLAN, profiled)
     assert report.lower_bound_ms == lower_bound_ms(profiled, model) > 0
     assert report.gap == report.cost.cost_ms / report.lower_bound_ms - 1

@@ -68,6 +68,20 @@ def test_compares_ranks_and_slowest_ranks() -> None:
     }
 
 
+def test_ranks_whose_accesses_are_mostly_not_zipf() -> None:
+    """By ids: the second rank has most of its ids from the one shard with uniform accesses."""
+    measured = sample("computation", (1, 2, 3, 4), (2, 1, 1, 6), shards=(1, 3))
+    zipf, *others = measured.shards
+    others[0] = dataclasses.replace(others[0], accesses="uniform", pooling_factor=2.5)
+    mixed = dataclasses.replace(measured, shards=(zipf, *others))
+    predict = always((2, 2, 3, 4), (1, 4, 1, 6))
+
+    pairs = compare(predict, [mixed])["computation, not Zipf"]
+
+    assert (pairs.predicted, pairs.measured) == ([7], [8])
+    assert "computation, not Zipf" not in compare(predict, [measured])
+
+
 def test_a_model_may_leave_out_input_redistribution() -> None:
     samples = [sample("communication", *[(1.0, 2.0, 3.0, 4.0)] * 2, shards=(1, 1))]
     cost = PlanCost(samples[0].cost.per_rank)

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 
+from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.calibration.random_plans import (
     MAX_COLS,
     MAX_DRAWN_ROWS,
@@ -120,7 +121,8 @@ def test_tables_are_what_torchrec_trains(world_size: int) -> None:
                 assert COLUMN_MULTIPLE <= table.num_cols <= MAX_COLS
                 assert 1 <= table.num_rows <= MAX_DRAWN_ROWS
                 assert 0 < table.pooling_factor <= MAX_POOLING
-                assert 0 <= table.exponent <= MAX_EXPONENT
+                if isinstance(table.accesses, ZipfAccesses):
+                    assert 0 <= table.accesses.exponent <= MAX_EXPONENT
                 assert table.rank is None or 0 <= table.rank < world_size
 
 
@@ -143,7 +145,8 @@ def test_computation_has_all_kinds_of_ranks(world_size: int) -> None:
     assert min(table.num_cols for table in tables) == COLUMN_MULTIPLE
     assert max(table.num_cols for table in tables) == MAX_COLS
     assert any(table.num_cols & (table.num_cols - 1) for table in tables)
-    assert min(table.num_rows for table in tables) == MIN_DRAWN_ROWS
+    least_rows = min(table.num_rows for table in tables)
+    assert MIN_DRAWN_ROWS - world_size < least_rows <= MIN_DRAWN_ROWS  # whole row blocks
     assert max(table.num_rows for table in tables) > 3_000_000
     assert max(table.pooling_factor for table in tables) > 50
     row_wise = [table for table in tables if table.rank is None]
@@ -196,3 +199,13 @@ def test_plans_differ_in_their_widest_table() -> None:
     assert max(widest) > 512
     assert min(widest) <= 32
     assert sum(64 < width <= 512 for width in widest) > 10
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_some_plans_have_accesses_that_are_not_zipf(world_size: int) -> None:
+    names = [{table.accesses.name for table in tables} for tables in computation(world_size)]
+    num_zipf = sum(of_plan == {"zipf"} for of_plan in names)
+    num_others = sum("zipf" not in of_plan for of_plan in names)
+    assert NUM_DRAWS / 6 < num_zipf < NUM_DRAWS / 2
+    assert NUM_DRAWS / 6 < num_others < NUM_DRAWS / 2
+    assert set().union(*names) == {"zipf", "uniform", "hot_set", "reuse_bins"}

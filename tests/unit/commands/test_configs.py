@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
+from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
@@ -288,9 +289,29 @@ def test_runs_can_do_without_a_cost_model() -> None:
         assert composed(override).get("cost_model") is None
 
 
-def test_plan_needs_a_task() -> None:
-    assert OmegaConf.missing_keys(composed(config="plan")) == {"task"}
+def test_a_plan_is_of_a_task_or_of_data() -> None:
+    cfg = composed(config="plan")
+    assert OmegaConf.missing_keys(cfg) == set()
+    assert cfg.task is None
+    assert "data" not in cfg
     assert composed("task=task.json", config="plan").task == "task.json"
+    of_data = composed("data=rm1", "topology=h100_80gb", "topology.world_size=16", config="plan")
+    assert task_from_data(of_data).topology.intra_host_bytes_per_s == 450e9
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("topology.memory_gib=null", "topology.memory_gib is not set"),
+        ("topology.world_size=3", "must be a multiple of the 3 ranks"),
+        ("topology.reserved_gib=1", "reserve less"),
+        ("topology.compute_device=tpu", "topology.compute_device"),
+    ],
+)
+def test_what_a_plan_of_data_needs(override: str, message: str) -> None:
+    cfg = composed("data=rm1", "topology.memory_gib=1", override, config="plan")
+    with pytest.raises(ConfigError, match=message):
+        task_from_data(cfg)
 
 
 @pytest.fixture

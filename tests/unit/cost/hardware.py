@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
     RankLimits,
@@ -136,7 +137,12 @@ def measured_plans(
 
 def shards_of(table: DrawnTable, world_size: int, batch_size: int) -> list[MeasuredShard]:
     ranks = range(world_size) if table.rank is None else [table.rank]
-    histogram = reuse_histogram(table.num_rows, table.exponent, batch_size * table.pooling_factor)
+    num_ids, accesses = batch_size * table.pooling_factor, table.accesses
+    if isinstance(accesses, ZipfAccesses):
+        histogram = reuse_histogram(table.num_rows, accesses.exponent, num_ids)
+    else:
+        distribution = accesses.distribution(table.num_rows, num_ids)
+        histogram = distribution.expected_reuse_histogram(num_ids)
     return [
         MeasuredShard(
             rank=rank,
@@ -145,6 +151,7 @@ def shards_of(table: DrawnTable, world_size: int, batch_size: int) -> list[Measu
             pooling_factor=table.pooling_factor * (stop - start) / table.num_rows,
             reuse_histogram=histogram,
             row_wise=table.rank is None,
+            accesses=table.accesses.name,
         )
         for rank, (start, stop) in zip(ranks, row_blocks(table.num_rows, len(ranks)), strict=True)
     ]

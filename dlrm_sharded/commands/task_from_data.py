@@ -1,0 +1,61 @@
+"""Builds the task of a dataset, for ranks that need not be there."""
+
+from __future__ import annotations
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, ShardingTask, Topology
+from dlrm_sharded.training.optimizers import OptimizerConfig
+
+BYTES_PER_GB = 1e9
+
+
+def task_from_data(cfg: DictConfig) -> ShardingTask:
+    """Return the task of `cfg.data`, whose tables have the profile that was measured on it.
+
+    Raises:
+        ConfigError: a value cannot be used, or the memory of a rank is not stated.
+        DataError: the data cannot be read.
+    """
+    check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
+    topology = stated_topology(cfg.topology, instantiate(cfg.optimizer))
+    if cfg.batch_size % topology.world_size:
+        raise ConfigError(
+            f"batch_size is {cfg.batch_size:,}; it is global and must be a multiple of the "
+            f"{topology.world_size} ranks (topology.world_size)"
+        )
+    return ShardingTask(build_dataset(cfg).tables, topology, cfg.batch_size)
+
+
+def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
+    """Return the ranks that a config states, with what the optimizer needs of their memory."""
+    if node.memory_gib is None:
+        raise ConfigError(
+            "topology.memory_gib is not set; a plan from data needs the memory of a rank for "
+            "tables, in GiB"
+        )
+    check_number("topology.memory_gib", node.memory_gib, above=True)
+    check_number("topology.reserved_gib", node.reserved_gib)
+    if node.reserved_gib >= node.memory_gib:
+        raise ConfigError(
+            f"topology.reserved_gib is {node.reserved_gib:g}, which leaves nothing of "
+            f"topology.memory_gib = {node.memory_gib:g}; reserve less"
+        )
+    bandwidths = {}
+    for link in ("intra_host", "inter_host"):
+        gb_per_s = node[f"{link}_gb_per_s"]
+        if gb_per_s is not None:
+            check_number(f"topology.{link}_gb_per_s", gb_per_s, above=True)
+            bandwidths[f"{link}_bytes_per_s"] = gb_per_s * BYTES_PER_GB
+    return Topology(
+        world_size=node.world_size,
+        memory_bytes=int((node.memory_gib - node.reserved_gib) * GIB),
+        local_world_size=node.ranks_per_host,
+        bytes_per_element=optimizer.bytes_per_element,
+        optimizer_bytes_per_row=optimizer.bytes_per_row,
+        compute_device=node.compute_device,
+        **bandwidths,
+    )

@@ -1,0 +1,67 @@
+"""Access profiles of tables that were not measured: those that cost what is to be expected.
+
+How skewed the accesses of such a table are is not known. Its price is an expectation over `SKEWS`.
+The search needs one profile for each table, so it gets the profile that has this price.
+
+Letters: T tables, P skews.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.features import Floats, workload_of_rows
+from dlrm_sharded.profiles import SKEWS, histograms_by_skew
+from dlrm_sharded.task import ShardingTask
+
+NUM_BISECTIONS = 12
+"""Steps of the bisection between the least and the most skewed profile."""
+
+
+def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> ShardingTask:
+    """Return the task with a reuse histogram for every table that has none.
+
+    With it, the whole table on a rank of its own costs the expectation over `SKEWS`.
+    """
+    unknown = [table for table in task.tables if table.reuse_histogram is None]
+    if not unknown:
+        return task
+    by_skew = np.array(  # [P, T, 17], from uniform accesses to the most skewed
+        [histograms_by_skew(t.num_embeddings, task.batch_size * t.pooling_factor) for t in unknown]
+    ).swapaxes(0, 1)
+    rows = [
+        (0, 1, t.num_embeddings, t.embedding_dim, task.batch_size * t.pooling_factor)
+        for t in unknown
+    ]
+
+    def price_ms(histograms: Floats) -> Floats:
+        workload = workload_of_rows(1, 1, task.batch_size, rows, histograms.tolist())
+        return compute.stand_alone_ms(compute.vectors(workload))
+
+    expected_ms = np.array(list(SKEWS.values())) @ np.array([price_ms(h) for h in by_skew])
+    # More skewed accesses are cheaper, as fewer different rows are read.
+    low, high = np.zeros(len(unknown)), np.full(len(unknown), len(SKEWS) - 1.0)
+    for _ in range(NUM_BISECTIONS):
+        middle = (low + high) / 2
+        is_dear = price_ms(_between(by_skew, middle)) > expected_ms
+        low, high = np.where(is_dear, middle, low), np.where(is_dear, high, middle)
+    histograms = dict(zip((t.name for t in unknown), _between(by_skew, high).tolist(), strict=True))
+    tables = tuple(
+        dataclasses.replace(table, reuse_histogram=tuple(histograms[table.name]))
+        if table.name in histograms
+        else table
+        for table in task.tables
+    )
+    return dataclasses.replace(task, tables=tables)
+
+
+def _between(by_skew: Floats, place: Floats) -> Floats:
+    """Return [T, 17], histograms at places [T] between those of the skews [P, T, 17]."""
+    below = np.minimum(place.astype(np.int64), len(by_skew) - 2)
+    share = (place - below)[:, None]
+    table = np.arange(len(place))
+    histograms: Floats = (1 - share) * by_skew[below, table] + share * by_skew[below + 1, table]
+    return histograms
