@@ -18,7 +18,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import Perf, Shard, ShardEstimator, ShardingOption
 from torchrec.distributed.types import ShardingType
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
@@ -65,6 +65,7 @@ class CalibratedPerfEstimator(ShardEstimator):
     """
 
     def __init__(self, cost_model: AdditiveCostModel, task: ShardingTask) -> None:
+        cost_model = for_task(cost_model, task)
         task = with_expected_profiles(task, cost_model.compute)
         self._task = task
         self._tables = {table.name: table for table in task.tables}

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
@@ -45,6 +45,7 @@ def value_profiles(
     Args:
         task: as it was given, with at least one table without a reuse histogram.
     """
+    model = for_task(model, task)
     unknown = [i for i, table in enumerate(task.tables) if table.reuse_histogram is None]
     costs = [
         _cost_ms(plan, _with_skews(task, dict.fromkeys(unknown, skew)), model)
