@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.picture import conditions_of, corrected, cost_picture, run_journal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.hardware.fingerprint import CpuFingerprint, Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.standing import Standing
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
 
@@ -104,3 +108,21 @@ def test_the_next_prediction_is_corrected(tmp_path: Path, runs: list[Sample]) ->
     standing = cost_picture(other_optimizer, journal=str(tmp_path)).standing
     assert standing is not None
     assert standing.num_runs == 0, "runs with another optimizer"
+
+
+def test_runs_correct_the_prior_of_a_gpu(runs: list[Sample]) -> None:
+    """Its exchanges are curves, which are scaled like everything else."""
+    gpu = learned_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
+    exchanging = on_other_hardware(measured_plans(0, 12, seed=7), ELSEWHERE)
+    after = corrected(gpu, [*runs, *exchanging])
+    assert after.standing is not None
+    assert after.standing.num_runs == len(runs) + len(exchanging)
+    assert error_of(after, runs) < 1.0 < error_of(gpu, runs)
+    assert error_of(after, exchanging) < 0.5 < error_of(gpu, exchanging)
+    task = ShardingTask(
+        (Table("t", 1000, 64, 1.0), Table("u", 1000, 64, 1.0)), Topology(2, 2**30), 4096
+    )
+    assert after.for_task(task) is after.for_task(task), "the lower bound is cached by identity"
+    plan = whole_tables(task, (0, 1))
+    slower, prior = after.predict(plan, task), gpu.predict(plan, task)
+    assert slower.stage_max_ms("fwd_comm") > 2 * prior.stage_max_ms("fwd_comm")
