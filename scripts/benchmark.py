@@ -11,6 +11,7 @@ python scripts/benchmark.py splits      measured cost of splitting tables
 python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
 python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
 python scripts/benchmark.py priors      priors of GPUs against public measurements
+python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -31,6 +32,7 @@ from benchmarks import (
     plans,
     policies,
     priors,
+    retuning,
     splits,
 )
 
@@ -46,6 +48,7 @@ PARTS = {
     "policies": policies,
     "hosts": hosts,
     "priors": priors,
+    "retuning": retuning,
 }
 
 

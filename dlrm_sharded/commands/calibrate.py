@@ -1,9 +1,11 @@
 """Measure this machine from the start and fit a cost model to it: the command `dlrm-calibrate`.
 
 dlrm-calibrate minutes=10 fit.num_steps=2000
+dlrm-calibrate policies=true
 
 Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
-Both steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
+With `policies=true`, the packaged policies are then re-tuned to the model, each in under a minute.
+All steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
 `dlrm-fit-cost-model`, all others for `dlrm-collect-costs`.
 """
 
@@ -11,8 +13,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from dlrm_sharded.artifact import RETUNE
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError, check_number
 
@@ -24,19 +28,23 @@ SHORT_MEASURE = ("iterations=8", "warmup=1", "num_batches=2", "time_budget_s=0.1
 REST_S = 30.0
 """Time for the start of the ranks and for the fit, which is not the collection's."""
 
+POLICIES = ("autoshard", "dreamshard")
+OPTIMIZER = "collect.optimizer="
 COLLECTED = (Path("calibration/costs.parquet"), Path("calibration/costs.json"))
 """Files of a finished collection; an interrupted one keeps its samples elsewhere."""
 
 
 def main() -> int:
-    """Run both steps, and return the exit code of the first that fails."""
+    """Run all steps, and return the exit code of the first that fails."""
     with exit_codes():
         overrides = sys.argv[1:]
         if overrides in (["--help"], ["-h"]):
             print(__doc__)
             return 0
-        minutes = _minutes(overrides)
-        overrides = [override for override in overrides if not override.startswith("minutes=")]
+        minutes, policies = _minutes(overrides), _policies(overrides)
+        overrides = [
+            override for override in overrides if not override.startswith(("minutes=", "policies="))
+        ]
         for override in overrides:
             if override.startswith(("out=", "costs=")):
                 raise ConfigError(
@@ -48,7 +56,11 @@ def main() -> int:
         fit_overrides = [override for override in overrides if override.startswith("fit.")]
         collection_overrides = [override for override in overrides if override not in fit_overrides]
         collection_overrides = [*time_overrides(minutes), *collection_overrides]
-        return _run("collect_costs", collection_overrides) or _run("fit_cost_model", fit_overrides)
+        return (
+            _run("collect_costs", collection_overrides)
+            or _run("fit_cost_model", fit_overrides)
+            or _retune_policies(retuning_overrides(collection_overrides), policies)
+        )
     raise AssertionError("exit_codes ends the process after an error")
 
 
@@ -59,6 +71,39 @@ def time_overrides(minutes: float) -> list[str]:
     if minutes < SHORT_MINUTES:
         overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
     return overrides
+
+
+def retuning_overrides(collection_overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a training of policies for the optimizer of a collection."""
+    optimizers = [
+        override.removeprefix("collect.")
+        for override in collection_overrides
+        if override.startswith(OPTIMIZER)
+    ]
+    return [*RETUNE.split(), *optimizers[-1:]]
+
+
+def _retune_policies(overrides: Sequence[str], policies: bool) -> int:
+    """Adapt the packaged policies to the fitted model, or else say which command does so."""
+    if not policies:
+        print(
+            "to re-tune a packaged policy to this model, in under a minute: dlrm-train-policy "
+            f"policy=dreamshard {' '.join(overrides)}; with policies=true, a calibration does so "
+            f"for {' and '.join(POLICIES)}"
+        )
+        return 0
+    codes = (_run("train_policy", [f"policy={policy}", *overrides]) for policy in POLICIES)
+    return next((code for code in codes if code), 0)
+
+
+def _policies(overrides: list[str]) -> bool:
+    given = [override for override in overrides if override.startswith("policies=")]
+    if not given:
+        return False
+    text = given[-1].removeprefix("policies=")
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"policies is {text!r}, must be true or false")
+    return text.lower() == "true"
 
 
 def _minutes(overrides: list[str]) -> float:
