@@ -116,7 +116,7 @@ def policy_kind(name: str) -> Kind:
     )
     elsewhere = (
         f"it balances the costs of that hardware; {judged} here; after a calibration, "
-        f"`{command} {RETUNE}` re-tunes it in under a minute"
+        f"`{command} {RETUNE}` re-tunes it in about a minute"
     )
     return Kind(
         name,

@@ -4,7 +4,7 @@ dlrm-calibrate minutes=10 fit.num_steps=2000
 dlrm-calibrate policies=true
 
 Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
-With `policies=true`, the packaged policies are then re-tuned to the model, each in under a minute.
+With `policies=true`, the packaged policies are then re-tuned to the model, each in about a minute.
 All steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
 `dlrm-fit-cost-model`, all others for `dlrm-collect-costs`.
 """
@@ -87,7 +87,7 @@ def _retune_policies(overrides: Sequence[str], policies: bool) -> int:
     """Adapt the packaged policies to the fitted model, or else say which command does so."""
     if not policies:
         print(
-            "to re-tune a packaged policy to this model, in under a minute: dlrm-train-policy "
+            "to re-tune a packaged policy to this model, in about a minute: dlrm-train-policy "
             f"policy=dreamshard {' '.join(overrides)}; with policies=true, a calibration does so "
             f"for {' and '.join(POLICIES)}"
         )

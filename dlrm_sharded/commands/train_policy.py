@@ -4,7 +4,7 @@ dlrm-train-policy policy=dreamshard
 dlrm-train-policy policy=autoshard seed=1 costs=predicted
 dlrm-train-policy policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3
 
-The last one re-tunes the packaged policy to the cost model of this machine, in under a minute.
+The last one re-tunes the packaged policy to the cost model of this machine, in about a minute.
 A training that was killed continues with the interrupted round when it is started again.
 """
 

@@ -341,7 +341,7 @@ WARNINGS = {
         "the placement with the lowest predicted cost, of the policy's and the heuristics'; "
         "without one, plans may be less balanced here; after a calibration, `dlrm-train-policy "
         "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3` re-tunes it "
-        "in under a minute",
+        "in about a minute",
     ),
     "policy_of_other_optimizer": (
         *(POLICY, HARDWARE, "cpu", "adam"),
