@@ -121,7 +121,6 @@ def test_chooses_the_cheapest_candidate(kind: str) -> None:
         assert [each.origin for each in found] == [MOST_PROBABLE] + [SAMPLE] * (len(found) - 1)
         assert len({each.ranks for each in found}) == len(found)
         assert all(fits(task, each.ranks) for each in found)
-        assert found[0].ranks == policy.place(task, num_samples=0, seed=0)
         chosen = policy.place(task, num_samples=16, seed=3)
         assert chosen in [each.ranks for each in found]
         lowest = min(estimated(net, task, each.ranks) for each in found)
