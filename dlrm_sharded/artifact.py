@@ -37,6 +37,9 @@ HEADER = "dlrm_sharded"
 
 ARTIFACT_SUFFIX = ".safetensors"
 CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
+RETUNE = "init_from=packaged costs=predicted schedule.num_rounds=3"
+"""Overrides of `dlrm-train-policy` that adapt the packaged policy to the run's cost model."""
+
 REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
 DEVICES = ("cpu", "cuda")
 MAX_NUMBER = 1e15
@@ -107,9 +110,13 @@ def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
 def policy_kind(name: str) -> Kind:
     """Return the kind of policies that the method of this name trains."""
     command = f"dlrm-train-policy policy={name}"
+    judged = (
+        "a run with a cost model takes the placement with the lowest predicted cost, of the "
+        "policy's and the heuristics'; without one, plans may be less balanced"
+    )
     elsewhere = (
-        "it balances the costs of that hardware; its plans can be trained, but may be less "
-        f"balanced here; `{command}` trains one for this hardware"
+        f"it balances the costs of that hardware; {judged} here; after a calibration, "
+        f"`{command} {RETUNE}` re-tunes it in about a minute"
     )
     return Kind(
         name,
@@ -117,8 +124,8 @@ def policy_kind(name: str) -> Kind:
         made_with=f"`{command}`",
         other_device=elsewhere,
         other_hardware=elsewhere,
-        other_optimizer="it balances the backward computation of that optimizer; its plans can be "
-        f"trained, but may be less balanced here; run `{command} optimizer={{optimizer}}`",
+        other_optimizer=f"it balances the backward computation of that optimizer; {judged}; run "
+        f"`{command} optimizer={{optimizer}}`",
     )
 
 

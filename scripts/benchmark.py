@@ -13,6 +13,7 @@ python scripts/benchmark.py hosts       plans made with and without knowledge of
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
+python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -35,6 +36,7 @@ from benchmarks import (
     policies,
     priors,
     profiles,
+    retuning,
     splits,
 )
 
@@ -52,6 +54,7 @@ PARTS = {
     "elsewhere": elsewhere,
     "priors": priors,
     "profiles": profiles,
+    "retuning": retuning,
 }
 
 

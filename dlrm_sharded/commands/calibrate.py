@@ -1,11 +1,13 @@
 """Measure this machine from the start and fit a cost model to it: the command `dlrm-calibrate`.
 
 dlrm-calibrate minutes=10 fit.num_steps=2000
+dlrm-calibrate policies=true
 
 Two minutes, the default, are enough to move the packaged model to this machine; ten refine it.
-Both steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
+With `policies=true`, the packaged policies are then re-tuned to the model, each in about a minute.
+All steps use their default files in `calibration/`. Overrides that begin with `fit.` are for
 `dlrm-fit-cost-model`, all others for `dlrm-collect-costs`. Under torchrun or TorchX all ranks
-measure, so that exchanges between hosts are among what is measured, and rank 0 fits.
+measure, so that exchanges between hosts are among what is measured, and rank 0 does the rest.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from dlrm_sharded.artifact import RETUNE
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError, check_number
 
@@ -23,22 +27,32 @@ SHORT_MINUTES = 5.0
 """Below this, each plan is measured for less time, so that there are more plans."""
 
 SHORT_MEASURE = ("iterations=8", "warmup=1", "num_batches=2", "time_budget_s=0.1")
+RANK_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Environment variables by which torchrun makes a process a rank of a job."""
+
 REST_S = 30.0
 """Time for the start of the ranks and for the fit, which is not the collection's."""
 
+POLICIES = ("autoshard", "dreamshard")
+OPTIMIZER = "collect.optimizer="
 COLLECTED = (Path("calibration/costs.parquet"), Path("calibration/costs.json"))
 """Files of a finished collection; an interrupted one keeps its samples elsewhere."""
 
 
 def main() -> int:
-    """Run both steps, and return the exit code of the first that fails."""
+    """Run all steps, and return the exit code of the first that fails."""
     with exit_codes():
         overrides = sys.argv[1:]
         if overrides in (["--help"], ["-h"]):
             print(__doc__)
             return 0
-        minutes = _minutes(overrides)
-        overrides = [override for override in overrides if not override.startswith("minutes=")]
+        minutes, policies = _minutes(overrides), _policies(overrides)
+        overrides = [
+            override for override in overrides if not override.startswith(("minutes=", "policies="))
+        ]
         for override in overrides:
             if override.startswith(("out=", "costs=")):
                 raise ConfigError(
@@ -53,7 +67,11 @@ def main() -> int:
         collection_overrides = [override for override in overrides if override not in fit_overrides]
         collection_overrides = [*time_overrides(minutes), *collection_overrides]
         failed = _run("collect_costs", collection_overrides)
-        return failed or (_run("fit_cost_model", fit_overrides) if is_rank_zero else 0)
+        if failed or not is_rank_zero:
+            return failed
+        return _run("fit_cost_model", fit_overrides) or _retune_policies(
+            retuning_overrides(collection_overrides), policies
+        )
     raise AssertionError("exit_codes ends the process after an error")
 
 
@@ -64,6 +82,41 @@ def time_overrides(minutes: float) -> list[str]:
     if minutes < SHORT_MINUTES:
         overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
     return overrides
+
+
+def retuning_overrides(collection_overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a training of policies for the optimizer of a collection."""
+    optimizers = [
+        override.removeprefix("collect.")
+        for override in collection_overrides
+        if override.startswith(OPTIMIZER)
+    ]
+    return [*RETUNE.split(), *optimizers[-1:]]
+
+
+def _retune_policies(overrides: Sequence[str], policies: bool) -> int:
+    """Adapt the packaged policies to the fitted model, or else say which command does so."""
+    if not policies:
+        print(
+            "to re-tune a packaged policy to this model, in about a minute: dlrm-train-policy "
+            f"policy=dreamshard {' '.join(overrides)}; with policies=true, a calibration does so "
+            f"for {' and '.join(POLICIES)}"
+        )
+        return 0
+    codes = (
+        _run("train_policy", [f"policy={policy}", *overrides], alone=True) for policy in POLICIES
+    )
+    return next((code for code in codes if code), 0)
+
+
+def _policies(overrides: list[str]) -> bool:
+    given = [override for override in overrides if override.startswith("policies=")]
+    if not given:
+        return False
+    text = given[-1].removeprefix("policies=")
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"policies is {text!r}, must be true or false")
+    return text.lower() == "true"
 
 
 def _minutes(overrides: list[str]) -> float:
@@ -79,10 +132,18 @@ def _minutes(overrides: list[str]) -> float:
     return minutes
 
 
-def _run(command: str, overrides: list[str]) -> int:
-    """Run one command in a process of its own, which frees its memory, and return its exit code."""
+def _run(command: str, overrides: list[str], *, alone: bool = False) -> int:
+    """Run one command in a process of its own, which frees its memory, and return its exit code.
+
+    Args:
+        alone: without the other ranks of this job, if there are any.
+    """
     module = f"dlrm_sharded.commands.{command}"
-    return subprocess.run([sys.executable, "-m", module, *overrides], check=False).returncode
+    environment = {
+        key: value for key, value in os.environ.items() if not (alone and key in RANK_VARIABLES)
+    }
+    arguments = [sys.executable, "-m", module, *overrides]
+    return subprocess.run(arguments, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

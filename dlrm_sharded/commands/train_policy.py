@@ -2,7 +2,9 @@
 
 dlrm-train-policy policy=dreamshard
 dlrm-train-policy policy=autoshard seed=1 costs=predicted
+dlrm-train-policy policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3
 
+The last one re-tunes the packaged policy to the cost model of this machine, in about a minute.
 A training that was killed continues with the interrupted round when it is started again.
 """
 
@@ -29,12 +31,18 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.errors import ConfigError, check_count, check_path
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.provenance import commit, versions
-from dlrm_sharded.rl.policy import POLICY_FEATURES, LearnedPolicy, to_arrays
+from dlrm_sharded.rl.policy import (
+    POLICY_FEATURES,
+    LearnedPolicy,
+    packaged_net,
+    read_net,
+    to_arrays,
+)
 from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import (
     MeasurePlan,
@@ -49,6 +57,7 @@ from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder
 
 log = logging.getLogger("dlrm_sharded.train_policy")
+PACKAGED = "packaged"
 COSTS = ("measured", "predicted")
 VALIDATION_SEED = 2**32
 
@@ -62,8 +71,10 @@ def hydra_main(cfg: DictConfig) -> None:
         model = _cost_model(cfg, hardware, device)
         pool: TaskPool = instantiate(cfg.tasks)
         method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
+        initialize(method, cfg.init_from, RunContext(device, hardware, cfg.optimizer))
         schedule: RoundSchedule = instantiate(cfg.schedule)
         validation = Validation(pool, model, cfg.num_validation_tasks)
+        initial_ms = None if cfg.init_from is None else validation.policy_ms(method)
         name = artifact_name(method.net.kind, hardware.name)
         checkpoint = Path(cfg.out) / f"{name}.partial"
         settings = _settings(cfg)
@@ -73,6 +84,7 @@ def hydra_main(cfg: DictConfig) -> None:
                 pool,
                 _costs(cfg, pool, model, rank),
                 schedule,
+                is_trained=cfg.init_from is not None,
                 checkpoint=checkpoint,
                 settings=settings,
                 on_round=progress.add,
@@ -82,26 +94,25 @@ def hydra_main(cfg: DictConfig) -> None:
             "kind": method.net.kind,
             **hardware.to_meta(),
             "device": device,
-            "cores": len(os.sched_getaffinity(0)),
             "optimizer": cfg.optimizer,
             "features": POLICY_FEATURES,
             "training": settings,
             "num_measured_plans": schedule.num_rounds * schedule.plans_per_round,
             "training_s": round(sum(result.seconds for result in rounds), 1),
             "scores_ms": scores,
-            "versions": versions(),
-            "commit": commit(),
-            "load_average": os.getloadavg(),
+            "initial_ms": initial_ms,
+            **_provenance(),
         }
         path = write_artifact(Path(cfg.out), name, to_arrays(method.net), meta)
         checkpoint.unlink()
         best = min(WEIGHTS, key=lambda weight: scores[weight])
         log.info(
             "trained in %.0f s without measurements; on %d other tasks its plans cost %.2f ms, "
-            "those of the best heuristic (%s) %.2f ms; wrote %s",
+            "%sthose of the best heuristic (%s) %.2f ms; wrote %s",
             meta["training_s"],
             cfg.num_validation_tasks,
             scores[method.net.kind],
+            "" if initial_ms is None else f"before the training {initial_ms:.2f} ms, ",
             best,
             scores[best],
             path,
@@ -110,6 +121,25 @@ def hydra_main(cfg: DictConfig) -> None:
 
 def main() -> None:
     run_hydra(hydra_main)
+
+
+def initialize(method: TrainingMethod, init_from: str | None, context: RunContext) -> None:
+    """Load the networks of a trained policy into the method.
+
+    Args:
+        init_from: "packaged" for the packaged policy that fits the hardware best, or the file of a
+            policy; None to keep the random weights.
+
+    Raises:
+        ConfigError: `init_from` is no path.
+        DataError: there is no such policy, or it is damaged.
+    """
+    if init_from is None:
+        return
+    check_path("init_from", init_from)
+    kind = method.net.kind
+    net = packaged_net(kind, context) if init_from == PACKAGED else read_net(kind, Path(init_from))
+    method.net.load_state_dict(net.state_dict())
 
 
 class FirstOfEachMessage(logging.Filter):
@@ -207,9 +237,19 @@ def _cost_model(cfg: DictConfig, hardware: Hardware, device: str) -> CostModel:
     return model
 
 
+def _provenance() -> dict[str, Any]:
+    """Return the circumstances of a training, as JSON."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": versions(),
+        "commit": commit(),
+        "load_average": os.getloadavg(),
+    }
+
+
 def _settings(cfg: DictConfig) -> dict[str, Any]:
     """Return the settings that determine the networks, as JSON."""
-    keys = ("policy", "costs", "optimizer", "schedule", "tasks", "measure")
+    keys = ("policy", "init_from", "costs", "optimizer", "schedule", "tasks", "measure")
     chosen: Any = OmegaConf.to_container(cfg, resolve=True)
     return {key: chosen[key] for key in keys}
 

@@ -5,19 +5,36 @@ Letters: A orders, E episodes, T tables.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from dlrm_sharded.artifact import Arrays, built_from, load_artifact, policy_kind
+from dlrm_sharded.artifact import (
+    Arrays,
+    Artifact,
+    built_from,
+    find_artifact,
+    load_artifact,
+    policy_kind,
+    read_artifact,
+)
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.trial import trial_plans
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.rl.autoshard import AutoShard
+from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.rl.dreamshard import DreamShard
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
 from dlrm_sharded.task import ShardingTask
+
+MOST_PROBABLE = "the policy's"
+SAMPLE = "a sample"
+LARGEST_FIRST = "the policy's with the largest tables first"
+"""Origins of placements, as the log calls them."""
 
 MAX_SAMPLED_RANKS = 512
 """Limit on samples times ranks, so that a plan on many ranks takes seconds."""
@@ -25,6 +42,30 @@ MAX_SAMPLED_RANKS = 512
 METHODS: dict[str, type[PlacementNet]] = {net.kind: net for net in (AutoShard, DreamShard)}
 POLICY_FEATURES = {"table": list(FEATURE_NAMES), "work": list(WORK_NAMES)}
 """Inputs of the networks; an artifact whose networks have other inputs is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RollOuts:
+    """Placements of one task.
+
+    Args:
+        episodes: the task, scaled and sorted, once for each placement.
+        order: [T], the number within the task of each sorted table.
+        ranks: [E, T], of the sorted tables.
+        overflown: [E].
+        origins: what the log calls each placement.
+    """
+
+    episodes: TaskTensors
+    order: Tensor
+    ranks: Tensor
+    overflown: Tensor
+    origins: tuple[str, ...]
+
+    def placement(self, i: int) -> tuple[int, ...]:
+        """Return the rank of each table, in the order of the task."""
+        ranks = torch.empty_like(self.ranks[i]).scatter(0, self.order, self.ranks[i])
+        return tuple(ranks.tolist())
 
 
 class LearnedPolicy:
@@ -36,15 +77,21 @@ class LearnedPolicy:
     @torch.no_grad()
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
         """Place the tables in descending order of cost or, if they do not fit so, largest first."""
-        tasks, order = self._net.scale_and_sort(TaskTensors.from_tasks([task]))
-        max_samples = MAX_SAMPLED_RANKS // tasks.world_size
-        placement = self._best_sample(tasks, min(num_samples, max_samples), seed)
-        if placement is None:
-            placement = self._best_order(tasks, _largest_first_orders(tasks.size_bytes[0]))
-        if placement is None:
+        found = self._roll_outs(task, num_samples, seed)
+        if found.overflown.all():
             return None
-        ranks = torch.empty_like(placement).scatter(0, order[0], placement)
-        return tuple(ranks.tolist())
+        costs = self._net.plan_costs(found.episodes, found.ranks)
+        return found.placement(int(costs.masked_fill(found.overflown, torch.inf).argmin()))
+
+    @torch.no_grad()
+    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
+        """Return the placements of which `place` chooses one."""
+        found = self._roll_outs(task, num_samples, seed)
+        origins: dict[tuple[int, ...], str] = {}
+        for i, origin in enumerate(found.origins):
+            if not found.overflown[i]:
+                origins.setdefault(found.placement(i), origin)
+        return [Candidate(ranks, origin) for ranks, origin in origins.items()]
 
     def check_trial_plan(self) -> None:
         """Raise an error if the networks do not place a few tables, or price them at no number."""
@@ -57,30 +104,34 @@ class LearnedPolicy:
         if not cost.isfinite().all():
             raise ValueError(f"it prices a plan at {cost.item()}")
 
-    def _best_sample(self, task: TaskTensors, num_samples: int, seed: int) -> Tensor | None:
-        """Return the cheapest of the most probable placement and of some drawn ones, [T]."""
+    def _roll_outs(self, task: ShardingTask, num_samples: int, seed: int) -> _RollOuts:
+        """Place tables in descending order of cost or, if all of these overflow, largest first."""
+        tasks, order = self._net.scale_and_sort(TaskTensors.from_tasks([task]))
+        num_samples = min(num_samples, MAX_SAMPLED_RANKS // tasks.world_size)
+        found = self._sampled(tasks, order[0], num_samples, seed)
+        if not found.overflown.all():
+            return found
+        return self._reordered(tasks, order[0], _largest_first_orders(tasks.size_bytes[0]))
+
+    def _sampled(self, task: TaskTensors, order: Tensor, num_samples: int, seed: int) -> _RollOuts:
+        """Return the most probable placement and some drawn ones."""
         episodes = task.repeat(1 + num_samples)
         greedy = torch.arange(1 + num_samples) == 0
         generator = torch.Generator().manual_seed(seed)
         placed = roll_out(episodes, self._net.actor(episodes), generator, greedy=greedy)
-        return self._cheapest(episodes, placed.ranks, placed.overflown)
+        origins = (MOST_PROBABLE,) + (SAMPLE,) * num_samples
+        return _RollOuts(episodes, order, placed.ranks, placed.overflown, origins)
 
-    def _best_order(self, task: TaskTensors, orders: Tensor) -> Tensor | None:
-        """Return the cheapest of the most probable placements in the orders [A, T], as [T]."""
+    def _reordered(self, task: TaskTensors, order: Tensor, orders: Tensor) -> _RollOuts:
+        """Return the most probable placements in the orders [A, T]."""
         episodes = task.repeat(len(orders))
         in_order = episodes.reorder(orders)
         greedy = torch.ones(len(orders), dtype=torch.bool)
         generator = torch.Generator().manual_seed(0)
         placed = roll_out(in_order, self._net.actor(in_order), generator, greedy=greedy)
         ranks = torch.empty_like(orders).scatter(1, orders, placed.ranks)
-        return self._cheapest(episodes, ranks, placed.overflown)
-
-    def _cheapest(self, episodes: TaskTensors, ranks: Tensor, overflown: Tensor) -> Tensor | None:
-        """Return the placement [T] with the lowest predicted cost, None if all overflow."""
-        if overflown.all():
-            return None
-        costs = self._net.plan_costs(episodes, ranks)
-        return ranks[costs.masked_fill(overflown, torch.inf).argmin()]
+        origins = (LARGEST_FIRST,) * len(orders)
+        return _RollOuts(episodes, order, ranks, placed.overflown, origins)
 
 
 def load_policy(method: str, artifact: str | None, context: RunContext) -> LearnedPolicy:
@@ -96,15 +147,37 @@ def load_policy(method: str, artifact: str | None, context: RunContext) -> Learn
     """
     if method not in METHODS:
         raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
+    loaded = load_artifact(artifact, policy_kind(method), POLICY_FEATURES, context)
+    return LearnedPolicy(_net_of(loaded, method))
+
+
+def packaged_net(method: str, context: RunContext) -> PlacementNet:
+    """Return the networks of the packaged policy that fits a run's hardware best.
+
+    Raises:
+        DataError: the package has no sound policy of this method.
+    """
     kind = policy_kind(method)
-    loaded = load_artifact(artifact, kind, POLICY_FEATURES, context)
+    path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
+    return read_net(method, path)
+
+
+def read_net(method: str, path: Path) -> PlacementNet:
+    """Return the networks of a policy, of whatever hardware it is.
+
+    Raises:
+        DataError: the file is missing, damaged, or of another method.
+    """
+    return _net_of(read_artifact(path, kind=policy_kind(method), features=POLICY_FEATURES), method)
+
+
+def _net_of(loaded: Artifact, method: str) -> PlacementNet:
     with torch.random.fork_rng(devices=[]):
         net = METHODS[method]()
-    with built_from(loaded, kind):
+    with built_from(loaded, policy_kind(method)):
         net.load_state_dict({key: torch.from_numpy(array) for key, array in loaded.arrays.items()})
-        policy = LearnedPolicy(net)
-        policy.check_trial_plan()
-    return policy
+        LearnedPolicy(net).check_trial_plan()
+    return net
 
 
 def to_arrays(net: PlacementNet) -> Arrays:

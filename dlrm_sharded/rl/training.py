@@ -195,6 +195,7 @@ def train_policy(
     measure: MeasurePlan,
     schedule: RoundSchedule,
     *,
+    is_trained: bool = False,
     checkpoint: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     on_round: Callable[[RoundResult], None] = lambda _: None,
@@ -202,6 +203,7 @@ def train_policy(
     """Train the method's networks and return the result of every round.
 
     Args:
+        is_trained: the networks are those of a trained policy, so their inputs keep their scale.
         checkpoint: file that is written after every round; training resumes from it if it exists.
         settings: JSON that describes the training; a checkpoint with other settings is refused.
         on_round: called after every round.
@@ -212,7 +214,7 @@ def train_policy(
     net, collected = method.net, _Collected()
     if checkpoint is not None and checkpoint.exists():
         collected = _restore(checkpoint, method, settings or {})
-    else:
+    elif not is_trained:
         net.scaler.fit(*pool.table_tensors)
     for number in range(len(collected.rounds), schedule.num_rounds):
         progress = RoundProgress.seeded(schedule.seed, number, schedule.num_rounds)

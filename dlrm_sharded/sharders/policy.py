@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
 
+from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
+from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.rl.base import Policy
+from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.heuristics import least_loaded, place_greedily
+from dlrm_sharded.sharders.heuristics import (
+    WEIGHTS,
+    GreedySharder,
+    least_loaded,
+    place_greedily,
+)
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.validation import why_too_large, why_too_wide
+
+log = logging.getLogger(__name__)
 
 
 class PolicySharder:
     """Places tables by a trained policy, and splits them ever finer until all of them fit.
 
+    Under a cost model, the policy's placements and those of the heuristics `WEIGHTS` are candidates
+    for the plan, and the one whose predicted cost is the lowest is taken. So a policy of other
+    hardware is never behind the best heuristic by the prices of the run.
+
     Args:
-        num_samples: number of placements to sample besides the most probable one. The one that the
-            policy's own cost network rates cheapest is taken.
+        num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
+        cost_model: prices of the run; None to take the placement of the policy that the policy's
+            own cost network rates cheapest.
     """
 
     def __init__(
@@ -33,6 +49,7 @@ class PolicySharder:
         num_samples: int = 16,
         split: bool = True,
         seed: int = 0,
+        cost_model: CostModel | None = None,
     ) -> None:
         check_count("sharder.num_samples", num_samples, least=0)
         if not isinstance(split, bool):
@@ -43,32 +60,55 @@ class PolicySharder:
         self._num_samples = num_samples
         self._split = split
         self._seed = seed
+        self._cost_model = cost_model
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self._split)
         task = with_profiles(task)
         for splitting in splittings(task) if self._split else [unsplit(task)]:
-            ranks = self._place(splitting)
-            if ranks is not None and (ranks := splitting.spread(ranks)) is not None:
-                return ShardingPlan(task.topology.world_size, splitting.shards(ranks))
+            plans: dict[ShardingPlan, str] = {}
+            for candidate in self._candidates(splitting):
+                if (ranks := splitting.spread(candidate.ranks)) is not None:
+                    plan = ShardingPlan(task.topology.world_size, splitting.shards(ranks))
+                    plans.setdefault(plan, candidate.origin)
+            if plans:
+                return self._cheapest(plans, task)
         raise InfeasibleTaskError(self._not_found(task))
 
-    def _place(self, splitting: Splitting) -> tuple[int, ...] | None:
-        """Return the rank of each piece, or None where the policy found no room."""
+    def _candidates(self, splitting: Splitting) -> list[Candidate]:
+        """Return placements of the pieces that fit, those of the policy first."""
         pieces, memory_bytes = splitting.pieces, splitting.free_bytes
         if min(memory_bytes) < 0:
-            return None
+            return []
         if not pieces:
-            return ()
+            return [Candidate((), "row blocks of every table")]
         # A topology refuses ranks without memory; no piece fits into one byte.
         by_rank = tuple(max(1, free) for free in memory_bytes)
         task = splitting.task
         topology = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
-        return self._policy.place(
-            ShardingTask(pieces, topology, task.batch_size),
-            num_samples=self._num_samples,
-            seed=self._seed,
+        of_pieces = ShardingTask(pieces, topology, task.batch_size)
+        if self._cost_model is None:
+            ranks = self._policy.place(of_pieces, num_samples=self._num_samples, seed=self._seed)
+            return [] if ranks is None else [Candidate(ranks, "the policy's")]
+        placed = self._policy.candidates(of_pieces, num_samples=self._num_samples, seed=self._seed)
+        return [*placed, *_heuristic_candidates(of_pieces, self._seed)]
+
+    def _cheapest(self, plans: dict[ShardingPlan, str], task: ShardingTask) -> ShardingPlan:
+        """Return the first plan with the lowest predicted cost; the only one without a model."""
+        if self._cost_model is None:
+            [plan] = plans
+            return plan
+        predict_ms = _prediction(self._cost_model, task)
+        costs = {plan: predict_ms(plan) for plan in plans}
+        cheapest = min(costs, key=costs.__getitem__)
+        log.info(
+            "sharder=%s: the cheapest of %d placements is %s, predicted %.2f ms",
+            self.name,
+            len(plans),
+            plans[cheapest],
+            costs[cheapest],
         )
+        return cheapest
 
     def _not_found(self, task: ShardingTask) -> str:
         topology, used = task.topology, task.table_bytes
@@ -92,8 +132,41 @@ def policy_sharder(
     seed: int = 0,
 ) -> PolicySharder:
     """Build a sharder with the policy that a method trained for some hardware."""
-    policy = load_policy(method, artifact, context.run)
-    return PolicySharder(policy, name=method, num_samples=num_samples, split=split, seed=seed)
+    return PolicySharder(
+        load_policy(method, artifact, context.run),
+        name=method,
+        num_samples=num_samples,
+        split=split,
+        seed=seed,
+        cost_model=context.cost_model,
+    )
+
+
+def _heuristic_candidates(task: ShardingTask, seed: int) -> list[Candidate]:
+    """Return the placement of each heuristic that finds room for all tables."""
+    found = []
+    for weight in WEIGHTS:
+        try:
+            plan = GreedySharder(weight, seed=seed).shard(task)
+        except InfeasibleTaskError:
+            continue
+        rank_of = {shard.table: shard.rank for shard in plan.shards}
+        ranks = tuple(rank_of[table.name] for table in task.tables)
+        found.append(Candidate(ranks, f"the heuristic {weight}"))
+    return found
+
+
+def _prediction(model: CostModel, task: ShardingTask) -> Callable[[ShardingPlan], float]:
+    """Return the predicted cost of plans of a task, without a warning for each if that is possible.
+
+    Args:
+        task: its tables all have a reuse histogram.
+    """
+    if not isinstance(model, AdditiveCostModel):
+        return lambda plan: model.predict(plan, task).cost_ms
+    of_task = for_task(model, task)
+    hosts = of_task.hosts(task.topology)
+    return lambda plan: of_task.predict_workload(workload_of_plan(plan, task), hosts).cost_ms
 
 
 def _check_feasible(task: ShardingTask, *, split: bool) -> None:

@@ -105,6 +105,17 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     assert all(steps == [1, 2, 3] for steps in curves.values())
 
 
+def test_retunes_the_packaged_policy(tmp_path: Path) -> None:
+    quick = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "init_from=packaged"]
+    done = train_policy(tmp_path, "policy=dreamshard", *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = header(artefact_of(tmp_path))
+    assert written["training"]["init_from"] == "packaged"
+    before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
+
+
 def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -184,6 +195,7 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         (["tasks.batch_sizes=512"], "tasks.batch_sizes is 512, must be a list"),
         (["tasks.batch_sizes=[0]"], "a size in tasks.batch_sizes is 0, must be an integer >= 1"),
         (["tasks.world_size=0"], "tasks.world_size is 0, must be an integer >= 1"),
+        (["init_from=missing.safetensors"], "cannot read the policy missing.safetensors"),
         (["seed=-1"], "seed is -1, must be an integer >= 0"),
         (["schedule.num_rounds=0"], "schedule.num_rounds is 0, must be an integer >= 1"),
     ],

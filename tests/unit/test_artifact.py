@@ -337,15 +337,18 @@ WARNINGS = {
     ),
     "policy_of_other_hardware": (
         *(POLICY, OTHER, "cpu", "sgd"),
-        f"the policy {PRIOR}it balances the costs of that hardware; its plans can be trained, but "
-        "may be less balanced here; `dlrm-train-policy policy=dreamshard` trains one for this "
-        "hardware",
+        f"the policy {PRIOR}it balances the costs of that hardware; a run with a cost model takes "
+        "the placement with the lowest predicted cost, of the policy's and the heuristics'; "
+        "without one, plans may be less balanced here; after a calibration, `dlrm-train-policy "
+        "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3` re-tunes it "
+        "in about a minute",
     ),
     "policy_of_other_optimizer": (
         *(POLICY, HARDWARE, "cpu", "adam"),
         "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
-        "computation of that optimizer; its plans can be trained, but may be less balanced here; "
-        "run `dlrm-train-policy policy=dreamshard optimizer=adam`",
+        "computation of that optimizer; a run with a cost model takes the placement with the "
+        "lowest predicted cost, of the policy's and the heuristics'; without one, plans may be "
+        "less balanced; run `dlrm-train-policy policy=dreamshard optimizer=adam`",
     ),
 }
 

@@ -14,7 +14,16 @@ from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
-from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, LearnedPolicy, load_policy, to_arrays
+from dlrm_sharded.rl.policy import (
+    LARGEST_FIRST,
+    METHODS,
+    MOST_PROBABLE,
+    POLICY_FEATURES,
+    SAMPLE,
+    LearnedPolicy,
+    load_policy,
+    to_arrays,
+)
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -100,6 +109,31 @@ def test_samples_never_make_the_predicted_cost_worse(kind: str, weights: str) ->
         assert costs[2] <= costs[0] + 1e-4 * abs(costs[0])
         better += costs[2] < costs[0] - 1e-4 * abs(costs[0])
     assert better > 0, "samples are of no use"
+
+
+@each_kind
+def test_chooses_the_cheapest_candidate(kind: str) -> None:
+    net = random_net(kind)
+    policy = LearnedPolicy(net)
+    for task in other_tasks(3, num_tables=12, world_size=3):
+        found = policy.candidates(task, num_samples=16, seed=3)
+        assert len(found) > 2
+        assert [each.origin for each in found] == [MOST_PROBABLE] + [SAMPLE] * (len(found) - 1)
+        assert len({each.ranks for each in found}) == len(found)
+        assert all(fits(task, each.ranks) for each in found)
+        chosen = policy.place(task, num_samples=16, seed=3)
+        assert chosen in [each.ranks for each in found]
+        lowest = min(estimated(net, task, each.ranks) for each in found)
+        assert estimated(net, task, chosen) == pytest.approx(lowest, rel=1e-4)
+
+
+@each_kind
+def test_candidates_where_memory_is_short(kind: str) -> None:
+    policy = LearnedPolicy(trained(kind))
+    task = wanting_order()
+    found = policy.candidates(task, num_samples=0, seed=0)
+    assert policy.place(task, num_samples=0, seed=0) in [each.ranks for each in found]
+    assert {each.origin for each in found} == {LARGEST_FIRST}
 
 
 @each_kind

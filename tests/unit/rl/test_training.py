@@ -1,6 +1,6 @@
 """The schedule: resumed after a kill as if there had been none, and decided by its seed alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.policy import METHODS, to_arrays
@@ -149,6 +149,25 @@ def test_every_part_learns(kind: str) -> None:
     for key, array in to_arrays(finished.net).items():
         assert np.isfinite(array).all(), key
         assert (array != arrays[key]).any(), f"{key} is as it began"
+
+
+@each_kind
+def test_a_trained_policy_keeps_the_scale_of_its_inputs(kind: str) -> None:
+    """Only the unit of costs becomes that of the new prices."""
+    method, _ = short_training(kind)
+    before = {key: array.copy() for key, array in to_arrays(method.net).items()}
+
+    def ten_times_slower(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
+        of_plan = predicted(task, ranks).per_rank
+        stages = [{key: 10 * ms for key, ms in rank.to_json().items()} for rank in of_plan]
+        return PlanCost(tuple(StageCost(**rank) for rank in stages))
+
+    other_tables = small_pool(seed=1)
+    train_policy(method, other_tables, ten_times_slower, SCHEDULE, is_trained=True)
+    for key, array in to_arrays(method.net).items():
+        if key.startswith("scaler."):
+            np.testing.assert_array_equal(array, before[key])
+    assert to_arrays(method.net)["ms"] > 3 * before["ms"]
 
 
 def test_plans_are_measured_as_the_policy_makes_them() -> None:

@@ -4,25 +4,40 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.task_sets import BenchmarkTask, feasibility_tasks
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.rl.base import Policy
+from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
-from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from dlrm_sharded.validation import validate
+from tests.unit.rl.cases import cost_model, small_pool
 
 
-class Repairing:
+class OneCandidate:
+    """A policy that considers the placement that it chooses, and no other."""
+
+    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
+        ranks = self.place(task, num_samples=num_samples, seed=seed)
+        return [] if ranks is None else [Candidate(ranks, "the policy's")]
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
+        raise NotImplementedError
+
+
+class Repairing(OneCandidate):
     """Balances lookups, and places large tables first where it must."""
 
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
@@ -34,7 +49,7 @@ class Repairing:
         return tuple(rank_of[table.name] for table in task.tables)
 
 
-class Careless:
+class Careless(OneCandidate):
     """Takes any rank with room, table by table; a few times."""
 
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
@@ -58,7 +73,7 @@ class Careless:
         return ranks
 
 
-class Recording:
+class Recording(OneCandidate):
     """Finds no room, and keeps what it was asked."""
 
     def __init__(self) -> None:
@@ -68,18 +83,37 @@ class Recording:
         self.asked.append((task, num_samples, seed))
 
 
+class Fixed:
+    """Considers the placements that it was given."""
+
+    def __init__(self, **placements: tuple[int, ...]) -> None:
+        self._placements = placements
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...]:
+        return next(iter(self._placements.values()))
+
+    def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
+        return [Candidate(ranks, origin) for origin, ranks in self._placements.items()]
+
+
 POLICIES = {"repairing": Repairing(), "careless": Careless()}
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
-def sharder(policy: Policy, *, split: bool = True) -> PolicySharder:
-    return PolicySharder(policy, name="test", num_samples=4, split=split, seed=1)
+def sharder(
+    policy: Policy, *, split: bool = True, cost_model: CostModel | None = None
+) -> PolicySharder:
+    return PolicySharder(
+        policy, name="test", num_samples=4, split=split, seed=1, cost_model=cost_model
+    )
 
 
 @each_policy
+@pytest.mark.parametrize("priced", [False, True], ids=["no_model", "priced"])
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())
-def test_contract(policy: Policy, task: ShardingTask) -> None:
-    plan = check_sharder(lambda: sharder(policy), task)
+def test_contract(policy: Policy, task: ShardingTask, priced: bool) -> None:
+    model = cost_model() if priced else None
+    plan = check_sharder(lambda: sharder(policy, cost_model=model), task)
     assert sharder_name(sharder(policy)) == "test"
     if len(task.tables) <= 9 and task.topology.world_size <= 3:
         assert (plan is not None) or not packable(task)
@@ -152,6 +186,11 @@ def test_equal_ranks_can_be_filled(
     validate(sharder(policy).shard(task), task)
 
 
+def cost_ms(plan: ShardingPlan, task: ShardingTask) -> float:
+    """Predict the cost under the packaged model."""
+    return cost_model().predict(plan, task).cost_ms
+
+
 def task_of(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> ShardingTask:
     """On ranks with so much memory each."""
     tables = tuple(Table(f"t{i}", *shape, 1.0) for i, shape in enumerate(shapes))
@@ -222,6 +261,71 @@ def test_what_a_policy_is_asked() -> None:
     assert asked.batch_size == 64
     assert [table.embedding_dim for table in asked.tables] == [64, 128]
     assert all(table.reuse_histogram is not None for table in asked.tables)
+
+
+@each_policy
+def test_never_behind_a_heuristic(policy: Policy) -> None:
+    """By the prices of the run, whatever hardware the policy is of."""
+    rng = np.random.default_rng(0)
+    pool = small_pool(12, 3)
+    for _ in range(5):
+        task = pool.task(pool.draw(rng))
+        priced_ms = cost_ms(sharder(policy, cost_model=cost_model()).shard(task), task)
+        assert priced_ms <= cost_ms(sharder(policy).shard(task), task)
+        for weight in WEIGHTS:
+            assert priced_ms <= cost_ms(GreedySharder(weight, seed=1).shard(task), task)
+
+
+def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    # every heuristic makes the best plan, with the largest table on a rank of its own
+    task = task_of([(100_000, 64), (1000, 8), (1000, 8)], 10**9, 10**9)
+    best, worst = (0, 1, 1), (0, 0, 0)
+    for policy, cheapest in (
+        (Fixed(sample=worst), "the heuristic size"),
+        (Fixed(probable=worst, sample=best), "sample"),
+        (Fixed(probable=best, sample=worst), "probable"),
+    ):
+        caplog.clear()
+        plan = sharder(policy, cost_model=cost_model()).shard(task)
+        assert cost_ms(plan, task) < cost_ms(whole_tables(task, worst), task)
+        assert f"sharder=test: the cheapest of 2 placements is {cheapest}, " in caplog.text
+        assert cost_ms(plan, task) == pytest.approx(cost_ms(whole_tables(task, best), task))
+    # without a cost model, the policy chooses
+    caplog.clear()
+    plan = sharder(Fixed(probable=worst, sample=best)).shard(task)
+    assert [shard.rank for shard in plan.shards] == [0, 0, 0]
+    assert caplog.text == ""
+
+
+def test_a_heuristic_where_the_policy_finds_no_room() -> None:
+    """Tables that fit are not split then."""
+    task = task_of([(1000, 64), (1000, 128)], 10**6, 10**6)
+    plan = sharder(Recording(), cost_model=cost_model()).shard(task)
+    validate(plan, task)
+    assert len(plan.shards) == 2
+
+
+def test_prices_of_pieces() -> None:
+    """Candidates for tables that have to be split are judged as whole plans."""
+    task = task_of([(1000, 64), (1000, 64), (10, 4)], 300_000, 300_000)
+    plan = sharder(Careless(), cost_model=cost_model()).shard(task)
+    validate(plan, task)
+    assert cost_ms(plan, task) <= cost_ms(sharder(Careless()).shard(task), task)
+
+
+def test_a_model_that_only_predicts_plans() -> None:
+    class Unbalanced:
+        """Prefers everything on the last rank."""
+
+        def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+            others = sum(shard.rank != plan.world_size - 1 for shard in plan.shards)
+            return PlanCost((StageCost(1.0 + others, 0.0, 0.0, 0.0),) * plan.world_size)
+
+    task = task_of([(1000, 8)] * 3, 10**9, 10**9)
+    policy = Fixed(probable=(0, 1, 0), sample=(1, 1, 1))
+    plan = sharder(policy, cost_model=Unbalanced()).shard(task)
+    assert [shard.rank for shard in plan.shards] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
