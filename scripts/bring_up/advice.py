@@ -1,0 +1,67 @@
+"""Says what to do after a bring-up, from what its steps found out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from bring_up.steps import MAIN_ERROR, MEASURING
+from first_hour.runner import Outcome
+
+MAX_ERROR_PERCENT = 10.0
+"""Mean error of calibrated prices above which a longer calibration is advised."""
+
+LEAST_GAIN = 0.99
+"""Measured cost over TorchRec's planner, below which the default sharder is worth its search."""
+
+
+def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield sentences, the most urgent first."""
+    by_name = {outcome.step: outcome for outcome in outcomes}
+    for outcome in outcomes:
+        if outcome.status != "ok":
+            yield (
+                f"Look at {outcome.step}.log, mend the cause, and start the same command again: it "
+                f"runs {outcome.step} and leaves out what succeeded."
+            )
+    loaded = [name for name in MEASURING if name in by_name and _was_loaded(by_name[name])]
+    if loaded:
+        yield (
+            f"Other work ran beside {', '.join(loaded)}. Remove their JSON files and start the "
+            "same command again when the machine does nothing else."
+        )
+    calibrate = by_name.get("calibrate")
+    if calibrate is not None and calibrate.status == "ok":
+        yield from _about_prices(calibrate)
+    benchmark = by_name.get("benchmark")
+    if benchmark is not None and "cost_ms over torchrec" in benchmark.figures:
+        yield _about_sharders(benchmark.figures["cost_ms over torchrec"]["neuroshard"])
+
+
+def _was_loaded(outcome: Outcome) -> bool:
+    """Return whether as many processes ran before the step as the machine has cores."""
+    before = outcome.load_average.get("before")
+    return before is not None and before[0] >= (os.cpu_count() or 1)
+
+
+def _about_prices(calibrate: Outcome) -> Iterator[str]:
+    error = calibrate.figures["held_out_errors"][MAIN_ERROR]["mape"]
+    if error > MAX_ERROR_PERCENT:
+        yield (
+            f"The calibrated prices are off by {error:.1f} %; `make calibrate MINUTES=10` refines "
+            "them."
+        )
+    yield (
+        "Copy the folder calibration/ to where you start runs. They then use these prices and "
+        "policies, and every run corrects them."
+    )
+
+
+def _about_sharders(over_torchrec: float) -> str:
+    if over_torchrec < LEAST_GAIN:
+        gain = 100 * (1 - over_torchrec)
+        return f"Use the default sharder, neuroshard: its plans cost {gain:.1f} % less than TorchRec's."
+    return (
+        f"Plans of neuroshard cost {over_torchrec:.3f} times TorchRec's here. Calibrate for longer, "
+        "or plan with sharder=torchrec."
+    )
