@@ -14,16 +14,26 @@ MAX_ERROR_PERCENT = 10.0
 LEAST_GAIN = 0.99
 """Measured cost over TorchRec's planner, below which the default sharder is worth its search."""
 
+BUSY_LOAD_PER_CORE = 2
+"""Load per core before a step above which other work ran; the steps themselves cause less."""
 
-def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
+
+def advice(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> Iterator[str]:
     """Yield sentences, the most urgent first."""
     by_name = {outcome.step: outcome for outcome in outcomes}
     for outcome in outcomes:
         if outcome.status != "ok":
+            mend = f"look at {outcome.step}.log, mend the cause, and "
             yield (
-                f"Look at {outcome.step}.log, mend the cause, and start the same command again: it "
-                f"runs {outcome.step} and leaves out what succeeded."
+                f"For the step {outcome.step}, {'' if outcome.seconds is None else mend}start the "
+                "same command again: it leaves out what succeeded."
             )
+    if is_rehearsal:
+        yield (
+            "These are figures of a rehearsal and describe no machine. Run the command without "
+            "--small, in another folder."
+        )
+        return
     loaded = [name for name in MEASURING if name in by_name and _was_loaded(by_name[name])]
     if loaded:
         yield (
@@ -39,9 +49,9 @@ def advice(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _was_loaded(outcome: Outcome) -> bool:
-    """Return whether as many processes ran before the step as the machine has cores."""
     before = outcome.load_average.get("before")
-    return before is not None and before[0] >= (os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0))
+    return before is not None and before[0] > BUSY_LOAD_PER_CORE * cores
 
 
 def _about_prices(calibrate: Outcome) -> Iterator[str]:
@@ -60,8 +70,11 @@ def _about_prices(calibrate: Outcome) -> Iterator[str]:
 def _about_sharders(over_torchrec: float) -> str:
     if over_torchrec < LEAST_GAIN:
         gain = 100 * (1 - over_torchrec)
-        return f"Use the default sharder, neuroshard: its plans cost {gain:.1f} % less than TorchRec's."
+        return (
+            f"Use the default sharder, neuroshard: its plans cost {gain:.1f} % less than those of "
+            "TorchRec's planner."
+        )
     return (
-        f"Plans of neuroshard cost {over_torchrec:.3f} times TorchRec's here. Calibrate for longer, "
-        "or plan with sharder=torchrec."
+        f"Plans of neuroshard cost {over_torchrec:.3f} times those of TorchRec's planner here. "
+        "Calibrate for longer, or plan with sharder=torchrec."
     )

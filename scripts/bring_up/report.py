@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bring_up.advice import advice
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.json_files import read_json_object, replace_file
 from dlrm_sharded.markdown import markdown_table
 from first_hour.runner import Outcome
 
@@ -23,11 +23,12 @@ SWEEP_COLUMNS = {
 
 def write_report(out: Path, outcomes: Sequence[Outcome]) -> str:
     """Write OUT/report.md and return a line that names it."""
-    replace_file(out / FILE, report_text(outcomes).encode())
+    is_rehearsal = read_json_object(out / "settings.json", noun="settings")["small"]
+    replace_file(out / FILE, report_text(outcomes, is_rehearsal=is_rehearsal).encode())
     return f"report: {out / FILE}"
 
 
-def report_text(outcomes: Sequence[Outcome]) -> str:
+def report_text(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> str:
     """Return the page for all steps that were run or tried, in Markdown."""
     figures = {outcome.step: outcome.figures for outcome in outcomes}
     sections = (
@@ -39,9 +40,10 @@ def report_text(outcomes: Sequence[Outcome]) -> str:
         ("Sweep", _sweep(figures.get("sweep", {}))),
         ("Benchmark", _benchmark(figures.get("benchmark", {}))),
         ("Time", _times(outcomes)),
-        ("What to do next", (f"- {line}" for line in advice(outcomes))),
+        ("What to do next", (f"- {line}" for line in advice(outcomes, is_rehearsal=is_rehearsal))),
     )
-    lines = [f"# Bring-up of {_device(outcomes)}", "", *_verdict(outcomes)]
+    kind = "Rehearsal of a bring-up" if is_rehearsal else "Bring-up"
+    lines = [f"# {kind} of {_device(outcomes)}", "", *_verdict(outcomes)]
     for title, section in sections:
         if text := list(section):
             lines += ["", f"## {title}", "", *text]
@@ -58,10 +60,13 @@ def _verdict(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{num_ok} of {len(outcomes)} steps succeeded, in {minutes:.1f} minutes."
     for outcome in outcomes:
         if outcome.status != "ok":
-            reasons = "; ".join([*outcome.failures, *outcome.last_lines[-1:]][:3])
-            yield f"**The step {outcome.step} did not succeed** ({outcome.status}): {reasons}"
+            headline = (f"{name} {text}" for name, text in outcome.headline.items())
+            reasons = outcome.failures or outcome.last_lines[-1:] or list(headline)
+            yield ""
+            yield f"**{outcome.step}: {outcome.status}.** {'; '.join(reasons)}"
     known = next((outcome for outcome in outcomes if outcome.versions), None)
     if known is not None:
+        yield ""
         versions = ", ".join(f"{name} {text}" for name, text in known.versions.items())
         yield f"Versions: {versions}; commit {(known.commit or 'unknown')[:12]}."
 
@@ -72,10 +77,8 @@ def _hardware(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"- {line}" for line in figures["lines"])
     yield f"- prices without a calibration: {figures.get('prices', 'unknown')}"
     for name, match in figures.get("packaged", {}).items():
-        verdict = (
-            "this hardware's" if match["is_same"] else "a prior: " + "; ".join(match["reasons"])
-        )
-        yield f"- packaged `{name}`: {verdict}"
+        prior = f"a prior, because {'; '.join(match['reasons'])}"
+        yield f"- packaged `{name}`: {'made on this hardware' if match['is_same'] else prior}"
 
 
 def _tests(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +173,7 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
     errors = figures.get("errors of the slowest rank's computation")
     if errors:
         yield ""
-        yield f"The slowest rank's computation was predicted with a mean error of {errors['mape']} %."
+        yield f"The mean error of the slowest rank's predicted computation is {errors['mape']} %."
 
 
 def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -178,19 +181,21 @@ def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
         [
             outcome.step,
             outcome.status,
-            *(
-                "-" if value is None else f"{value:.0f}"
-                for value in (outcome.seconds, outcome.limit_s)
-            ),
+            _seconds(outcome.seconds),
+            _seconds(outcome.limit_s),
             _load(outcome),
         ]
         for outcome in outcomes
     ]
     total = sum(outcome.seconds or 0.0 for outcome in outcomes)
-    rows.append(["all", "", f"{total:.0f}", "", ""])
+    rows.append(["all", "", _seconds(total), "", ""])
     yield from markdown_table(["step", "status", "s", "at most, s", "load before"], rows)
 
 
 def _load(outcome: Outcome) -> str:
     before = outcome.load_average.get("before")
     return "-" if before is None else f"{before[0]:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"

@@ -1,8 +1,10 @@
-"""Trains with a few sharders under the calibrated model, and compares the runs."""
+"""Trains with a few sharders under the calibrated model, and compares the runs.
+
+A sweep that was ended is continued: only the runs that it lacks are started.
+"""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from dlrm_sharded.gpus import visible_gpus
@@ -26,7 +28,6 @@ def run(step: StepRun) -> None:
     num_ranks = len(visible_gpus()) if on_cuda else NUM_CPU_RANKS
     sizes = SMALL_SIZES if step.small else ("experiment=gpu_demo",) if on_cuda else ()
     sharders = SMALL_SHARDERS if step.small else SHARDERS
-    shutil.rmtree(FOLDER, ignore_errors=True)  # of an earlier try
     done = step.command(
         module_command(
             *("dlrm_sharded.train", "-m", f"sharder={','.join(sharders)}"),
