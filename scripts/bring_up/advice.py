@@ -14,6 +14,9 @@ MAX_ERROR_PERCENT = 10.0
 LEAST_GAIN = 0.99
 """Measured cost over TorchRec's planner, below which the default sharder is worth its search."""
 
+MAX_OVER_HEURISTIC = 1.03
+"""Predicted cost over the best heuristic's above which a policy is to be trained for longer."""
+
 BUSY_LOAD_PER_CORE = 2
 """Load per core before a step above which other work ran; the steps themselves cause less."""
 
@@ -43,6 +46,8 @@ def advice(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> Iterator[str]:
     calibrate = by_name.get("calibrate")
     if calibrate is not None and calibrate.status == "ok":
         yield from _about_prices(calibrate)
+    if "policies" in by_name:
+        yield from _about_policies(by_name["policies"])
     benchmark = by_name.get("benchmark")
     if benchmark is not None and "cost_ms over torchrec" in benchmark.figures:
         yield _about_sharders(benchmark.figures["cost_ms over torchrec"]["neuroshard"])
@@ -65,6 +70,16 @@ def _about_prices(calibrate: Outcome) -> Iterator[str]:
         "Copy the folder calibration/ to where you start runs. They then use these prices and "
         "policies, and every run corrects them."
     )
+
+
+def _about_policies(policies: Outcome) -> Iterator[str]:
+    for policy, trained in policies.figures.items():
+        over_best = trained["over_best_heuristic"]
+        if over_best > MAX_OVER_HEURISTIC:
+            yield (
+                f"Plans of {policy} cost {over_best:.3f} times those of a heuristic. Train it for "
+                f"longer: `dlrm-train-policy policy={policy} costs=predicted`."
+            )
 
 
 def _about_sharders(over_torchrec: float) -> str:

@@ -8,7 +8,7 @@ from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 
 POLICIES = ("autoshard", "dreamshard")
-TRAIN = ("dlrm_sharded.commands.train_policy", "costs=predicted", "schedule.num_rounds=5")
+TRAIN = ("dlrm_sharded.commands.train_policy", "costs=predicted", "schedule.num_rounds=3")
 SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_validation_tasks=2")
 
 

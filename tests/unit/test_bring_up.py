@@ -148,8 +148,11 @@ def test_what_the_prices_are_worth_decides_the_advice() -> None:
         "held_out_errors": {"plan, embedding cost": ERRORS | {"mape": 23.0}}
     }
     dearer = FIGURES["benchmark"] | {"cost_ms over torchrec": {"neuroshard": 1.04}}
-    text = page([outcome("calibrate", figures=far_off), outcome("benchmark", figures=dearer)])
+    behind = {"autoshard": FIGURES["policies"]["autoshard"] | {"over_best_heuristic": 1.08}}
+    steps = {"calibrate": far_off, "policies": behind, "benchmark": dearer}
+    text = page([outcome(step, figures=figures) for step, figures in steps.items()])
     assert "off by 23.0 %; `make calibrate MINUTES=10` refines" in text
+    assert "`dlrm-train-policy policy=autoshard costs=predicted`" in text
     assert "1.040 times those of TorchRec's planner" in text
 
 
