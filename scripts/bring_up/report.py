@@ -164,8 +164,8 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
     if measured is None or predicted is None:
         return
     yield (
-        f"Embedding cost of the sharders' plans over TorchRec's, mean of {figures['tasks']} tasks; "
-        "lookups are measured on one core or GPU, exchanges are predicted."
+        "Embedding cost of the sharders' plans over TorchRec's, mean over tasks "
+        f"({figures['tasks']}). Lookups are measured on one core or GPU, exchanges are predicted."
     )
     yield ""
     rows = [[name, f"{measured[name]:.3f}", f"{predicted[name]:.3f}"] for name in measured]

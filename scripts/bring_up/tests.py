@@ -16,9 +16,11 @@ from first_hour.tied import module_command
 ON_GPUS = ("-m", "gpu", "tests/gpu")
 ON_CPUS = (
     "tests/unit/hardware",
-    "tests/distributed/test_sharded_equals_unsharded.py",
-    "tests/distributed/test_exchanges.py",
+    "tests/distributed/test_hardware.py",
     "tests/distributed/test_measure.py",
+    "tests/distributed/test_rank_bench.py",
+    "tests/distributed/test_sharded_equals_unsharded.py",
+    *("-k", "not test_sharded_equals_unsharded or 2-"),  # on 2 ranks
 )
 SMALL = ON_CPUS[:1]
 
