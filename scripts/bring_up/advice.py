@@ -11,9 +11,6 @@ from first_hour.runner import Outcome
 MAX_ERROR_PERCENT = 10.0
 """Mean error of calibrated prices above which a longer calibration is advised."""
 
-LEAST_GAIN = 0.99
-"""Measured cost over TorchRec's planner, below which the default sharder is worth its search."""
-
 MAX_OVER_HEURISTIC = 1.03
 """Predicted cost over the best heuristic's above which a policy is to be trained for longer."""
 
@@ -48,9 +45,8 @@ def advice(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> Iterator[str]:
         yield from _about_prices(calibrate)
     if "policies" in by_name:
         yield from _about_policies(by_name["policies"])
-    benchmark = by_name.get("benchmark")
-    if benchmark is not None and "cost_ms over torchrec" in benchmark.figures:
-        yield _about_sharders(benchmark.figures["cost_ms over torchrec"]["neuroshard"])
+    if "benchmark" in by_name:
+        yield from _about_sharders(by_name["benchmark"])
 
 
 def _was_loaded(outcome: Outcome) -> bool:
@@ -82,14 +78,25 @@ def _about_policies(policies: Outcome) -> Iterator[str]:
             )
 
 
-def _about_sharders(over_torchrec: float) -> str:
-    if over_torchrec < LEAST_GAIN:
-        gain = 100 * (1 - over_torchrec)
-        return (
-            f"Use the default sharder, neuroshard: its plans cost {gain:.1f} % less than those of "
-            "TorchRec's planner."
+def _about_sharders(benchmark: Outcome) -> Iterator[str]:
+    """Yield which of neuroshard and torchrec to use, if the tasks were enough to tell."""
+    intervals = benchmark.figures.get("cost_ms over torchrec, 95 %", {})
+    if "neuroshard" not in intervals:
+        return
+    low, high = intervals["neuroshard"]
+    mean = benchmark.figures["cost_ms over torchrec"]["neuroshard"]
+    if high < 1:
+        yield (
+            f"Use the default sharder, neuroshard: its plans cost {100 * (1 - mean):.1f} % less "
+            "than those of TorchRec's planner."
         )
-    return (
-        f"Plans of neuroshard cost {over_torchrec:.3f} times those of TorchRec's planner here. "
-        "Calibrate for longer, or plan with sharder=torchrec."
-    )
+    elif low > 1:
+        yield (
+            f"Plans of neuroshard cost {mean:.3f} times those of TorchRec's planner here. "
+            "Calibrate for longer, or plan with sharder=torchrec."
+        )
+    else:
+        yield (
+            f"Plans of neuroshard cost {mean:.3f} times those of TorchRec's planner, which so few "
+            "tasks cannot tell from 1; `make benchmark ARGS=measured` has more."
+        )

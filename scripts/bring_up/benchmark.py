@@ -6,7 +6,7 @@ from first_hour import measured
 from first_hour.step_run import StepRun
 
 SHARDERS = (*measured.SHARDERS, "autoshard")
-NUM_TASKS, SMALL_NUM_TASKS = 4, 1
+NUM_TASKS, SMALL_NUM_TASKS = 8, 1
 
 
 def run(step: StepRun) -> None:

@@ -158,22 +158,33 @@ def _cell(row: Mapping[str, Any], key: str, spec: str) -> str:
 
 
 def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
-    measured, predicted = (
-        figures.get(f"{key} over torchrec") for key in ("cost_ms", "predicted_ms")
-    )
-    if measured is None or predicted is None:
+    keys = ("cost_ms over torchrec", "cost_ms over torchrec, 95 %", "predicted_ms over torchrec")
+    measured, intervals, predicted = (figures.get(key, {}) for key in keys)
+    if not predicted:
         return
     yield (
         "Embedding cost of the sharders' plans over TorchRec's, mean over tasks "
         f"({figures['tasks']}). Lookups are measured on one core or GPU, exchanges are predicted."
     )
     yield ""
-    rows = [[name, f"{measured[name]:.3f}", f"{predicted[name]:.3f}"] for name in measured]
-    yield from markdown_table(["sharder", "measured", "predicted"], rows)
+    rows = [
+        [name, _ratio(measured[name]), _interval(intervals.get(name)), _ratio(predicted[name])]
+        for name in measured
+    ]
+    yield from markdown_table(["sharder", "measured", "95 % interval", "predicted"], rows)
     errors = figures.get("errors of the slowest rank's computation")
     if errors:
         yield ""
         yield f"The mean error of the slowest rank's predicted computation is {errors['mape']} %."
+
+
+def _ratio(mean: float | str) -> str:
+    """Return the text of a mean, which is no number if a sharder found no plan."""
+    return "-" if isinstance(mean, str) else f"{mean:.3f}"
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
 
 
 def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -95,6 +95,8 @@ def _record(step: StepRun, rows: Sequence[Row]) -> None:
         step.record(key, costs)
         ratios = {name: versus(costs, name, REFERENCE) for name in costs}
         step.record(f"{key} over {REFERENCE}", {name: r.mean for name, r in ratios.items()})
+        intervals = {name: [r.low, r.high] for name, r in ratios.items() if r.num > 1}
+        step.record(f"{key} over {REFERENCE}, 95 %", intervals)
         if key in ("compute_ms", "cost_ms"):
             step.show(**{f"neuroshard, {key} over {REFERENCE}": str(ratios["neuroshard"])})
     pairs = TimePairs()

@@ -44,6 +44,7 @@ FIGURES: dict[str, dict[str, Any]] = {
     "benchmark": {
         "tasks": 4,
         "cost_ms over torchrec": {"neuroshard": 0.91, "torchrec": 1.0},
+        "cost_ms over torchrec, 95 %": {"neuroshard": [0.88, 0.94], "torchrec": [1.0, 1.0]},
         "predicted_ms over torchrec": {"neuroshard": 0.9, "torchrec": 1.0},
         "errors of the slowest rank's computation": ERRORS,
     },
@@ -105,7 +106,7 @@ def test_the_report_of_a_bring_up() -> None:
     assert "Prices of the plans: calibrated, within about 4 %." in text
     assert "| neuroshard | 8.25 | 1.03 | -5.2% | 30,500 |" in lines
     assert "| random | 12.00 | - | - | 21,000 |" in lines
-    assert "| neuroshard | 0.910 | 0.900 |" in lines
+    assert "| neuroshard | 0.910 | 0.880 to 0.940 | 0.900 |" in lines
     assert "| calibrate | ok | 30 | 60 | 0.2 |" in lines
     assert "| all |  | 180 |  |  |" in lines
     next_steps = lines[lines.index("## What to do next") + 2 :]
@@ -147,13 +148,22 @@ def test_what_the_prices_are_worth_decides_the_advice() -> None:
     far_off = FIGURES["calibrate"] | {
         "held_out_errors": {"plan, embedding cost": ERRORS | {"mape": 23.0}}
     }
-    dearer = FIGURES["benchmark"] | {"cost_ms over torchrec": {"neuroshard": 1.04}}
+    dearer = FIGURES["benchmark"] | {
+        "cost_ms over torchrec": {"neuroshard": 1.04},
+        "cost_ms over torchrec, 95 %": {"neuroshard": [1.01, 1.07]},
+    }
     behind = {"autoshard": FIGURES["policies"]["autoshard"] | {"over_best_heuristic": 1.08}}
     steps = {"calibrate": far_off, "policies": behind, "benchmark": dearer}
     text = page([outcome(step, figures=figures) for step, figures in steps.items()])
     assert "off by 23.0 %; `make calibrate MINUTES=10` refines" in text
     assert "`dlrm-train-policy policy=autoshard costs=predicted`" in text
     assert "1.040 times those of TorchRec's planner" in text
+
+
+def test_few_tasks_do_not_tell_sharders_apart() -> None:
+    unclear = {"cost_ms over torchrec, 95 %": {"neuroshard": [0.8, 1.02]}}
+    text = page([outcome("benchmark", figures=FIGURES["benchmark"] | unclear)])
+    assert "cost 0.910 times those of TorchRec's planner, which so few" in text
 
 
 def test_a_rehearsal_says_so(tmp_path: Path) -> None:
