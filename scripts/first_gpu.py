@@ -12,15 +12,10 @@ if all steps succeeded, now or before.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
-from pathlib import Path
-from typing import Any
 
-from dlrm_sharded.errors import ConfigError
-from first_hour.runner import Runner, Step, closing_table
-from first_hour.worker import worker_command
+from first_hour.command_line import run_steps
+from first_hour.runner import Step
 
 LIMIT_S = 1620.0
 
@@ -39,38 +34,7 @@ STEPS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [step.name for step in STEPS]
-    parser.add_argument("out", type=Path, help="folder of the figures; a new one, or an earlier")
-    parser.add_argument("--steps", default=",".join(names), help="names with commas [%(default)s]")
-    parser.add_argument("--small", action="store_true", help="rehearse with small sizes")
-    parser.add_argument(
-        "--limit-s", type=float, default=LIMIT_S, help="time of this call, s [%(default)s]"
-    )
-    options = parser.parse_args()
-    chosen = options.steps.split(",")
-    if unknown := set(chosen) - set(names):
-        parser.error(f"unknown steps {', '.join(sorted(unknown))}; known: {', '.join(names)}")
-    signal.signal(signal.SIGTERM, _end)
-    out = options.out.resolve()
-    try:
-        runner = Runner(
-            out,
-            command=lambda step, seconds: worker_command(step.name, out, seconds, options.small),
-            settings={"small": options.small},
-        )
-    except ConfigError as error:
-        parser.error(str(error))
-    outcomes = runner.run([step for step in STEPS if step.name in chosen], options.limit_s)
-    print(f"\n{closing_table(outcomes)}\n\nfigures: {out}")
-    return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
-
-
-def _end(number: int, frame: Any) -> None:
-    """End this process as an exception does, so that its step ends too."""
-    sys.exit(128 + number)
+    return run_steps(STEPS, package="first_hour", description=__doc__, limit_s=LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -32,8 +34,7 @@ def run(step: StepRun) -> None:
     if done.exit_code:
         return
     [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
-    with safe_open(path, framework="numpy") as file:
-        meta = json.loads(file.metadata()[HEADER])
+    meta = artefact_meta(path)
     step.record("artefact", str(path))
     for key in META:
         step.record(key, meta[key])
@@ -42,3 +43,10 @@ def run(step: StepRun) -> None:
         **{name: f"{errors[name]['mape']:.1f} %" for name in HEADLINE if name in errors},
         plans=str(meta["num_plans"]["fitted"]),
     )
+
+
+def artefact_meta(path: Path) -> dict[str, Any]:
+    """Return the description in the header of an artefact."""
+    with safe_open(path, framework="numpy") as file:
+        meta: dict[str, Any] = json.loads(file.metadata()[HEADER])
+    return meta

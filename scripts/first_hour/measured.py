@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks import measured
 from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
@@ -36,15 +37,20 @@ ROWS = Path("measured.jsonl")
 
 
 def run(step: StepRun) -> None:
-    device = step.device()
-    num_tasks = SMALL_NUM_TASKS if step.small else NUM_TASKS
+    measure(step, step.device(), SHARDERS, num_tasks=SMALL_NUM_TASKS if step.small else NUM_TASKS)
+
+
+def measure(
+    step: StepRun, device: torch.device, sharders: Sequence[str], *, num_tasks: int
+) -> None:
+    """Measure the plans of sharders for the first tasks of the benchmark, as far as time allows."""
     tasks = [_task(entry.task, step.small) for entry in measured_tasks(seed=0, num=num_tasks)]
     arena_bytes = MEASURED_RANK_BYTES // (SMALL_SHARE if step.small else 1)
     step.record("cost_model", cost_model_file(device))
     rows: list[Row] = []
     ROWS.unlink(missing_ok=True)
     with open_bench(3 if step.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
-        planners = planners_of(SHARDERS, device=device.type, hardware=local_hardware(device))
+        planners = planners_of(sharders, device=device.type, hardware=local_hardware(device))
         for number, task in enumerate(tasks):
             if not step.has_time(f"task {number}", 3 if step.small else TASK_S):
                 break
@@ -89,6 +95,8 @@ def _record(step: StepRun, rows: Sequence[Row]) -> None:
         step.record(key, costs)
         ratios = {name: versus(costs, name, REFERENCE) for name in costs}
         step.record(f"{key} over {REFERENCE}", {name: r.mean for name, r in ratios.items()})
+        intervals = {name: [r.low, r.high] for name, r in ratios.items() if r.num > 1}
+        step.record(f"{key} over {REFERENCE}, 95 %", intervals)
         if key in ("compute_ms", "cost_ms"):
             step.show(**{f"neuroshard, {key} over {REFERENCE}": str(ratios["neuroshard"])})
     pairs = TimePairs()

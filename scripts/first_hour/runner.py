@@ -115,7 +115,7 @@ class Runner:
         return outcomes
 
     def _outcome(self, step: Step, ends_at: float) -> Outcome:
-        earlier = self._earlier(step)
+        earlier = self.earlier(step)
         if earlier is not None and earlier.status == "ok":
             return earlier
         if step.needs and not any(any(self._out.glob(pattern)) for pattern in step.needs):
@@ -165,7 +165,8 @@ class Runner:
             **left_behind,
         )
 
-    def _earlier(self, step: Step) -> Outcome | None:
+    def earlier(self, step: Step) -> Outcome | None:
+        """Return how the step ended the last time that it ran; None if it never ran."""
         path = self._json_path(step.name)
         if not path.exists():
             return None

@@ -64,18 +64,21 @@ class StepRun:
     def seconds_left(self) -> float:
         return self._ends_at - time.monotonic()
 
-    def device(self) -> torch.device:
+    def device(self, *, or_cpu: bool = False) -> torch.device:
         """Return the device of this machine.
 
+        Args:
+            or_cpu: whether the step is also for machines without a GPU.
+
         Raises:
-            ConfigError: it has no usable GPU, and the step is not a rehearsal.
+            ConfigError: it has no usable GPU, and the step needs one and is not a rehearsal.
         """
         import torch  # takes seconds to load, and only some steps need it
 
         from dlrm_sharded.distributed import rank_from_environment
 
         device = rank_from_environment().device
-        if device.type != "cuda" and not self.small:
+        if device.type != "cuda" and not (self.small or or_cpu):
             raise ConfigError(
                 f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU; "
                 "look at nvidia-smi for the driver, or rehearse with --small"
@@ -113,12 +116,17 @@ class StepRun:
         self.check(has_time, f"{name}: {missing}")
         return has_time
 
-    def command(self, command: Sequence[str]) -> Command:
-        """Run a command, with a copy of its output in the log, and return it."""
+    def command(self, command: Sequence[str], *, folder: Path | None = None) -> Command:
+        """Run a command, with a copy of its output in the log, and return it.
+
+        Args:
+            folder: its working directory, by default that of all steps.
+        """
         print(f"$ {' '.join(command)}", flush=True)
         started, output = time.monotonic(), []
         with subprocess.Popen(
             tied_command(command),
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,15 +14,19 @@ from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 
 
-def worker_command(name: str, out: Path, seconds: float, small: bool) -> list[str]:
-    """Return the command that runs a step in a process of its own."""
+def worker_command(step: str, out: Path, seconds: float, small: bool) -> list[str]:
+    """Return the command that runs a step in a process of its own.
+
+    Args:
+        step: module whose function `run` is the step; its last part is the step's name.
+    """
     rehearses = ["--small"] if small else []
-    return module_command(__name__, name, str(out), f"--seconds={seconds}", *rehearses)
+    return module_command(__name__, step, str(out), f"--seconds={seconds}", *rehearses)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
+    parser.add_argument("step")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--small", action="store_true")
@@ -31,8 +35,9 @@ def main() -> int:
     logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
     # TorchRec uses what torch deprecates; nobody here can change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    run = StepRun(options.name, options.out, seconds=options.seconds, small=options.small)
-    step = importlib.import_module(f"first_hour.{options.name}")
+    name = options.step.rpartition(".")[2]
+    run = StepRun(name, options.out, seconds=options.seconds, small=options.small)
+    step = importlib.import_module(options.step)
     try:
         step.run(run)
     except UserError as error:

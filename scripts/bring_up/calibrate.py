@@ -1,0 +1,54 @@
+"""Calibrates the cost model, and compares it with the packaged prices on plans that neither saw."""
+
+from __future__ import annotations
+
+from bring_up.steps import MAIN_ERROR
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from dlrm_sharded.calibration.calibrate import FitConfig, predictor, split_held_out
+from dlrm_sharded.calibration.costs_file import read_costs
+from dlrm_sharded.calibration.evaluate import compare
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import KIND, shipped_prior
+from first_hour import collect
+from first_hour.fit import artefact_meta
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+CALIBRATE = ("dlrm_sharded.commands.calibrate", "minutes=2")
+SMALL_SIZES = (*collect.SMALL_SIZES, "num_ranks=2", "collect.time_budget_s=20", "fit.num_steps=100")
+COSTS = CALIBRATED / "costs.parquet"
+
+META = ("hardware", "num_plans", "held_out_errors", "repeatability", "load_average")
+
+
+def run(step: StepRun) -> None:
+    step.device(or_cpu=True)
+    done = step.command(module_command(*CALIBRATE, *(SMALL_SIZES if step.small else ())))
+    step.record("exit_code", done.exit_code)
+    step.record("warnings", done.warnings)
+    step.check(done.exit_code == 0, f"the calibration ended with exit code {done.exit_code}")
+    if done.exit_code:
+        return
+    [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
+    meta = artefact_meta(path)
+    step.record("artefact", str(path))
+    for key in META:
+        step.record(key, meta[key])
+    packaged = _packaged_errors(FitConfig(**meta["fit"]))
+    step.record("packaged_errors", packaged)
+    calibrated = meta["held_out_errors"]
+    step.show(
+        plans=str(sum(meta["num_plans"].values())),
+        error=f"{calibrated[MAIN_ERROR]['mape']:.1f} %",
+        packaged=f"{packaged[MAIN_ERROR]['mape']:.1f} %",
+    )
+
+
+def _packaged_errors(config: FitConfig) -> dict[str, dict[str, float]]:
+    """Return the errors of the prices without a calibration, on the plans that the fit held out."""
+    costs = read_costs(COSTS)
+    manifest = costs.manifest
+    prior = shipped_prior(RunContext(manifest["device"], costs.hardware, manifest["optimizer"]))
+    _, held_out = split_held_out(costs, config, has_prior=True)
+    pairs_by_name = compare(predictor(prior), held_out)
+    return {name: pairs.summary() for name, pairs in pairs_by_name.items()}

@@ -1,0 +1,31 @@
+"""Runs those steps of the first hour on a GPU that say whether training on it is right and fast.
+
+The other steps of the first hour collect, fit and measure, as the bring-up does itself.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dlrm_sharded.json_files import read_json_object
+from first_hour.runner import ROOT
+from first_hour.step_run import StepRun
+
+STEPS = "environment,kernels,train,mlperf"
+LAST_S = 10
+"""Time in which the script ends after its last step."""
+
+
+def run(step: StepRun) -> None:
+    step.device()
+    out = step.out / "gpu"
+    command = [sys.executable, str(ROOT / "scripts" / "first_gpu.py"), str(out)]
+    limit_s = max(step.seconds_left - LAST_S, 1.0)
+    options = [f"--steps={STEPS}", f"--limit-s={limit_s}", *(["--small"] if step.small else [])]
+    done = step.command([*command, *options])
+    step.record("exit_code", done.exit_code)
+    step.check(done.exit_code == 0, f"first_gpu.py ended with exit code {done.exit_code}")
+    if (out / "summary.json").exists():
+        steps = read_json_object(out / "summary.json", noun="summary")["steps"]
+        step.record("steps", {name: steps[name] for name in STEPS.split(",") if name in steps})
+        step.show(**{name: entry["status"] for name, entry in steps.items()})

@@ -1,0 +1,27 @@
+"""Reads the fingerprint, probes the speed, and compares both with the packaged artefacts."""
+
+from __future__ import annotations
+
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, SHIPPED
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.learned import shipped_prior
+from dlrm_sharded.hardware.compare import compare
+from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.hardware.hardware import Hardware
+from first_hour.fit import artefact_meta
+from first_hour.step_run import StepRun
+
+
+def run(step: StepRun) -> None:
+    device = step.device(or_cpu=True)
+    hardware = local_hardware(device)
+    step.record("lines", list(hardware.lines()))
+    matches = {}
+    for path in sorted(SHIPPED.glob(f"*{ARTIFACT_SUFFIX}")):
+        match = compare(hardware, Hardware.from_meta(artefact_meta(path)))
+        matches[path.stem] = {"is_same": match.is_same, "reasons": list(match.reasons)}
+    step.record("packaged", matches)
+    standing = shipped_prior(RunContext(device.type, hardware)).standing
+    assert standing is not None
+    step.record("prices", standing.text)
+    step.show(name=hardware.name, prices=standing.short_text)

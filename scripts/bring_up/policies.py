@@ -1,0 +1,33 @@
+"""Trains both policies on the costs that the calibrated model predicts."""
+
+from __future__ import annotations
+
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from first_hour.fit import artefact_meta
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+POLICIES = ("autoshard", "dreamshard")
+TRAIN = ("dlrm_sharded.commands.train_policy", "costs=predicted", "schedule.num_rounds=3")
+SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_validation_tasks=2")
+
+
+def run(step: StepRun) -> None:
+    step.device(or_cpu=True)
+    sizes = SMALL_SIZES if step.small else ()
+    for policy in POLICIES:
+        done = step.command(module_command(*TRAIN, f"policy={policy}", *sizes))
+        step.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
+        if done.exit_code:
+            continue
+        [path] = CALIBRATED.glob(f"{policy}-*{ARTIFACT_SUFFIX}")
+        scores = artefact_meta(path)["scores_ms"]
+        heuristics = {name: score for name, score in scores.items() if name != policy}
+        best = min(heuristics, key=lambda name: heuristics[name])
+        over_best = scores[policy] / heuristics[best]
+        step.record(
+            policy,
+            {"artefact": str(path), "best_heuristic": best, "over_best_heuristic": over_best}
+            | {"seconds": done.seconds},
+        )
+        step.show(**{f"{policy} over {best}": f"{over_best:.3f}"})

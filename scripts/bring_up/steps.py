@@ -1,0 +1,34 @@
+"""The steps that bring up a machine, in order."""
+
+from __future__ import annotations
+
+from first_hour.runner import Step
+
+LIMIT_S = 1740.0
+"""Time of a whole bring-up. It leaves a minute of half an hour for the starts of the steps."""
+
+CALIBRATED = ("calibration/learned-*.safetensors",)
+
+STEPS = (
+    Step("tests", limit_s=260, least_s=30),
+    Step("hardware", limit_s=60, least_s=20),
+    Step("gpu", limit_s=520, least_s=120),
+    Step("calibrate", limit_s=210, least_s=60),
+    Step("policies", limit_s=150, least_s=60, needs=CALIBRATED),
+    Step("sweep", limit_s=300, least_s=60),
+    Step("benchmark", limit_s=240, least_s=60, needs=CALIBRATED),
+)
+"""All steps. The limits sum to `LIMIT_S`."""
+
+ONLY_ON_GPUS = ("gpu",)
+
+MEASURING = ("hardware", "calibrate", "sweep", "benchmark")
+"""Steps whose figures need a machine that does nothing else."""
+
+MAIN_ERROR = "plan, embedding cost"
+"""Quantity whose mean error stands for that of the prices."""
+
+
+def steps_on(device: str) -> tuple[Step, ...]:
+    """Return the steps for machines of a type of device, "cpu" or "cuda"."""
+    return tuple(step for step in STEPS if device == "cuda" or step.name not in ONLY_ON_GPUS)

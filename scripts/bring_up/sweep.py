@@ -1,0 +1,53 @@
+"""Trains with a few sharders under the calibrated model, and compares the runs.
+
+A sweep that was ended is continued: only the runs that it lacks are started.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.runs import Comparison, compare
+from first_hour.step_run import StepRun
+from first_hour.tied import module_command
+
+SHARDERS = ("random", "size_lookup", "torchrec", "autoshard", "neuroshard")
+SMALL_SHARDERS = ("size_lookup", "neuroshard")
+NUM_CPU_RANKS = 2
+SMALL_SIZES = (
+    *("batch_size=256", "data.max_rows=500", "trainer.num_steps=12", "measure.iterations=3"),
+    *("trainer.log_every_steps=4", "journal=none"),
+)
+FOLDER = Path("sweep")
+FIGURES = ("embedding_cost_ms", "imbalance", "samples_per_s", "prediction_error")
+
+
+def run(step: StepRun) -> None:
+    on_cuda = step.device(or_cpu=True).type == "cuda"
+    num_ranks = len(visible_gpus()) if on_cuda else NUM_CPU_RANKS
+    sizes = SMALL_SIZES if step.small else ("experiment=gpu_demo",) if on_cuda else ()
+    sharders = SMALL_SHARDERS if step.small else SHARDERS
+    done = step.command(
+        module_command(
+            *("dlrm_sharded.train", "-m", f"sharder={','.join(sharders)}"),
+            *(f"hydra.sweep.dir={FOLDER.resolve()}", f"hydra.launcher.j=1x{num_ranks}", *sizes),
+        )
+    )
+    step.record("exit_code", done.exit_code)
+    step.record("num_ranks", num_ranks)
+    step.check(done.exit_code == 0, f"the sweep ended with exit code {done.exit_code}")
+    if FOLDER.exists():
+        _record(step, compare([FOLDER], FOLDER))
+
+
+def _record(step: StepRun, comparison: Comparison) -> None:
+    """Keep the figures of every sharder in the order of the comparison."""
+    rows = {}
+    for row in comparison.rows:
+        step.check(len(row.results) == len(row.runs), f"{row.sharder}: a run did not succeed")
+        means = {name: row.figures[name].mean for name in FIGURES if name in row.figures}
+        rows[row.sharder] = means | {"prices": [result.prices for result in row.results]}
+        if "embedding_cost_ms" in means:
+            step.show(**{row.sharder: f"{means['embedding_cost_ms']:.2f} ms"})
+    step.record("sharders", rows)
