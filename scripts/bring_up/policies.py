@@ -1,14 +1,14 @@
-"""Trains both policies on the costs that the calibrated model predicts."""
+"""Re-tunes both policies to the costs that the calibrated model predicts."""
 
 from __future__ import annotations
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED, RETUNE
 from first_hour.fit import artefact_meta
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 
 POLICIES = ("autoshard", "dreamshard")
-TRAIN = ("dlrm_sharded.commands.train_policy", "costs=predicted", "schedule.num_rounds=3")
+TRAIN = ("dlrm_sharded.commands.train_policy", *RETUNE.split())
 SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_validation_tasks=2")
 
 
