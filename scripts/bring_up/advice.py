@@ -37,8 +37,8 @@ def advice(outcomes: Sequence[Outcome], *, is_rehearsal: bool) -> Iterator[str]:
     loaded = [name for name in MEASURING if name in by_name and _was_loaded(by_name[name])]
     if loaded:
         yield (
-            f"Other work ran beside {', '.join(loaded)}. Remove their JSON files and start the "
-            "same command again when the machine does nothing else."
+            f"Other work ran beside {', '.join(loaded)}. Remove the JSON files of these steps "
+            "and start the same command again when the machine does nothing else."
         )
     calibrate = by_name.get("calibrate")
     if calibrate is not None and calibrate.status == "ok":

@@ -10,12 +10,12 @@ LIMIT_S = 1740.0
 CALIBRATED = ("calibration/learned-*.safetensors",)
 
 STEPS = (
-    Step("tests", limit_s=260, least_s=30),
+    Step("tests", limit_s=240, least_s=30),
     Step("hardware", limit_s=60, least_s=20),
     Step("gpu", limit_s=520, least_s=120),
     Step("calibrate", limit_s=210, least_s=60),
-    Step("policies", limit_s=150, least_s=60, needs=CALIBRATED),
-    Step("sweep", limit_s=300, least_s=60),
+    Step("policies", limit_s=200, least_s=60, needs=CALIBRATED),
+    Step("sweep", limit_s=270, least_s=60),
     Step("benchmark", limit_s=240, least_s=60, needs=CALIBRATED),
 )
 """All steps. The limits sum to `LIMIT_S`."""
