@@ -57,7 +57,7 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
     adapted = adapt(model, runs)
     if not _is_trusted(adapted, model):
         log.info(
-            "%d earlier runs on this hardware do not correct the cost model: its critical paths "
+            "the earlier runs (%d) on this hardware do not correct the cost model: its critical paths "
             "are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
             len(runs),
             *(100 * error for error in (adapted.error_before, adapted.error_after)),

@@ -69,7 +69,7 @@ def test_is_never_worse_than_the_prior_on_the_runs(
     slow = on_other_hardware([plan], dict.fromkeys(ELSEWHERE, 5.0))
     with caplog.at_level("INFO"):
         assert corrected(prior, [*fast, *slow] * 3) is prior
-    assert "6 earlier runs on this hardware do not correct the cost model" in caplog.text
+    assert "earlier runs (6) on this hardware do not correct the cost model" in caplog.text
 
 
 def test_a_journal_is_of_one_hardware(tmp_path: Path) -> None:
