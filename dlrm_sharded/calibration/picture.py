@@ -57,8 +57,8 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
     adapted = adapt(model, runs)
     if not _is_trusted(adapted, model):
         log.info(
-            "the earlier runs (%d) on this hardware do not correct the cost model: its critical paths "
-            "are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
+            "the earlier runs (%d) on this hardware do not correct the cost model: its critical "
+            "paths are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
             len(runs),
             *(100 * error for error in (adapted.error_before, adapted.error_after)),
             100 * adapted.expected_error,
