@@ -146,7 +146,7 @@ class Artifact:
 
     @property
     def hardware(self) -> Hardware:
-        """What the artefact was made on."""
+        """Return the hardware that the artefact was made on."""
         return Hardware.from_meta(self.meta)
 
 

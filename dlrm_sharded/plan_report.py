@@ -91,7 +91,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ProfileValue:
-    """What the access profiles are worth that a task does not have.
+    """The worth of access profiles that a task does not have.
 
     Args:
         num_assumed: number of tables without a reuse histogram.

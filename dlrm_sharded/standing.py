@@ -28,7 +28,7 @@ class Standing:
 
     @property
     def short_text(self) -> str:
-        """What the prices are, in a few words: prior, corrected by 2 runs, within about 15 %."""
+        """Say in a few words what the prices are: prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")

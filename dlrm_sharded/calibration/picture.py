@@ -72,7 +72,7 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
 
 
 def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
-    """Whether runs speak for the correction: it helps on them, and on runs that were left out."""
+    """Return whether a correction helps on its runs, and on runs that were left out."""
     stated = 0.0 if model.standing is None else model.standing.error or 0.0
     return adapted.is_better and adapted.expected_error < max(adapted.error_before, stated)
 

@@ -38,7 +38,7 @@ LOCK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What two runs must have in common for one to tell of the other.
+    """Conditions that two runs must share for one to tell of the other.
 
     Args:
         optimizer: fused optimizer of the tables.

@@ -111,7 +111,7 @@ class CollectedCosts:
 
     @property
     def hardware(self) -> Hardware:
-        """What the plans were measured on.
+        """Return the hardware that the plans were measured on.
 
         Raises:
             DataError: its entries in the manifest are damaged.

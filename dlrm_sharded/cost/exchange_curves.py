@@ -56,7 +56,7 @@ RING = {"fwd_comm": "reduce_scatter", "bwd_comm": "all_gather"}
 
 @dataclass(frozen=True, slots=True)
 class EvenVolumes:
-    """What an even plan of a task exchanges, and among whom.
+    """The volumes that an even plan of a task exchanges, and the ranks that exchange them.
 
     Args:
         volume, id_volume: bytes that a rank exchanges with every other one, of pooled vectors and

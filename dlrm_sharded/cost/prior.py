@@ -1,4 +1,4 @@
-"""Whether the prices of a fitted model are calibrated for a run, and how far they may be off."""
+"""Says whether a fitted model is calibrated for a run, and how far its prices may be off."""
 
 from __future__ import annotations
 

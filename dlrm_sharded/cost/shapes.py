@@ -57,7 +57,7 @@ class BlockShapes:
 
     @property
     def is_global(self) -> bool:
-        """Whether the group has all ranks; the reduction then leaves nothing to exchange."""
+        """Return whether the group has all ranks; the reduction then leaves nothing to exchange."""
         return self.num_groups == 1
 
 

@@ -1,4 +1,4 @@
-"""What hardware a process runs on, and whether a cost model or a policy belongs to it.
+"""Recognises the hardware of a process, and the cost models and policies that belong to it.
 
 A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
 says how fast it is: measured in about a second. *Hardware* is a name with both. Two of them are

@@ -59,12 +59,12 @@ NAMES = {
     "pcie": "PCIe",
     "num_gpus": "GPUs",
 }
-"""What messages call the fields of a fingerprint that they show on both sides."""
+"""Names in messages for the fields of a fingerprint that they show on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a comparison of a run's hardware with that of an artefact has found.
+    """The outcome of a comparison of a run's hardware with that of an artefact.
 
     Args:
         is_same: whether fingerprints and probes agree.

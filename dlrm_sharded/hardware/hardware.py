@@ -12,7 +12,7 @@ from dlrm_sharded.hardware.probe import Probe
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a rank computes on.
+    """The machine or GPU that a rank computes on.
 
     Args:
         name: name from `provenance.device_name`; machines of one name may differ.

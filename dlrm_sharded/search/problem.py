@@ -108,7 +108,7 @@ class Blocks:
 
     @property
     def is_global(self) -> bool:
-        """Whether one group of all ranks holds these blocks.
+        """Return whether one group of all ranks holds these blocks.
 
         Then every rank waits for the same reduce-scatter, so its time is shared and no rank's own
         load. It leaves each rank with its samples' vectors, so no all-to-all follows.
@@ -227,7 +227,7 @@ class Problem:
 
     @property
     def restricts_ranks(self) -> bool:
-        """Whether constraints, not only memory, keep some unit away from a rank."""
+        """Return whether constraints, not only memory, keep some unit away from a rank."""
         return self.allowed is not None or self.separated.size > 0
 
     def shape(self, unit: int, width: int) -> int:

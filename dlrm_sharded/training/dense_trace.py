@@ -35,7 +35,7 @@ NEEDS_DATA = (
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
 )
-"""What fake mode raises if a model's shapes or branches depend on values."""
+"""The errors that fake mode raises if a model's shapes or branches depend on values."""
 
 
 @dataclass(frozen=True, slots=True)

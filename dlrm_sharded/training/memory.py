@@ -101,7 +101,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a run does besides its task and plan, as far as it takes memory on a rank.
+    """The parts of a run, besides its task and plan, that take memory on a rank.
 
     Args:
         dense: the model's dense part.
@@ -141,7 +141,7 @@ def estimate_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankLoad:
-    """What one rank has of a global batch.
+    """The share of one rank in a global batch.
 
     Args:
         weight_bytes, state_bytes: its shards' weights and optimizer state.

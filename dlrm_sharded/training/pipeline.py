@@ -1,4 +1,4 @@
-"""What a trainer calls for the batches of a step and of an evaluation."""
+"""Pipelines that a trainer calls for the batches of a step and of an evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer must remember to go on where another process has stopped."""
+"""The state from which a trainer goes on where another process has stopped."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ DAMAGES: dict[str, Damage] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a damaged checkpoint.
+    """The outcome of a damaged checkpoint.
 
     Args:
         warning: warning about it when the run goes on by itself; empty without one.

@@ -63,7 +63,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reading an input came to: one of `OUTCOMES`, and the message or the traceback."""
+    """The outcome of reading an input: one of `OUTCOMES`, and the message or the traceback."""
 
     name: str
     text: str = ""

@@ -20,7 +20,7 @@ from soaks.training_run import SMALL, HangingError, TrainingRun, kill, until
 log = logging.getLogger(__name__)
 
 KINDS = ("one rank", "all ranks", "agent", "SIGTERM")
-"""What is killed with SIGKILL, or that torchrun's agent gets SIGTERM."""
+"""The processes that are killed with SIGKILL; torchrun's agent may get SIGTERM instead."""
 
 MOMENTS = ("save", "steps", "save", "steps", "save", "start", "save", "steps")
 """A checkpoint is being written, steps are being trained, or the ranks are starting."""

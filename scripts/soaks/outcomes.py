@@ -1,4 +1,4 @@
-"""What two runs have left behind, compared bit for bit."""
+"""Compares bit for bit what two runs have left behind."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 
 WORLD_SIZES = (1, 2, 3)
 RELATIVE_ERROR = 1e-6
-"""Of state that is a mean of several shards' states."""
+"""Tolerance for state that is a mean of several shards' states."""
 
 
 SETUPS = ((1, "dim"), (2, "dim"), (2, "neuroshard"), (3, "neuroshard"), (3, "size"), (2, "dim"))

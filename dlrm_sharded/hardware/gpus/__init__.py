@@ -1,1 +1,1 @@
-"""What is publicly known of GPUs: their data sheets, and measured times of their collectives."""
+"""Public figures of GPUs: their data sheets, and measured times of their collectives."""
