@@ -4,29 +4,35 @@ The packaged model is taken for a prior. Runs on some tasks correct it, and on o
 of every stage of knowledge are measured beside those of TorchRec's planner, each rank's lookups by
 themselves, on the same ids, in interleaved rounds. Switches of the libraries make this machine
 another one, such as FBGEMM_ENABLE_INSTRUCTIONS=AVX2 with ATEN_CPU_CAPABILITY=avx2.
+
+With `--made-up`, the hardware is the packaged model with other speeds, and nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compared import Row, markdown, on_device, planner_of
+from benchmarks.compared import Row, markdown, on_device, planner_of, quiet
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
 from dlrm_sharded.artifact import cost_model_kind, find_artifact
 from dlrm_sharded.calibration.picture import corrected
-from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.communication import EXCHANGES
+from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, shipped_prior
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.planning import Planner
@@ -37,6 +43,13 @@ from dlrm_sharded.task import ShardingTask
 REFERENCE = "torchrec"
 RUN_SEED = 1000
 """Seed of the tasks of the runs, which are none of those that plans are compared on."""
+
+
+NOISE = 0.05
+"""Relative noise of a time on made-up hardware."""
+
+Measure = Callable[[Mapping[str, Planner], int, ShardingTask, np.random.Generator], list[Row]]
+"""Plans a task of some number with every planner, and measures the plans."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,66 +69,137 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="artefacts of calibrations on this hardware, the most thorough one last",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks, ids and order")
+    parser.add_argument(
+        "--made-up",
+        type=float,
+        nargs=3,
+        metavar=("FORWARD", "BACKWARD", "EXCHANGES"),
+        help="factors of the packaged model's times on hardware that is made up",
+    )
     add_round_arguments(parser, rounds=3, item="rank")
 
 
 def run(options: argparse.Namespace) -> None:
-    with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
-        hardware = local_hardware(device)
-        print("\n".join(hardware.lines()), flush=True)
-        context = RunContext(device.type, hardware, OPTIMIZER, ranks_per_host=1)
-        packaged = find_artifact(cost_model_kind(KIND), hardware, device.type, shipped_only=True)
+    with _hardware(options) as (context, measure):
+        assert context.hardware is not None
+        print("\n".join(context.hardware.lines()), flush=True)
+        kind = cost_model_kind(KIND)
+        packaged = find_artifact(kind, context.hardware, context.device, shipped_only=True)
         prior = learned_cost_model(context, str(packaged))
-        runs = _runs(prior, bench, max(options.runs), device.type)
+        runs = _runs(prior, measure, max(options.runs), context.device)
         models = {"0 runs": prior}
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}
         for calibrated in options.calibrated:
             name, _, path = calibrated.partition("=")
             models[name] = learned_cost_model(context, str(Path(path)))
+        if options.made_up:
+            models["true"] = _truth(options.made_up)
         planners = {name: _planner(model) for name, model in models.items()}
-        planners[REFERENCE] = planner_of(REFERENCE, device=device.type, hardware=hardware)
+        planners[REFERENCE] = planner_of(
+            REFERENCE, device=context.device, hardware=context.hardware
+        )
         rows: list[Row] = []
         for number, found in enumerate(measured_tasks(options.seed, num=options.tasks)):
-            task = on_device(found.task, device.type)
-            rng = np.random.default_rng([options.seed, number])
-            rows += task_rows(number, task, planners, bench, rng, rounds=options.rounds)
+            task = on_device(found.task, context.device)
+            rows += measure(planners, number, task, np.random.default_rng([options.seed, number]))
             print(f"task {number}: {_figures(rows, number)}", flush=True)
     report(rows, models)
+
+
+@contextlib.contextmanager
+def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure]]:
+    """Yield this machine, or one that is made up, and how plans are measured on it."""
+    if options.made_up:
+        quiet()
+        factors = ", ".join(f"{factor:g}" for factor in options.made_up)
+        hardware = Hardware(f"made up: the packaged model times {factors}")
+        truth = _truth(options.made_up)
+        yield RunContext("cpu", hardware, OPTIMIZER, 1), functools.partial(_made_up_rows, truth)
+        return
+    with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
+        context = RunContext(device.type, local_hardware(device), OPTIMIZER, ranks_per_host=1)
+
+        def measure(
+            planners: Mapping[str, Planner],
+            number: int,
+            task: ShardingTask,
+            rng: np.random.Generator,
+        ) -> list[Row]:
+            return task_rows(number, task, planners, bench, rng, rounds=options.rounds)
+
+        yield context, measure
+
+
+def _truth(factors: Sequence[float]) -> LearnedCostModel:
+    """Return the packaged model with other speeds of the stages."""
+    packaged = shipped_prior(RunContext())
+    forward, backward, exchanges = factors
+    return dataclasses.replace(
+        packaged,
+        compute=packaged.compute.scaled(forward, backward),
+        communication=packaged.communication.scaled(dict.fromkeys(EXCHANGES, exchanges)),
+        standing=None,
+    )
+
+
+def _made_up_rows(
+    truth: LearnedCostModel,
+    planners: Mapping[str, Planner],
+    number: int,
+    task: ShardingTask,
+    rng: np.random.Generator,
+) -> list[Row]:
+    """Return rows as `task_rows` does; the cost counts as a whole, as exchanges are known, too."""
+    rows: list[Row] = []
+    for name, planner in planners.items():
+        plan, found = planner.plan(task)
+        assert found.cost is not None
+        exact = truth.predict(plan, task)
+        measured = PlanCost.from_stages(
+            {
+                stage: [
+                    rank.stage_ms(stage) * math.exp(NOISE * rng.standard_normal())
+                    for rank in exact.per_rank
+                ]
+                for stage in STAGES
+            },
+            input_dist_ms=None,
+        )
+        rows.append(
+            {
+                **{"number": number, "sharder": name, "plan": plan.to_json()["shards"]},
+                **{"measured": measured.to_json(), "compute_ms": exact.cost_ms},
+                "predicted_compute_ms": found.cost.cost_ms,
+            }
+        )
+    return rows
 
 
 def _planner(model: LearnedCostModel) -> Planner:
     return Planner(NeuroShardSharder(SharderContext(cost_model=model)), model)
 
 
-def _runs(prior: LearnedCostModel, bench: RankBench, num_runs: int, device: str) -> list[Sample]:
+def _runs(prior: LearnedCostModel, measure: Measure, num_runs: int, device: str) -> list[Sample]:
     """Measure plans as runs do, each made with the prices that the runs before it corrected."""
     runs: list[Sample] = []
     for number, found in enumerate(measured_tasks(RUN_SEED, num=num_runs)):
         task, model = on_device(found.task, device), corrected(prior, runs)
         rng = np.random.default_rng([RUN_SEED, number])
-        [row] = task_rows(number, task, {"run": _planner(model)}, bench, rng, rounds=1)
+        [row] = measure({"run": _planner(model)}, number, task, rng)
         runs.append(_as_run(row, task, prior))
         print(f"run {number}: {row['compute_ms']:.1f} ms, {row['predicted_compute_ms']:.1f} before")
     return runs
 
 
 def _as_run(row: Row, task: ShardingTask, prior: LearnedCostModel) -> Sample:
-    """Return a measured row as a run; exchanges, which are not measured, are as the prior has them.
+    """Return a measured row as a run, whose ids are redistributed as the prior has it.
 
-    So runs correct the computation alone.
+    On this machine exchanges are not measured, so they are as the prior has them, too.
     """
     plan = ShardingPlan.from_json({"world_size": task.topology.world_size, "shards": row["plan"]})
-    measured, predicted = PlanCost.from_json(row["measured"]), prior.predict(plan, task)
-    cost = PlanCost.from_stages(
-        {
-            stage: [
-                (ours if stage.endswith("comm") else theirs).stage_ms(stage)
-                for ours, theirs in zip(predicted.per_rank, measured.per_rank, strict=True)
-            ]
-            for stage in STAGES
-        },
-        input_dist_ms=predicted.input_dist_ms,
-    )
+    predicted = prior.predict(plan, task)
+    measured = PlanCost.from_json(row["measured"])
+    cost = dataclasses.replace(measured, input_dist_ms=predicted.input_dist_ms)
     run = measured_run(plan, task, cost)
     assert run is not None, "the tasks have one host"
     return run
@@ -152,7 +236,7 @@ def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
     header += [
         f"cost over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")
     ]
-    print("\ncomputation of the slowest rank, geometric means over tasks:\n")
+    print("\nthe slowest rank, geometric means over tasks:\n")
     print(markdown(header, lines))
 
 

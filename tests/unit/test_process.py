@@ -1,5 +1,6 @@
 """Processes that lose their parent, and the memory that they had."""
 
+import mmap
 import resource
 import subprocess
 import sys
@@ -45,8 +46,9 @@ def test_a_parent_that_died_before() -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux cannot reset it")
 def test_forgets_the_peak() -> None:
     size = 200 * 2**20
-    block = bytearray(b"x") * size
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    del block
+    with mmap.mmap(-1, size) as block:  # the heap may keep what is freed
+        block.write(b"x" * size)
+        forget_peak_memory()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     forget_peak_memory()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - size / 2**11

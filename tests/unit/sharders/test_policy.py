@@ -271,9 +271,9 @@ def test_never_behind_a_heuristic(policy: Policy) -> None:
     for _ in range(5):
         task = pool.task(pool.draw(rng))
         priced_ms = cost_ms(sharder(policy, cost_model=cost_model()).shard(task), task)
-        assert priced_ms <= cost_ms(sharder(policy).shard(task), task)
-        for weight in WEIGHTS:
-            assert priced_ms <= cost_ms(GreedySharder(weight, seed=1).shard(task), task)
+        others = [sharder(policy), *(GreedySharder(weight, seed=1) for weight in WEIGHTS)]
+        best_ms = min(cost_ms(other.shard(task), task) for other in others)
+        assert priced_ms <= best_ms * (1 + 1e-9), "sums of another order are rounded otherwise"
 
 
 def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
