@@ -62,10 +62,10 @@ def hydra_main(cfg: DictConfig) -> None:
             task.topology.rank_memory_text,
             cfg.out,
         )
-        if report.standing is not None:
-            log.info("prices: %s", report.standing.text)
         if report.profile_value is not None:
             log.info("%s", profile_value_text(report.profile_value))
+        if report.standing is not None:
+            log.info("prices: %s", report.standing.text)
         if report.diagnosis is not None:
             for section in sections(report.diagnosis):
                 log.info("%s", "\n  ".join([section.title, *section.lines]))

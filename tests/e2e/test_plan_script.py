@@ -40,7 +40,8 @@ def test_writes_a_plan(task_json: Path, sharder: str) -> None:
     written = json.loads((task_json.parent / "p.json").read_text())
     assert written["predicted"]["max_ms"] >= written["lower_bound_ms"] > 0
     cost_ms, gap = written["predicted"]["max_ms"], written["gap"]
-    assert f"predicted {cost_ms:.2f} ms, at most {100 * gap:.1f} %" in done.stdout + done.stderr
+    shown = done.stdout + done.stderr
+    assert f"predicted {cost_ms:.2f} ms (prior), at most {100 * gap:.1f} %" in shown
     assert "Ranks that bound the cost" not in done.stdout + done.stderr
     assert sorted(p.name for p in task_json.parent.iterdir()) == ["p.json", "task.json"]
 
