@@ -1,4 +1,4 @@
-"""What a training of a policy begins with."""
+"""A training of a policy begins with new weights, or with those of an artefact."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What measured profiles would be worth: the range of a plan's cost, and what a search gains."""
+"""The worth of measured profiles is the range of a plan's cost, and what a search gains."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is read of a machine: a made-up /proc and sysfs, and what nvidia-smi prints."""
+"""Fingerprints are read from a made-up /proc and sysfs, and from what nvidia-smi prints."""
 
 import json
 from pathlib import Path
