@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from dlrm_sharded.artifact_kinds import Kind
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError, check_path
 from dlrm_sharded.hardware.compare import Match, compare
@@ -36,12 +37,11 @@ HEADER = "dlrm_sharded"
 """Key of the file's header whose value is a JSON object that describes the arrays."""
 
 ARTIFACT_SUFFIX = ".safetensors"
-CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
-RETUNE = "init_from=packaged costs=predicted schedule.num_rounds=3"
-"""Overrides of `dlrm-train-policy` that adapt the packaged policy to the run's cost model."""
-
 REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
 DEVICES = ("cpu", "cuda")
+UNNAMED = "the hardware is not named; hardware=here is this machine"
+"""Says why prices for ranks of which nothing is known are a prior."""
+
 MAX_NUMBER = 1e15
 """Limit of the arrays' values, far above any weight or scale."""
 
@@ -51,82 +51,6 @@ CALIBRATED = Path("calibration")
 Arrays = dict[str, NDArray[Any]]
 Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 """Names of the arrays' axes, or a function of the artefact's device that returns them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of artefact, and the texts of messages about it.
-
-    Args:
-        name: beginning of the names of its files.
-        noun: what users call such an artefact.
-        made_with: command that makes one.
-        other_device, other_hardware: consequence for a run on another device or other hardware
-            than the artefact's, for which it is a prior, and what to do.
-        other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
-        required: further keys that the header must have.
-    """
-
-    name: str
-    noun: str
-    made_with: str
-    other_device: str
-    other_hardware: str
-    other_optimizer: str
-    required: tuple[str, ...] = ()
-
-
-def cost_model_kind(name: str) -> Kind:
-    """Return the kind of cost models of this name."""
-    calibrate = "run `make calibrate` (2 minutes) for a model of this hardware"
-    return Kind(
-        name,
-        noun="cost model",
-        made_with=CALIBRATE,
-        other_device="its computation says nothing about this device, and its exchanges follow "
-        f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
-        other_hardware="its times may be wrong by a factor, and its order of plans is less "
-        f"reliable; {calibrate}",
-        other_optimizer="backward computation may be wrong; run `make calibrate "
-        "ARGS=collect.optimizer={optimizer}`",
-        required=("ranges", "measured_links"),
-    )
-
-
-def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
-    """Return what to know of a cost model of some hardware that is used on ranks of a device type.
-
-    It is None if that is the device type of the hardware.
-    """
-    if device == used_on:
-        return None
-    return (
-        f"the predicted times are those of another device ({hardware}, {device}) than the ranks' "
-        f"({used_on}), so they do not tell which plan is better; run {CALIBRATE} on these ranks, "
-        "or plan with sharder=torchrec"
-    )
-
-
-def policy_kind(name: str) -> Kind:
-    """Return the kind of policies that the method of this name trains."""
-    command = f"dlrm-train-policy policy={name}"
-    judged = (
-        "a run with a cost model takes the placement with the lowest predicted cost, of the "
-        "policy's and the heuristics'; without one, plans may be less balanced"
-    )
-    elsewhere = (
-        f"it balances the costs of that hardware; {judged} here; after a calibration, "
-        f"`{command} {RETUNE}` re-tunes it in about a minute"
-    )
-    return Kind(
-        name,
-        noun="policy",
-        made_with=f"`{command}`",
-        other_device=elsewhere,
-        other_hardware=elsewhere,
-        other_optimizer=f"it balances the backward computation of that optimizer; {judged}; run "
-        f"`{command} optimizer={{optimizer}}`",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +195,7 @@ def _fitness_of_damaged(
 def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
     """Compare the hardware of an artefact with that of a run, if it is known."""
     if ours is None:
-        return Match(False, ("the hardware of the ranks is not known here",))
+        return Match(False, (UNNAMED,))
     return compare(ours, theirs)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,6 +26,7 @@ from torch.distributed import distributed_c10d
 from dlrm_sharded.attempt import is_restart as is_restart
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, HungRankError, RankError, UserError, check_number
+from dlrm_sharded.host_memory import available_host_bytes
 from dlrm_sharded.job_store import JobStore
 from dlrm_sharded.process import (
     die_with_parent,
@@ -326,56 +326,6 @@ def _free_bytes(rank: Rank) -> int:
     if rank.device.type == "cuda":
         return int(torch.cuda.mem_get_info(rank.device)[0])
     return available_host_bytes() // rank.local_world_size
-
-
-def available_host_bytes() -> int:
-    """Return the memory that this host can give without swapping, within the container's limits."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    groups = memory_groups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
-    return min([available, *(free for group in groups if (free := _free_in(group)) is not None)])
-
-
-def memory_groups(text: str, root: Path) -> list[Path]:
-    """Return the folders of the control groups that limit the memory of a process.
-
-    A limit of any group above the process's own counts. In a container the path of its group may
-    not be there, and the container's group is the root.
-
-    Args:
-        text: /proc/PID/cgroup, in which version 2 has the line "0::/path" and version 1 a line
-            "4:memory:/path".
-        root: where the groups are mounted; version 1 has them in `memory` below it.
-    """
-    folders = []
-    for line in text.splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top = root
-        elif "memory" in controllers.split(","):
-            top = root / "memory"
-        else:
-            continue
-        own = top / path.lstrip("/")
-        folders += [own, *(parent for parent in own.parents if top in (parent, *parent.parents))]
-    return folders
-
-
-def _free_in(group: Path) -> int | None:
-    """Return the memory that a control group can still give; None if it has no limit."""
-    for limit_name, used_name, inactive in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit = group / limit_name
-        if limit.exists() and (text := limit.read_text().strip()).isdigit():
-            # Inactive page cache counts as used, but the kernel frees it on demand.
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            used = int((group / used_name).read_text()) - int(stat[inactive])
-            return int(text) - used
-    return None
 
 
 def used_and_available_bytes(rank: Rank) -> tuple[int, int]:

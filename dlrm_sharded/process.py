@@ -22,6 +22,19 @@ LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
 """Process that started the ranks of this host, as our launcher tells them."""
 
 
+def num_cores() -> int:
+    """Return the number of cores that this process can use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_of_a_rank(ranks_per_host: int) -> int:
+    """Return the threads that one of so many ranks of a host computes with, if none are stated.
+
+    More threads than cores cost far more than fewer threads do.
+    """
+    return max(num_cores() // ranks_per_host, 1)
+
+
 def die_with_parent() -> None:
     """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
     if sys.platform == "linux":

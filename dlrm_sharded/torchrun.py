@@ -39,7 +39,7 @@ from torch.distributed.run import (
 
 from dlrm_sharded.errors import HungRankError, LostRankError
 from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import LAUNCHER_VARIABLE
+from dlrm_sharded.process import LAUNCHER_VARIABLE, threads_of_a_rank
 from dlrm_sharded.rendezvous import StartRendezvous
 
 SHUTDOWN_S = 25
@@ -74,9 +74,8 @@ def launch(arguments: Sequence[str]) -> int:
     num_hosts = parse_min_max_nnodes(args.nnodes)[1]
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
-    # More threads than cores cost far more than fewer threads do.
-    cores = len(os.sched_getaffinity(0)) // determine_local_world_size(args.nproc_per_node)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores, 1)))
+    threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     if num_hosts == 1:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.artifact import CALIBRATE, Arrays
+from dlrm_sharded.artifact import Arrays
+from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.evaluate import Predictor, TimePairs, averaged, compare
 from dlrm_sharded.calibration.fit import LookupData, fit_communication, fit_compute
 from dlrm_sharded.calibration.fit_paper import fit_paper

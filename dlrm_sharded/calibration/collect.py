@@ -39,6 +39,7 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.layouts import RowBlocks, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.process import num_cores
 from dlrm_sharded.provenance import commit, versions
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
@@ -215,20 +216,15 @@ def group_sizes(rank: Rank) -> tuple[int, list[int]]:
     """
     computing, per_host = rank.world_size, rank.local_world_size
     if rank.device.type == "cpu":
-        computing = min(per_host, max(_num_cores() // torch.get_num_threads(), 1))
+        computing = min(per_host, max(num_cores() // torch.get_num_threads(), 1))
     powers = {2**i for i in range(1, rank.world_size.bit_length())}
     whole_hosts = {size for size in powers if size <= per_host or size % per_host == 0}
     return computing, sorted({*whole_hosts, rank.world_size} - {1})
 
 
-def _num_cores() -> int:
-    """Return the number of cores that this process can use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _cpu() -> dict[str, int]:
     """Return what this process has of the CPU."""
-    return {"cores": _num_cores(), "threads": torch.get_num_threads()}
+    return {"cores": num_cores(), "threads": torch.get_num_threads()}
 
 
 def _conditions(

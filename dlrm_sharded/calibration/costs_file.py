@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.artifact import CALIBRATE
+from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.samples import (
     TIMES,
     CollectedCosts,

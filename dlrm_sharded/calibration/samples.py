@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.access_patterns import ZipfAccesses
-from dlrm_sharded.artifact import CALIBRATE
+from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.hardware.hardware import Hardware

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm_sharded.artifact import RETUNE
+from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError, check_number
 

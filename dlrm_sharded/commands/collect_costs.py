@@ -24,6 +24,7 @@ from dlrm_sharded.devices import device_type
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count
 from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.torchrun import launch
 
 MODULE = "dlrm_sharded.commands.collect_costs"
@@ -62,8 +63,7 @@ def default_num_ranks() -> int:
 
 def _start_ranks(num_ranks: int) -> int:
     """Run this module on ranks that torchrun starts from this process; return the exit code."""
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // RUN_RANKS, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_a_rank(RUN_RANKS)))
     return launch(["--nproc-per-node", str(num_ranks), "-m", MODULE, *sys.argv[1:]])
 
 

@@ -16,7 +16,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from dlrm_sharded.artifact import CALIBRATE, artifact_name, write_artifact
+from dlrm_sharded.artifact import artifact_name, write_artifact
+from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table

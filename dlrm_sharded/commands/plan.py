@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from pathlib import Path
 
 import hydra
+import torch
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
@@ -19,14 +21,19 @@ from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import forecast, profile_value_text, sections
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan_report import plan_json
-from dlrm_sharded.task import GIB, ShardingTask, read_task
+from dlrm_sharded.process import threads_of_a_rank
+from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
+
+HERE = "here"
 
 log = logging.getLogger("dlrm_sharded.plan")
 
@@ -40,7 +47,7 @@ def hydra_main(cfg: DictConfig) -> None:
         task = _task(cfg)
         planner = build_planner(
             cfg,
-            _context(cfg.hardware, task),
+            _context(cfg, task),
             diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
         )
         if cfg.explain and not isinstance(planner.cost_model, AdditiveCostModel):
@@ -73,15 +80,13 @@ def hydra_main(cfg: DictConfig) -> None:
             log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
 
 
-def _context(hardware: str | None, task: ShardingTask) -> RunContext:
-    """Return the ranks of the task, which are not those of this machine.
-
-    Args:
-        hardware: name of a GPU; None for any device of the task's type.
-    """
-    device = task.topology.compute_device
+def _context(cfg: DictConfig, task: ShardingTask) -> RunContext:
+    """Return what the ranks of the task compute on: any device, a GPU with a name, or this one."""
+    hardware, device = cfg.hardware, task.topology.compute_device
     if hardware is None:
         return RunContext(device=device)
+    if hardware == HERE:
+        return _context_here(task.topology, cfg.optimizer.embedding)
     spec = named_gpu_spec(hardware, key="hardware")
     if device != "cuda":
         raise ConfigError(
@@ -89,6 +94,20 @@ def _context(hardware: str | None, task: ShardingTask) -> RunContext:
             "topology.compute_device to cuda in task.json"
         )
     return RunContext(device=device, hardware=Hardware(spec.device_name))
+
+
+def _context_here(topology: Topology, optimizer: str) -> RunContext:
+    """Return ranks that compute on this machine, with as many threads as those of a run."""
+    device = topology.compute_device
+    if device == "cuda" and device_type() != "cuda":
+        raise ConfigError(
+            "hardware is here, the task is for GPUs, and this machine has none; name their kind, "
+            "or set topology.compute_device to cpu in task.json"
+        )
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
+    hardware = local_hardware(torch.device(device))
+    return RunContext(device, hardware, optimizer, topology.ranks_per_host)
 
 
 def _task(cfg: DictConfig) -> ShardingTask:

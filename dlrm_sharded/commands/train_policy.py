@@ -35,6 +35,7 @@ from dlrm_sharded.errors import ConfigError, check_count, check_path
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.process import num_cores
 from dlrm_sharded.provenance import commit, versions
 from dlrm_sharded.rl.policy import (
     POLICY_FEATURES,
@@ -68,8 +69,8 @@ def hydra_main(cfg: DictConfig) -> None:
     logging.getLogger(learned.__name__).addFilter(FirstOfEachMessage())
     with exit_codes(), process_group() as rank:
         hardware, device = detect_hardware(rank), rank.device.type
-        model = _cost_model(cfg, hardware, device)
         pool: TaskPool = instantiate(cfg.tasks)
+        model = _cost_model(cfg, pool, hardware, device)
         method: TrainingMethod = build_method(instantiate(cfg.policy), seed=cfg.seed)
         initialize(method, cfg.init_from, RunContext(device, hardware, cfg.optimizer))
         schedule: RoundSchedule = instantiate(cfg.schedule)
@@ -226,13 +227,13 @@ class Progress:
         self._bar.set_postfix_str(f"{policy_ms:.1f} ms, best heuristic {best_ms:.1f} ms")
 
 
-def _cost_model(cfg: DictConfig, hardware: Hardware, device: str) -> CostModel:
+def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
     if cfg.costs not in COSTS:
         raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     model: CostModel = instantiate(cfg.cost_model)(
-        RunContext(device=device, hardware=hardware, optimizer=cfg.optimizer)
+        RunContext(device, hardware, cfg.optimizer, ranks_per_host=pool.world_size)
     )
     return model
 
@@ -240,7 +241,7 @@ def _cost_model(cfg: DictConfig, hardware: Hardware, device: str) -> CostModel:
 def _provenance() -> dict[str, Any]:
     """Return the circumstances of a training, as JSON."""
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "versions": versions(),
         "commit": commit(),
         "load_average": os.getloadavg(),

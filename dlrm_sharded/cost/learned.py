@@ -16,12 +16,11 @@ from dlrm_sharded.artifact import (
     Arrays,
     Artifact,
     built_from,
-    cost_model_kind,
     find_artifact,
     has_artifact,
     load_artifact,
-    other_device_caveat,
 )
+from dlrm_sharded.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,

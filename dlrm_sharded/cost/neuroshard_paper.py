@@ -22,13 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.artifact import (
-    Arrays,
-    built_from,
-    cost_model_kind,
-    load_artifact,
-    other_device_caveat,
-)
+from dlrm_sharded.artifact import Arrays, built_from, load_artifact
+from dlrm_sharded.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.cost.prior import standing_of_artifact

@@ -17,9 +17,9 @@ from dlrm_sharded.artifact import (
     built_from,
     find_artifact,
     load_artifact,
-    policy_kind,
     read_artifact,
 )
+from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.trial import trial_plans
 from dlrm_sharded.errors import ConfigError

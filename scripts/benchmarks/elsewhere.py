@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.compared import Row, markdown, on_device, planner_of, quiet
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
-from dlrm_sharded.artifact import cost_model_kind, find_artifact
+from dlrm_sharded.artifact import find_artifact
+from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from benchmarks.compared import markdown, quiet
-from dlrm_sharded.artifact import RETUNE
+from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.train_policy import initialize
 from dlrm_sharded.context import RunContext

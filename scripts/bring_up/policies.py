@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED, RETUNE
+from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from dlrm_sharded.artifact_kinds import RETUNE
 from first_hour.fit import artefact_meta
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command

@@ -19,7 +19,8 @@ from benchmarks.compared import Row, on_device, planners_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import compute_ms, open_bench
 from dlrm_sharded.access_patterns import ZipfAccesses
-from dlrm_sharded.artifact import cost_model_kind, find_artifact
+from dlrm_sharded.artifact import find_artifact
+from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.calibration.stage_clock import StageClock

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.artifact import UNNAMED
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import read_plan
 from dlrm_sharded.task import read_task
@@ -100,6 +101,22 @@ def test_plans_for_a_named_gpu(task_json: Path) -> None:
     done = plan(task_json.parent, *overrides, "hardware=l41s")
     assert done.returncode == 2
     assert "hardware is 'l41s'; known are v100_sxm, " in done.stdout + done.stderr
+
+
+def test_plans_for_this_machine(task_json: Path) -> None:
+    """Whose fingerprint chooses the prices, and whose earlier runs correct them."""
+    task = small_tasks()["w3-mixed"].to_json()
+    overrides = ["task=task.json", "sharder=dim", "hardware=here", "out=p.json"]
+    done = plan(task_json.parent, *overrides)
+    assert done.returncode == 0, done.stderr
+    prices = json.loads((task_json.parent / "p.json").read_text())["prices"]
+    assert prices["hardware"].startswith("cpu")
+    assert UNNAMED not in prices["reasons"]
+    task["topology"]["compute_device"] = "cuda"
+    write_json(task_json, task)
+    done = plan(task_json.parent, *overrides)
+    assert done.returncode == 2
+    assert "the task is for GPUs, and this machine has none" in done.stdout + done.stderr
 
 
 def test_own_sharder(task_json: Path) -> None:

@@ -17,15 +17,14 @@ from dlrm_sharded import artifact
 from dlrm_sharded.artifact import (
     ARTIFACT_SUFFIX,
     HEADER,
-    Kind,
+    UNNAMED,
     artifact_name,
-    cost_model_kind,
     find_artifact,
     load_artifact,
-    policy_kind,
     read_artifact,
     write_artifact,
 )
+from dlrm_sharded.artifact_kinds import Kind, cost_model_kind, policy_kind
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.hardware.hardware import Hardware
@@ -376,7 +375,7 @@ def test_says_where_it_is_of_something_else(
         loaded = load_artifact(None, kind, FEATURES, RunContext("cpu"))
         assert caplog.messages == []
         assert loaded.match is not None
-        assert loaded.match.reasons == ("the hardware of the ranks is not known here",)
+        assert loaded.match.reasons == (UNNAMED,)
 
 
 @pytest.mark.parametrize("hardware", [None, ON_GPU], ids=["unknown", "known"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm_sharded.artifact import cost_model_kind, read_artifact
+from dlrm_sharded.artifact import read_artifact
+from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.costs_file import read_costs, write_costs

@@ -7,7 +7,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from dlrm_sharded.artifact import RETUNE, artifact_name, write_artifact
+from dlrm_sharded.artifact import artifact_name, write_artifact
+from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.train_policy import initialize
 from dlrm_sharded.context import RunContext

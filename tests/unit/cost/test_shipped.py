@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.artifact import SHIPPED, cost_model_kind, read_artifact
+from dlrm_sharded.artifact import SHIPPED, read_artifact
+from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.learned import learned_cost_model

@@ -1,0 +1,86 @@
+"""The kinds of artefacts, and what messages say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CALIBRATE = "`dlrm-calibrate` (in a checkout, `make calibrate`)"
+
+RETUNE = "init_from=packaged costs=predicted schedule.num_rounds=3"
+"""Overrides of `dlrm-train-policy` that adapt the packaged policy to the run's cost model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of artefact, and the texts of messages about it.
+
+    Args:
+        name: beginning of the names of its files.
+        noun: what users call such an artefact.
+        made_with: command that makes one.
+        other_device, other_hardware: consequence for a run on another device or other hardware
+            than the artefact's, for which it is a prior, and what to do.
+        other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
+        required: further keys that the header must have.
+    """
+
+    name: str
+    noun: str
+    made_with: str
+    other_device: str
+    other_hardware: str
+    other_optimizer: str
+    required: tuple[str, ...] = ()
+
+
+def cost_model_kind(name: str) -> Kind:
+    """Return the kind of cost models of this name."""
+    calibrate = "run `make calibrate` (2 minutes) for a model of this hardware"
+    return Kind(
+        name,
+        noun="cost model",
+        made_with=CALIBRATE,
+        other_device="its computation says nothing about this device, and its exchanges follow "
+        f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
+        other_hardware="its times may be wrong by a factor, and its order of plans is less "
+        f"reliable; {calibrate}",
+        other_optimizer="backward computation may be wrong; run `make calibrate "
+        "ARGS=collect.optimizer={optimizer}`",
+        required=("ranges", "measured_links"),
+    )
+
+
+def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
+    """Return what to know of a cost model of some hardware that is used on ranks of a device type.
+
+    It is None if that is the device type of the hardware.
+    """
+    if device == used_on:
+        return None
+    return (
+        f"the predicted times are those of another device ({hardware}, {device}) than the ranks' "
+        f"({used_on}), so they do not tell which plan is better; run {CALIBRATE} on these ranks, "
+        "or plan with sharder=torchrec"
+    )
+
+
+def policy_kind(name: str) -> Kind:
+    """Return the kind of policies that the method of this name trains."""
+    command = f"dlrm-train-policy policy={name}"
+    judged = (
+        "a run with a cost model takes the placement with the lowest predicted cost, of the "
+        "policy's and the heuristics'; without one, plans may be less balanced"
+    )
+    elsewhere = (
+        f"it balances the costs of that hardware; {judged} here; after a calibration, "
+        f"`{command} {RETUNE}` re-tunes it in about a minute"
+    )
+    return Kind(
+        name,
+        noun="policy",
+        made_with=f"`{command}`",
+        other_device=elsewhere,
+        other_hardware=elsewhere,
+        other_optimizer=f"it balances the backward computation of that optimizer; {judged}; run "
+        f"`{command} optimizer={{optimizer}}`",
+    )

@@ -1,0 +1,56 @@
+"""The memory that this host can still give to its processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available_host_bytes() -> int:
+    """Return the memory that this host can give without swapping, within the container's limits."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    groups = memory_groups(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    return min([available, *(free for group in groups if (free := free_in(group)) is not None)])
+
+
+def memory_groups(text: str, root: Path) -> list[Path]:
+    """Return the folders of the control groups that limit the memory of a process.
+
+    A limit of any group above the process's own counts. In a container the path of its group may
+    not be there, and the container's group is the root.
+
+    Args:
+        text: /proc/PID/cgroup, in which version 2 has the line "0::/path" and version 1 a line
+            "4:memory:/path".
+        root: where the groups are mounted; version 1 has them in `memory` below it.
+    """
+    folders = []
+    for line in text.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            top = root
+        elif "memory" in controllers.split(","):
+            top = root / "memory"
+        else:
+            continue
+        own = top / path.lstrip("/")
+        folders += [own, *(parent for parent in own.parents if top in (parent, *parent.parents))]
+    return folders
+
+
+def free_in(group: Path) -> int | None:
+    """Return the memory that a control group can still give; None if it has no limit."""
+    for limit_name, used_name, inactive in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = group / limit_name
+        if limit.exists() and (text := limit.read_text().strip()).isdigit():
+            # Inactive page cache counts as used, but the kernel frees it on demand.
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used = int((group / used_name).read_text()) - int(stat[inactive])
+            return int(text) - used
+    return None
