@@ -38,8 +38,9 @@ calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must 
 bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
 	$(BIN)/python scripts/bringup.py $(ARGS)
 
-test: $(VENV)/installed  ## run all tests; ARGS="tests/launch -x"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+WORKERS ?= 2
+test: $(VENV)/installed  ## run all tests, on two workers; ARGS="tests/launch -x" WORKERS=0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: lint unit docs  ## run what every commit must pass
 
@@ -50,7 +51,7 @@ lint: $(VENV)/installed  ## check style, types and the direction of imports
 	$(BIN)/lint-imports --no-cache
 
 unit: $(VENV)/installed  ## run the unit and contract tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit tests/contract
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract
 
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1

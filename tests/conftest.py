@@ -36,6 +36,25 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share what takes long to start on one worker; begin with the longest group.
+
+    Those of a file share its runs, those of Slurm a cluster, and others one finished sweep.
+    """
+    for item in items:
+        group = str(item.path)
+        if _is_of_slurm(item):
+            group = "slurm"
+        elif "finished_sweep" in getattr(item, "fixturenames", ()):
+            group = "sweep"
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_is_of_slurm, reverse=True)
+
+
+def _is_of_slurm(item: pytest.Item) -> bool:
+    return item.path.parent.name == "slurm"
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the objects of the imports, 0.3 s at each end of a job."""
     gc.collect()
