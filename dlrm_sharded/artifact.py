@@ -79,6 +79,16 @@ def artifact_name(kind: str, hardware: str) -> str:
     return f"{kind}-{re.sub('[^a-z0-9]+', '_', hardware.lower()).strip('_')}"
 
 
+def name_in_folder(folder: Path, kind: Kind, hardware: Hardware) -> str:
+    """Return a name for an artefact whose file replaces none of other hardware with its name."""
+    name = artifact_name(kind.name, hardware.name)
+    meta = _sound_header(folder / f"{name}{ARTIFACT_SUFFIX}", kind)
+    ours, theirs = hardware.fingerprint, None if meta is None else Hardware.from_meta(meta)
+    if ours is None or theirs is None or theirs.fingerprint in (None, ours):
+        return name
+    return f"{name}-{ours.id}"
+
+
 def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, Any]) -> Path:
     """Write the file, whole or not at all, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from dlrm_sharded.access_patterns import ZipfAccesses
-from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.plan_cost import STAGES, PlanCost
@@ -154,6 +154,22 @@ def _mostly_not_zipf(sample: Sample, rank: int) -> bool:
             ids += shard.pooling_factor
             zipf_ids += shard.pooling_factor * (shard.accesses == ZipfAccesses.name)
     return zipf_ids < ids / 2
+
+
+def repeatability_text(repeatability: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Say how far second measurements were from the first, which no prediction can do better than.
+
+    Args:
+        repeatability: as `samples.repeatability` returns it.
+    """
+    parts = [
+        f"{row[CRITICAL_PATH]:.1f} % in {name} ({row['num']:.0f} plans)"
+        for name, row in repeatability.items()
+        if CRITICAL_PATH in row
+    ]
+    if not parts:
+        return None
+    return f"critical paths measured twice differ by {', '.join(parts)}"
 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:

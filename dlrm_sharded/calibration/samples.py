@@ -22,6 +22,9 @@ from dlrm_sharded.tables import NUM_REUSE_BINS
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
 
+CRITICAL_PATH = "critical_path"
+"""Name of the sum of the stages on their slowest ranks, among measures of repeatability."""
+
 _PLAIN_KEYS = ("kind", "number", "attempt", "world_size", "ranks_per_host", "batch_size")
 
 
@@ -170,7 +173,7 @@ def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
 
     Returns:
         Mean absolute difference of the slowest rank's time, in percent of the first, for each of
-        `TIMES`; and the number of plans in `num`.
+        `TIMES`, and that of `critical_path`; and the number of plans in `num`.
     """
     pairs: dict[tuple[str, int], dict[int, Sample]] = {}
     for sample in samples:
@@ -188,16 +191,19 @@ def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:
     return {
         name: {
             "num": len(rows),
-            **dict(zip(TIMES, np.mean(rows, axis=0).round(2).tolist(), strict=True)),
+            **dict(
+                zip((*TIMES, CRITICAL_PATH), np.mean(rows, axis=0).round(2).tolist(), strict=True)
+            ),
         }
         for name, rows in sorted(errors.items())
     }
 
 
 def _slowest_ms(sample: Sample) -> list[float]:
-    """Return each of `TIMES` on its slowest rank."""
+    """Return each of `TIMES` on its slowest rank, and the critical path."""
     cost = sample.cost
-    return [cost.input_dist_max_ms or 0.0, *(cost.stage_max_ms(stage) for stage in STAGES)]
+    stages = (cost.stage_max_ms(stage) for stage in STAGES)
+    return [cost.input_dist_max_ms or 0.0, *stages, cost.critical_path_ms]
 
 
 def workload_of_sample(sample: Sample) -> Workload:

@@ -26,6 +26,9 @@ DEFAULT_MINUTES = 2.0
 SHORT_MINUTES = 5.0
 """Below this, each plan is measured for less time, so that there are more plans."""
 
+SHORT_REPEAT_EVERY = 10
+"""More plans are measured twice, as a few say nothing about how well measurements repeat."""
+
 SHORT_MEASURE = ("iterations=8", "warmup=1", "num_batches=2", "time_budget_s=0.1")
 RANK_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -81,6 +84,7 @@ def time_overrides(minutes: float) -> list[str]:
     overrides = [f"collect.time_budget_s={budget_s:g}"]
     if minutes < SHORT_MINUTES:
         overrides += [f"collect.measure.{override}" for override in SHORT_MEASURE]
+        overrides.append(f"collect.repeat_every={SHORT_REPEAT_EVERY}")
     return overrides
 
 

@@ -16,11 +16,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from dlrm_sharded.artifact import artifact_name, write_artifact
-from dlrm_sharded.artifact_kinds import CALIBRATE
+from dlrm_sharded.artifact import name_in_folder, write_artifact
+from dlrm_sharded.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.costs_file import read_costs
-from dlrm_sharded.calibration.evaluate import errors_table
+from dlrm_sharded.calibration.evaluate import errors_table, repeatability_text
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
@@ -42,9 +42,12 @@ def hydra_main(cfg: DictConfig) -> None:
         _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
         config: FitConfig = instantiate(cfg.fit)
         fitted = fit_cost_model(costs, config, _prior(costs) if config.from_prior else None)
-        name = artifact_name(fitted.meta["kind"], fitted.meta["hardware"])
-        path = write_artifact(Path(cfg.out), name, fitted.arrays, fitted.meta)
+        kind, out = cost_model_kind(fitted.meta["kind"]), Path(cfg.out)
+        name = name_in_folder(out, kind, Hardware.from_meta(fitted.meta))
+        path = write_artifact(out, name, fitted.arrays, fitted.meta)
         log.info("held-out plans:\n\n%s\n", errors_table(fitted.meta["held_out_errors"]))
+        if (text := repeatability_text(costs.manifest["repeatability"])) is not None:
+            log.info("%s", text)
         log.info("fitted in %.0f s; wrote %s", time.perf_counter() - started, path)
 
 

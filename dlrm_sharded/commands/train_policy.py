@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from dlrm_sharded.artifact import artifact_name, write_artifact
+from dlrm_sharded.artifact import name_in_folder, write_artifact
+from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
@@ -76,7 +77,7 @@ def hydra_main(cfg: DictConfig) -> None:
         schedule: RoundSchedule = instantiate(cfg.schedule)
         validation = Validation(pool, model, cfg.num_validation_tasks)
         initial_ms = None if cfg.init_from is None else validation.policy_ms(method)
-        name = artifact_name(method.net.kind, hardware.name)
+        name = name_in_folder(Path(cfg.out), policy_kind(method.net.kind), hardware)
         checkpoint = Path(cfg.out) / f"{name}.partial"
         settings = _settings(cfg)
         with Progress(cfg, schedule, method, validation, resumed=checkpoint.exists()) as progress:

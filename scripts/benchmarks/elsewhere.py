@@ -239,6 +239,22 @@ def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
     ]
     print("\nthe slowest rank, geometric means over tasks:\n")
     print(markdown(header, lines))
+    if (error := repeatability(rows)) is not None:
+        print(f"\na round predicts the other rounds of its plan with an error of {error:.1f} %")
+
+
+def repeatability(rows: Sequence[Row]) -> float | None:
+    """Return the error of a measured round, in percent, if it predicted the other rounds.
+
+    No prediction can be expected to have a smaller one. It is None where nothing is measured.
+    """
+    errors = []
+    for row in rows:
+        rounds = np.array(row.get("rounds_ms", []))  # [ranks, rounds]
+        for i in range(rounds.shape[1] if rounds.ndim == 2 and rounds.shape[1] > 1 else 0):
+            others = np.median(np.delete(rounds, i, axis=1), axis=1).max()
+            errors.append(abs(rounds[:, i].max() / others - 1))
+    return 100 * float(np.mean(errors)) if errors else None
 
 
 def _by_task(rows: Sequence[Row], sharder: str, key: str) -> dict[int, float]:

@@ -13,6 +13,7 @@ from dlrm_sharded.calibration.evaluate import (
     compare,
     compare_attempts,
     errors_table,
+    repeatability_text,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.plan_cost import PlanCost, StageCost
@@ -187,3 +188,11 @@ def test_a_summary_has_no_nan(predicted: list[float], measured: list[float]) -> 
 def test_table() -> None:
     row = {"num": 9, "mape": 3.14159, "median": 2.0, "p90": 7.77, "spearman": 0.98765}
     assert errors_table({"plan": row}).splitlines()[-1] == "| plan | 9 | 3.1 | 2.0 | 7.8 | 0.9877 |"
+
+
+def test_says_how_well_measurements_repeat() -> None:
+    rows = {"computation, 2 ranks": {"num": 28, "fwd_compute": 15.1, "critical_path": 12.34}}
+    assert repeatability_text(rows) == (
+        "critical paths measured twice differ by 12.3 % in computation, 2 ranks (28 plans)"
+    )
+    assert repeatability_text({"computation, 2 ranks": {"num": 28}}) is None, "an older collection"

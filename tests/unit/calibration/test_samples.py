@@ -211,12 +211,12 @@ def test_repeatability_by_hand() -> None:
         "communication, 4 ranks": {
             "num": 1,
             **{"input_dist": 0.0, "fwd_compute": 0.0, "fwd_comm": 100.0},
-            **{"bwd_comm": 50.0, "bwd_compute": 0.0},
+            **{"bwd_comm": 50.0, "bwd_compute": 0.0, "critical_path": 37.5},
         },
         "computation, 2 ranks": {
             "num": 2,
             **{"input_dist": 0.0, "fwd_compute": 20.0, "fwd_comm": 0.0},
-            **{"bwd_comm": 0.0, "bwd_compute": 0.0},
+            **{"bwd_comm": 0.0, "bwd_compute": 0.0, "critical_path": 4.22},
         },
     }
 
