@@ -90,13 +90,16 @@ class Adapted:
     """An adapted model, and its error on the plans that it is adapted to, before and after.
 
     Args:
-        expected_error: expected error on other plans.
+        expected_error: error on plans that were left out.
+        stated_error: the same with one more plan that is off by `ERROR_OF_ONE`, since a few plans
+            may agree by chance.
     """
 
     model: LearnedCostModel
     error_before: float
     error_after: float
     expected_error: float
+    stated_error: float
 
     @property
     def is_better(self) -> bool:
@@ -113,10 +116,12 @@ def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
     model = _fitted(observed).applied(prior)
     before, after = error_of(prior, samples), error_of(model, samples)
     left_out = range(max(0, len(samples) - MAX_LEFT_OUT), len(samples))
-    expected = max(after, ERROR_OF_ONE)
-    if len(samples) > 1:
-        expected = float(np.mean([_off_if_left_out(prior, samples, observed, i) for i in left_out]))
-    return Adapted(model, before, after, expected)
+    if len(samples) == 1:
+        expected = max(after, ERROR_OF_ONE)
+        return Adapted(model, before, after, expected, expected)
+    errors = [_off_if_left_out(prior, samples, observed, i) for i in left_out]
+    stated = float(np.mean([*errors, ERROR_OF_ONE]))
+    return Adapted(model, before, after, float(np.mean(errors)), stated)
 
 
 def _off_if_left_out(

@@ -67,7 +67,7 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
     standing = model.standing or Standing("prior", model.name)
     return dataclasses.replace(
         adapted.model,
-        standing=dataclasses.replace(standing, num_runs=len(runs), error=adapted.expected_error),
+        standing=dataclasses.replace(standing, num_runs=len(runs), error=adapted.stated_error),
     )
 
 

@@ -50,6 +50,8 @@ def test_one_plan_tells_how_fast_the_hardware_is(
     assert adapted.error_after < 0.2 < adapted.error_before
     assert error_of(adapted.model, elsewhere) < 0.4
     assert adapted.expected_error >= 0.3, "one plan cannot tell how others will be"
+    twice = adapt(model, elsewhere[:1] * 2)
+    assert twice.expected_error < 0.1 < twice.stated_error < 0.3, "two may agree by chance"
 
 
 def test_more_plans_tell_more(model: LearnedCostModel, plans: list[Sample]) -> None:
