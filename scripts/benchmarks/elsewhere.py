@@ -3,7 +3,8 @@
 The packaged model is taken for a prior. Runs on some tasks correct it, and on other tasks the plans
 of every stage of knowledge are measured beside those of TorchRec's planner, each rank's lookups by
 themselves, on the same ids, in interleaved rounds. Switches of the libraries make this machine
-another one, such as FBGEMM_ENABLE_INSTRUCTIONS=AVX2 with ATEN_CPU_CAPABILITY=avx2.
+another one, such as FBGEMM_ENABLE_INSTRUCTIONS=AVX2 with ATEN_CPU_CAPABILITY=avx2, and so do other
+numbers of threads, and a core that is shared: `taskset -c 0`, beside a busy process.
 
 With `--made-up`, the hardware is the packaged model with other speeds, and nothing is measured.
 """
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("FORWARD", "BACKWARD", "EXCHANGES"),
         help="factors of the packaged model's times on hardware that is made up",
     )
+    parser.add_argument("--threads", type=int, default=1, help="threads of a rank [%(default)s]")
     add_round_arguments(parser, rounds=3, item="rank")
 
 
@@ -117,7 +119,9 @@ def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure
         truth = _truth(options.made_up)
         yield RunContext("cpu", hardware, OPTIMIZER, 1), functools.partial(_made_up_rows, truth)
         return
-    with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
+    with open_bench(
+        options.iterations, table_bytes=MEASURED_RANK_BYTES, threads=options.threads
+    ) as (bench, device):
         context = RunContext(device.type, local_hardware(device), OPTIMIZER, ranks_per_host=1)
 
         def measure(

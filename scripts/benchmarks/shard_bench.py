@@ -41,10 +41,12 @@ def add_round_arguments(parser: argparse.ArgumentParser, *, rounds: int, item: s
 
 
 @contextmanager
-def open_bench(iterations: int, *, table_bytes: int) -> Iterator[tuple[RankBench, torch.device]]:
-    """Yield a bench and the device that it measures on: a GPU, or one core of the CPU."""
+def open_bench(
+    iterations: int, *, table_bytes: int, threads: int = 1
+) -> Iterator[tuple[RankBench, torch.device]]:
+    """Yield a bench and the device that it measures on: a GPU, or threads of the CPU."""
     quiet()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
     with process_group() as rank:
         bench = RankBench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
