@@ -6,9 +6,8 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.calibration.adapt import Adapted, adapt
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
@@ -16,6 +15,9 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.user_cache import user_cache
+
+if TYPE_CHECKING:
+    from dlrm_sharded.calibration.adapt import Adapted
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
     """
     if not runs:
         return model
+    from dlrm_sharded.calibration.adapt import adapt  # loads SciPy, which takes half a second
+
     adapted = adapt(model, runs)
     if not _is_trusted(adapted, model):
         log.info(
