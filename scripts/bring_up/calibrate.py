@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bring_up.steps import MAIN_ERROR
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from dlrm_sharded.artifact import CALIBRATED
 from dlrm_sharded.calibration.calibrate import FitConfig, predictor, split_held_out
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import KIND, shipped_prior
+from dlrm_sharded.cost.learned import shipped_prior
 from first_hour import collect
-from first_hour.fit import artefact_meta
+from first_hour.fit import fitted_meta
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 
@@ -23,17 +23,10 @@ META = ("hardware", "num_plans", "held_out_errors", "repeatability", "load_avera
 
 def run(step: StepRun) -> None:
     step.device(or_cpu=True)
-    done = step.command(module_command(*CALIBRATE, *(SMALL_SIZES if step.small else ())))
-    step.record("exit_code", done.exit_code)
-    step.record("warnings", done.warnings)
-    step.check(done.exit_code == 0, f"the calibration ended with exit code {done.exit_code}")
-    if done.exit_code:
+    command = module_command(*CALIBRATE, *(SMALL_SIZES if step.small else ()))
+    meta = fitted_meta(step, command, noun="calibration", keys=META)
+    if meta is None:
         return
-    [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
-    meta = artefact_meta(path)
-    step.record("artefact", str(path))
-    for key in META:
-        step.record(key, meta[key])
     packaged = _packaged_errors(FitConfig(**meta["fit"]))
     step.record("packaged_errors", packaged)
     calibrated = meta["held_out_errors"]

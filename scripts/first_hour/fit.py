@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,41 @@ def run(step: StepRun) -> None:
         # it was killed; to continue it for no time makes a file of its plans
         finish_collection(step, time_budget_s=0.001)
     sizes = ("fit.num_steps=100",) if step.small else ()
-    done = step.command(module_command(FIT, f"costs={COSTS}", f"out={CALIBRATED}", *sizes))
-    step.record("exit_code", done.exit_code)
-    step.record("seconds", round(done.seconds, 1))
-    step.record("warnings", done.warnings)
-    step.check(done.exit_code == 0, f"the fit ended with exit code {done.exit_code}")
-    if done.exit_code:
+    command = module_command(FIT, f"costs={COSTS}", f"out={CALIBRATED}", *sizes)
+    meta = fitted_meta(step, command, noun="fit", keys=META)
+    if meta is None:
         return
-    [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
-    meta = artefact_meta(path)
-    step.record("artefact", str(path))
-    for key in META:
-        step.record(key, meta[key])
     errors = meta["held_out_errors"]
     step.show(
         **{name: f"{errors[name]['mape']:.1f} %" for name in HEADLINE if name in errors},
         plans=str(meta["num_plans"]["fitted"]),
     )
+
+
+def fitted_meta(
+    step: StepRun, command: Sequence[str], *, noun: str, keys: Sequence[str]
+) -> dict[str, Any] | None:
+    """Run a command that fits a cost model, record how it ended, and read the artefact's header.
+
+    It is None if the command failed.
+
+    Args:
+        noun: what to call the command in a message.
+        keys: entries of the header to record.
+    """
+    done = step.command(command)
+    step.record("exit_code", done.exit_code)
+    step.record("seconds", round(done.seconds, 1))
+    step.record("warnings", done.warnings)
+    step.check(done.exit_code == 0, f"the {noun} ended with exit code {done.exit_code}")
+    if done.exit_code:
+        return None
+    [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
+    meta = artefact_meta(path)
+    step.record("artefact", str(path))
+    for key in keys:
+        step.record(key, meta[key])
+    return meta
 
 
 def artefact_meta(path: Path) -> dict[str, Any]:
