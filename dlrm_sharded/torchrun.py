@@ -76,6 +76,8 @@ def launch(arguments: Sequence[str]) -> int:
         args.rdzv_id = str(uuid.uuid4())
     threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # a rank that crashes in a library says where, before it dies
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     if num_hosts == 1:
