@@ -76,9 +76,14 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
 
 
 def _is_trusted(adapted: Adapted, model: LearnedCostModel) -> bool:
-    """Return whether a correction helps on its runs, and on runs that were left out."""
-    stated = 0.0 if model.standing is None else model.standing.error or 0.0
-    return adapted.is_better and adapted.expected_error < max(adapted.error_before, stated)
+    """Return whether a correction helps on its runs, and on runs that were left out.
+
+    Against a prior, being closer than its stated error is help enough.
+    """
+    limit, standing = adapted.error_before, model.standing
+    if standing is not None and standing.kind == "prior":
+        limit = max(limit, standing.error or 0.0)
+    return adapted.is_better and adapted.expected_error < limit
 
 
 def run_journal(context: RunContext, journal: str | None) -> RunJournal | None:

@@ -59,6 +59,20 @@ def test_is_never_worse_than_the_prior_on_the_runs(
     assert "earlier runs (6) on this hardware do not correct the cost model" in caplog.text
 
 
+def test_noise_does_not_correct_a_calibrated_model(prior: LearnedCostModel) -> None:
+    """Whose stated error may be larger than what the runs of the journal differ by."""
+    calibrated = dataclasses.replace(prior, standing=Standing("calibrated", "made up", error=0.5))
+    plans = measured_plans(4, 0, seed=7)
+    noise = (1.1, 0.9, 1.1, 0.9)
+    runs = [
+        run
+        for plan, factor in zip(plans, noise, strict=True)
+        for run in on_other_hardware([plan], dict.fromkeys(ELSEWHERE, factor))
+    ]
+    assert corrected(calibrated, runs) is calibrated
+    assert corrected(prior, runs) is not prior
+
+
 def test_a_journal_is_of_one_hardware(tmp_path: Path) -> None:
     journal = run_journal(HERE, str(tmp_path))
     other = dataclasses.replace(CPU, instruction_sets=("avx2",))
