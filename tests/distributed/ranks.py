@@ -14,6 +14,14 @@ from torch import multiprocessing
 from dlrm_sharded.distributed import Rank, process_group
 
 
+LIBRARIES = [
+    "torchrec.distributed.model_parallel",
+    "fbgemm_gpu.split_table_batched_embeddings_ops_training",
+    "torchmetrics.classification",
+]
+"""Modules that take seconds to load: one process loads them, of which ranks are forks."""
+
+
 def run_ranks(
     fn: Callable[..., Any], world_size: int, *args: Any, local_world_size: int | None = None
 ) -> Any:
@@ -23,10 +31,12 @@ def run_ranks(
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.pt"
-        multiprocessing.spawn(
+        multiprocessing.set_forkserver_preload(LIBRARIES)
+        multiprocessing.start_processes(
             _run_rank,
             args=(fn, world_size, local_world_size or world_size, port, str(result), args),
             nprocs=world_size,
+            start_method="forkserver",
         )
         return torch.load(result, weights_only=True)
 
