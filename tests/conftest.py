@@ -4,14 +4,15 @@ import atexit
 import gc
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
+
+from tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_RUN = [
@@ -36,24 +37,9 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that share what takes long to start on one worker; begin with the longest group.
-
-    Those of a file share its runs, those of Slurm a cluster, and others one finished sweep.
-    """
-    for item in items:
-        group = str(item.path)
-        if _is_of_slurm(item):
-            group = "slurm"
-        elif "finished_sweep" in getattr(item, "fixturenames", ()):
-            group = "sweep"
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_is_of_slurm, reverse=True)
-
-
-def _is_of_slurm(item: pytest.Item) -> bool:
-    return item.path.parent.name == "slurm"
+    """Begin with the longest files, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name != "slurm")
 
 
 def pytest_collection_finish() -> None:
@@ -74,18 +60,18 @@ def _log_levels() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two sharders with two seeds each, small, as a user starts it."""
-    sweep = tmp_path_factory.mktemp("sweeps") / "sweep"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", "-m"),
-            *("seed=0,1", "sharder=random,size_lookup", *SMALL_RUN, f"hydra.sweep.dir={sweep}"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (sweep / "output.txt").write_text(done.stdout)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the workers have one sweep
+    sweep, output = folder / "sweep", folder / "sweep" / "output.txt"
+    with FileLock(folder / "sweep.lock"):
+        if not output.exists():
+            done = preloaded.run(
+                *("-m", "dlrm_sharded.train", "-m", "seed=0,1", "sharder=random,size_lookup"),
+                *(*SMALL_RUN, f"hydra.sweep.dir={sweep}"),
+                cwd=ROOT,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            output.write_text(done.stdout)
     return sweep

@@ -13,7 +13,6 @@ from torch import multiprocessing
 
 from dlrm_sharded.distributed import Rank, process_group
 
-
 LIBRARIES = [
     "torchrec.distributed.model_parallel",
     "fbgemm_gpu.split_table_batched_embeddings_ops_training",

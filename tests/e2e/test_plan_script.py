@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,13 @@ from dlrm_sharded.plan import read_plan
 from dlrm_sharded.task import read_task
 from dlrm_sharded.testing import small_tasks
 from dlrm_sharded.validation import validate
+from tests import preloaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "plan.py"
 
 
 def plan(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *overrides],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return preloaded.run(str(SCRIPT), *overrides, cwd=folder)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from dlrm_sharded.provenance import device_name
 from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
+from tests import preloaded
 from tests.e2e.runs import ROOT, environment
 
 COMMAND = [sys.executable, str(ROOT / "scripts" / "train_policy.py"), "out=made", "log_dir=logs"]
@@ -40,15 +41,7 @@ TAGS = {
 
 def train_policy(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    return subprocess.run(
-        [*COMMAND, *overrides],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    return preloaded.run(*COMMAND[1:], *overrides, cwd=folder, env=environment())
 
 
 def artefact_of(folder: Path) -> Path:

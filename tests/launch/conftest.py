@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests import preloaded
+
 APPLICATION = """
 import os, signal, time
 from pathlib import Path
@@ -116,15 +118,8 @@ def run_sweep(
     sweep_command: Callable[..., list[str]], tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            sweep_command(*overrides),
-            cwd=tmp_path,
-            env=os.environ | {"HYDRA_FULL_ERROR": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        env = os.environ | {"HYDRA_FULL_ERROR": "1"}
+        return preloaded.run(*sweep_command(*overrides)[1:], cwd=tmp_path, env=env)
 
     return run
 

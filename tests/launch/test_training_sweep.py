@@ -3,7 +3,6 @@
 import csv
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dlrm_sharded.plan import read_plan
 from dlrm_sharded.task import read_task
 from dlrm_sharded.validation import validate
+from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.launch.conftest import jobs_of, states_of
 
@@ -21,15 +21,8 @@ RUNS = ["random_0", "size_lookup_1", "random_2", "size_lookup_3"]
 
 def run_sweep(sweep_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """A sweep of small runs."""
-    command = [sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"]
-    return subprocess.run(
-        [*command, *SMALL_RUN, *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    command = ["-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"]
+    return preloaded.run(*command, *SMALL_RUN, *overrides, cwd=ROOT, timeout=240)
 
 
 def result_of(folder: Path) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from dlrm_sharded.cost.learned import (
     to_arrays,
 )
 from dlrm_sharded.errors import DataError
+from tests import preloaded
 from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
@@ -32,13 +32,7 @@ QUICK = FitConfig(num_steps=20)
 
 
 def fit(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *overrides],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return preloaded.run(str(SCRIPT), *overrides, cwd=folder)
 
 
 @pytest.fixture(scope="module")

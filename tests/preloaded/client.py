@@ -1,0 +1,32 @@
+"""Runs a command as a fork of the server: `python -I -S client.py SOCKET [-u] -m MODULE ...`."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main(address: str, arguments: list[str]) -> None:
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+    data = json.dumps(request).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [len(data).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(data)
+        answers = server.makefile()
+        pid = int(answers.readline())
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        exit_code = int(answers.readline())
+    if exit_code < 0:  # by a signal
+        signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
