@@ -235,7 +235,7 @@ def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
         for reference in (REFERENCE, best):
             others = _by_task(rows, reference, "compute_ms")
             ratios = [costs[i] / others[i] for i in costs if i in others]
-            cells += [f"{math.exp(np.mean(np.log(ratios))):.3f}", f"{max(ratios):.3f}"]
+            cells += [_mean_text(ratios), f"{max(ratios):.3f}"]
         lines.append(cells)
     header = ["prices", "error, %", "stated, %"]
     header += [
@@ -245,6 +245,17 @@ def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
     print(markdown(header, lines))
     if (error := repeatability(rows)) is not None:
         print(f"\na round predicts the other rounds of its plan with an error of {error:.1f} %")
+
+
+def _mean_text(ratios: Sequence[float]) -> str:
+    """Return the geometric mean, with its 95 % interval if there are several ratios."""
+    logs = np.log(ratios)
+    mean = f"{math.exp(logs.mean()):.3f}"
+    if len(ratios) < 2 or not logs.any():
+        return mean
+    half = 1.96 * logs.std(ddof=1) / math.sqrt(len(ratios))
+    low, high = (math.exp(logs.mean() + sign * half) for sign in (-1, 1))
+    return f"{mean} [{low:.3f}, {high:.3f}]"
 
 
 def repeatability(rows: Sequence[Row]) -> float | None:
