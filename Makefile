@@ -40,7 +40,7 @@ bringup: $(VENV)/installed  ## everything that a new machine needs, and a report
 
 WORKERS ?= 2
 test: $(VENV)/installed  ## run all tests, on two workers; ARGS="tests/launch -x" WORKERS=0
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint unit docs  ## run what every commit must pass
 

@@ -38,8 +38,9 @@ settings.load_profile("no_deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, so that no worker is left with one at the end."""
-    items.sort(key=lambda item: item.path.parent.name != "slurm")
+    """Begin with the longest files, so that no worker is left with one of them at the end."""
+    folders = ["slurm", "launch", "e2e"]
+    items.sort(key=lambda item: [*folders, item.path.parent.name].index(item.path.parent.name))
 
 
 def pytest_collection_finish() -> None:

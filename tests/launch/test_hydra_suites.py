@@ -1,5 +1,7 @@
 """Hydra's own tests of launchers, with jobs of one rank and of two."""
 
+import sys
+
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
@@ -11,12 +13,19 @@ from hydra.test_utils.launcher_common_tests import (
 from hydra.version import Version, VersionBase
 
 from hydra_plugins.dlrm_torchx_launcher import TorchXLauncher
+from tests import preloaded
 
 
 @pytest.fixture(autouse=True)
 def hydras_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing our command sets a version_base for the process; Hydra's tests expect 1.1."""
     monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
+
+
+@pytest.fixture(autouse=True)
+def preloaded_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", preloaded.python())
+    monkeypatch.setenv("PYTHON_EXEC", preloaded.python())
 
 
 SHAPES = ["1x1", "1x2"]

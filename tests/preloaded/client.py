@@ -11,6 +11,9 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def main(address: str, arguments: list[str]) -> None:
+    first = next(argument for argument in arguments if argument != "-u")
+    if first.startswith("-") and first != "-m":  # other flags need an interpreter of its own
+        os.execv(sys.executable, [sys.executable, *arguments])
     request = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
     data = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as server:
