@@ -26,7 +26,8 @@ def main(address: str, arguments: list[str]) -> None:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         exit_code = int(answers.readline())
     if exit_code < 0:  # by a signal
-        signal.signal(-exit_code, signal.SIG_DFL)
+        if -exit_code != signal.SIGKILL:  # which no process can handle
+            signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     os._exit(exit_code)
 

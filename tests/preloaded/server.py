@@ -26,28 +26,38 @@ PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """The listening socket, and a connection and a process for each command that runs."""
+    """The listening socket, and the connection of each command that runs."""
 
     def __init__(self, address: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{address}.new")
         self._listener.listen(64)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ended, self._wakeup = socket.socketpair()  # readable when a process has ended
+        self._wakeup.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup.fileno())
+        for source in (self._listener, self._ended):
+            self._selector.register(source, selectors.EVENT_READ)
         Path(f"{address}.new").rename(address)
-        self._commands: dict[int, tuple[socket.socket, int]] = {}  # by number of the process
+        self._clients: dict[int, socket.socket] = {}  # by number of the process
 
     def next_request(self) -> dict[str, Any]:
         """Serve clients until a fork has a command to become; return the request, in the fork."""
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is not self._listener:
-                    self._end(key.data, is_ended=isinstance(key.fileobj, int))
-                    continue
-                client, _ = self._listener.accept()
-                with contextlib.suppress(OSError, ValueError):  # a client that was killed
-                    if (request := self._fork(client)) is not None:
-                        return request
+                if key.fileobj is self._ended:
+                    self._ended.recv(2**12)
+                    self._report_ended()
+                elif key.fileobj is not self._listener:
+                    if key.data in self._clients:  # the client was killed
+                        self._selector.unregister(key.fileobj)
+                        os.kill(key.data, signal.SIGKILL)
+                else:
+                    client, _ = self._listener.accept()
+                    with contextlib.suppress(OSError, ValueError):  # a client that was killed
+                        if (request := self._fork(client)) is not None:
+                            return request
 
     def _fork(self, client: socket.socket) -> dict[str, Any] | None:
         size, streams, _, _ = socket.recv_fds(client, 8, 3)
@@ -67,35 +77,31 @@ class Server:
         if pid == 0:
             request: dict[str, Any] = json.loads(data)
             return request
+        self._clients[pid] = client
+        self._selector.register(client, selectors.EVENT_READ, pid)
         client.sendall(f"{pid}\n".encode())
-        ending = os.pidfd_open(pid)
-        self._commands[pid] = client, ending
-        for file in self._commands[pid]:
-            self._selector.register(file, selectors.EVENT_READ, pid)
         return None
 
-    def _end(self, pid: int, *, is_ended: bool) -> None:
-        """Tell the client how its process ended, or kill the process of a client that is gone."""
-        if pid not in self._commands:
-            return  # both happened at once
-        client, ending = self._commands.pop(pid)
-        for file in (client, ending):
-            self._selector.unregister(file)
-        if not is_ended:
-            os.kill(pid, signal.SIGKILL)
-        exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(OSError):
-            client.sendall(f"{exit_code}\n".encode())
-        client.close()
-        os.close(ending)
+    def _report_ended(self) -> None:
+        """Tell clients how their processes ended."""
+        for pid in list(self._clients):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == 0:
+                continue
+            client = self._clients.pop(pid)
+            with contextlib.suppress(KeyError):  # the client went first
+                self._selector.unregister(client)
+            with contextlib.suppress(OSError):
+                client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            client.close()
 
     def _close(self) -> None:
         """Close what the fork does not need, or other clients would never see their end."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        self._listener.close()
-        for client, ending in self._commands.values():
-            client.close()
-            os.close(ending)
+        for source in (self._listener, self._ended, self._wakeup, *self._clients.values()):
+            source.close()
 
 
 def become(request: dict[str, Any]) -> None:
