@@ -236,20 +236,33 @@ def learned_cost_model(
     return model
 
 
-def shipped_prior(context: RunContext) -> LearnedCostModel:
-    """Return the packaged model that fits a run's hardware best, for a calibration to begin with.
-
-    It is as it was fitted, not scaled by the probes of the hardware.
+def shipped_cost_model(context: RunContext) -> LearnedCostModel:
+    """Return the model of a run on hardware that nobody calibrated, from the package alone.
 
     Raises:
         DataError: the package has no sound model.
     """
-    kind = cost_model_kind(KIND)
     if context.device == "cuda":
         return prior_cost_model(context)
-    path = find_artifact(kind, context.hardware, context.device, shipped_only=True)
+    return learned_cost_model(context, _shipped(context))
+
+
+def shipped_prior(context: RunContext) -> LearnedCostModel:
+    """Return the same for a calibration to begin with: not scaled by the probes of the hardware.
+
+    Raises:
+        DataError: the package has no sound model.
+    """
+    if context.device == "cuda":
+        return prior_cost_model(context)
     # without the hardware there is no warning that the model is of another one
-    return learned_cost_model(RunContext(context.device), str(path))
+    return learned_cost_model(RunContext(context.device), _shipped(context))
+
+
+def _shipped(context: RunContext) -> str:
+    """Return the path of the packaged model that fits a run's hardware best."""
+    kind = cost_model_kind(KIND)
+    return str(find_artifact(kind, context.hardware, context.device, shipped_only=True))
 
 
 def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) -> LearnedCostModel:

@@ -24,14 +24,17 @@ import numpy as np
 from benchmarks.compared import Row, markdown, on_device, planner_of, quiet
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
-from dlrm_sharded.artifact import find_artifact
-from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGES
-from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, shipped_prior
+from dlrm_sharded.cost.learned import (
+    LearnedCostModel,
+    learned_cost_model,
+    shipped_cost_model,
+    shipped_prior,
+)
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
@@ -86,9 +89,7 @@ def run(options: argparse.Namespace) -> None:
     with _hardware(options) as (context, measure):
         assert context.hardware is not None
         print("\n".join(context.hardware.lines()), flush=True)
-        kind = cost_model_kind(KIND)
-        packaged = find_artifact(kind, context.hardware, context.device, shipped_only=True)
-        prior = learned_cost_model(context, str(packaged))
+        prior = shipped_cost_model(context)
         runs = _runs(prior, measure, max(options.runs), context.device)
         models = {"0 runs": prior}
         models |= {f"{n} runs": corrected(prior, runs[:n]) for n in options.runs}

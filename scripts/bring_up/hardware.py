@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlrm_sharded.artifact import ARTIFACT_SUFFIX, SHIPPED
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import shipped_prior
+from dlrm_sharded.cost.learned import shipped_cost_model
 from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
@@ -21,7 +21,7 @@ def run(step: StepRun) -> None:
         match = compare(hardware, Hardware.from_meta(artefact_meta(path)))
         matches[path.stem] = {"is_same": match.is_same, "reasons": list(match.reasons)}
     step.record("packaged", matches)
-    standing = shipped_prior(RunContext(device.type, hardware)).standing
+    standing = shipped_cost_model(RunContext(device.type, hardware)).standing
     assert standing is not None
     step.record("prices", standing.text)
     step.show(name=hardware.name, prices=standing.short_text)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bring_up.advice import advice
+from dlrm_sharded.calibration.evaluate import repeatability_text
 from dlrm_sharded.json_files import read_json_object, replace_file
 from dlrm_sharded.markdown import markdown_table
 from first_hour.runner import Outcome
@@ -106,20 +107,17 @@ def _prices(figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"The cost model was fitted to {num['fitted']} measured plans. The table compares it with "
         f"the packaged prices on {num['held_out']} plans that it did not see; errors are means, in "
-        "percent of the measured time. Repeatability is the difference of two measurements."
+        "percent of the measured time."
     )
     yield ""
     rows = [
-        [
-            name,
-            *(_percent(errors.get(name)) for errors in (packaged, calibrated)),
-            _percent(figures["repeatability"].get(name)),
-        ]
+        [name, *(_percent(errors.get(name)) for errors in (packaged, calibrated))]
         for name in calibrated
     ]
-    yield from markdown_table(
-        ["quantity", "packaged, %", "calibrated, %", "repeatability, %"], rows
-    )
+    yield from markdown_table(["quantity", "packaged, %", "calibrated, %"], rows)
+    if (repeats := repeatability_text(figures["repeatability"])) is not None:
+        yield ""
+        yield f"No prediction can be expected to do better than measurements repeat: {repeats}."
 
 
 def _percent(summary: Mapping[str, float] | None) -> str:

@@ -41,6 +41,8 @@ def test_hardware_is_detected_and_compared(rehearsal: Path) -> None:
     packaged = written["figures"]["packaged"]
     assert any(name.startswith("learned-") for name in packaged)
     assert all(match["is_same"] == (match["reasons"] == []) for match in packaged.values())
+    is_same = any(match["is_same"] for name, match in packaged.items() if "learned-" in name)
+    assert written["figures"]["prices"].startswith("calibrated" if is_same else "prior")
     report = (rehearsal / "report.md").read_text()
     assert fingerprint in report
     assert "| hardware | ok |" in report

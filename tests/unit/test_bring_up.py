@@ -25,7 +25,7 @@ FIGURES: dict[str, dict[str, Any]] = {
         "num_plans": {"fitted": 80, "held_out": 20},
         "held_out_errors": {"plan, embedding cost": ERRORS},
         "packaged_errors": {"plan, embedding cost": ERRORS | {"mape": 61.5}},
-        "repeatability": {},
+        "repeatability": {"computation, 2 ranks": {"num": 5, "critical_path": 18.74}},
     },
     "policies": {"autoshard": {"best_heuristic": "size_lookup", "over_best_heuristic": 0.97}},
     "sweep": {
@@ -102,7 +102,8 @@ def test_the_report_of_a_bring_up() -> None:
     assert "40 tests passed, 0 failed and 2 were skipped (`pytest -m gpu tests/gpu`)." in lines
     assert "- packaged `learned-a`: made on this hardware" in lines
     assert "- packaged `learned-b`: a prior, because no AVX-512 here; 4 cores there" in lines
-    assert "| plan, embedding cost | 61.5 | 4.0 | - |" in lines
+    assert "| plan, embedding cost | 61.5 | 4.0 |" in lines
+    assert "measured twice differ by 18.7 % in computation, 2 ranks (5 plans)" in text
     assert "Prices of the plans: calibrated, within about 4 %." in text
     assert "| neuroshard | 8.25 | 1.03 | -5.2% | 30,500 |" in lines
     assert "| random | 12.00 | - | - | 21,000 |" in lines
