@@ -72,7 +72,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 def test_an_artefact_is_the_model(
     model: LearnedCostModel, fitted: Fitted, unseen: tuple[Sample, ...], tmp_path: Path
 ) -> None:
-    """What was written and read is what was fitted, to the last bit."""
+    """Reading what was written gives what was fitted, to the last bit."""
     path = write_artifact(tmp_path, "calibrated-made_up", fitted.arrays, fitted.meta)
     loaded = learned_cost_model(RunContext(), str(path))
     assert_same(to_arrays(loaded.compute, loaded.communication), fitted.arrays)
