@@ -83,6 +83,8 @@ def _known(name: str | None, figures: Mapping[str, Any] | None) -> tuple[GpuSpec
 
 def _source(spec: GpuSpec) -> str:
     lookups = "lookups follow from the memory bandwidth and public measurements of FBGEMM"
+    if spec.link == "pcie":
+        return f"{lookups}, exchanges from those of NCCL on hosts with PCIe and with NVLink"
     if spec.collectives is not None:
         return f"{lookups}, exchanges from public measurements of NCCL on this GPU"
     return f"{lookups}, exchanges from those of NCCL on GPUs with similar links"
