@@ -146,12 +146,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for key, values in WRONG.items() for value in values], ids=str
+    ("key", "value"),
+    [
+        (key, value)
+        for key, values in WRONG.items()
+        for value in values
+        if (key, value) != ("feature_names", "abcd")  # four names, as Python reads it
+    ],
+    ids=str,
 )
 def test_a_manifest_with_a_wrong_value(folder, key, value):
     fields = json.loads((folder / MANIFEST).read_text())
-    if (key, value) == ("feature_names", "abcd"):  # what Python reads as a list of four
-        pytest.skip("four names")
     (folder / MANIFEST).write_text(json.dumps(fields | {key: value}))
     with pytest.raises(DataError, match=r"is damaged.*convert again"):
         BlockReader(folder)
