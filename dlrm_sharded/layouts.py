@@ -2,10 +2,14 @@
 
 A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models price it
 by the size of its group, the ranks that reduce partial results among each other.
+
+TorchRec replicates a table on all ranks only. Replicas that each lie on one host as row blocks need
+its two-dimensional parallelism, which treats all tables of a model alike, so no layout has them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +20,19 @@ from dlrm_sharded.plan import Interval, Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
 
+REPLICA_GROUP = 0
+"""Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
+
 
 class Layout(Protocol):
     """A way to split one table into shards."""
 
     @property
     def group_size(self) -> int:
-        """Number of ranks that reduce partial results among each other; 1 if none do."""
+        """Number of ranks that reduce partial results among each other; 1 if none do.
+
+        It is `REPLICA_GROUP` for replicas.
+        """
 
     def torchrec_type(self, topology: Topology) -> str:
         """Return the value of TorchRec's `ShardingType` for this layout."""
@@ -119,14 +129,72 @@ class RowBlocks:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The whole table on every rank, which looks up its own samples (data parallelism).
+
+    Neither ids nor vectors are exchanged. The ranks average the gradients of all weights, so that
+    the replicas stay equal.
+    """
+
+    num_ranks: int
+    group_size: int = REPLICA_GROUP
+
+    def torchrec_type(self, topology: Topology) -> str:
+        return "data_parallel"
+
+    def shards(self, table: Table) -> list[Shard]:
+        """Return the replicas of a table."""
+        return [
+            dataclasses.replace(Shard.whole(table, rank), replicated=True)
+            for rank in range(self.num_ranks)
+        ]
+
+    @classmethod
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> Replicas:
+        """Return the layout of shards of which some are replicas.
+
+        Raises:
+            InvalidPlanError: some are not, or there is not one whole table on every rank.
+        """
+        if not all(shard.replicated for shard in shards):
+            raise InvalidPlanError(
+                f"table {table.name!r} has replicas and other shards; give all or none of its "
+                "shards the key replicated"
+            )
+        for shard in shards:
+            if (shard.num_rows, shard.num_cols) != (table.num_embeddings, table.embedding_dim):
+                raise InvalidPlanError(
+                    f"table {table.name!r}: the replica on rank {shard.rank} has only rows "
+                    f"[{shard.rows[0]}, {shard.rows[1]}), cols [{shard.cols[0]}, {shard.cols[1]}); "
+                    "a replica is the whole table"
+                )
+        ranks = sorted(shard.rank for shard in shards)
+        if ranks != list(range(topology.world_size)):
+            raise InvalidPlanError(
+                f"table {table.name!r} has replicas on the ranks {ranks}; TorchRec replicates a "
+                f"table once on each of all {topology.world_size} ranks"
+            )
+        return cls(topology.world_size)
+
+
 def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layout:
-    """Return the layout of the shards that tile a table.
+    """Return the layout of the shards that tile a table, or replicate it.
 
     Raises:
         InvalidPlanError: they have no layout that TorchRec trains.
     """
-    kind = RowBlocks if is_row_wise(shards, table) else ColumnShards
+    kind: type[ColumnShards | RowBlocks | Replicas] = ColumnShards
+    if is_replicated(shards):
+        kind = Replicas
+    elif is_row_wise(shards, table):
+        kind = RowBlocks
     return kind.from_shards(shards, table, topology)
+
+
+def is_replicated(shards: Sequence[Shard]) -> bool:
+    """Return whether any of a table's shards is a replica; in a valid plan, then all are."""
+    return any(shard.replicated for shard in shards)
 
 
 def can_split_rows(table: Table, topology: Topology) -> bool:

@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 
-SHARD_KEYS = {"table", "rank", "rows", "cols"}
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated"}
+"""Keys of a shard in plan.json; the last one only where it is true."""
+
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
@@ -28,12 +30,17 @@ PLAN_KEYS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """The rectangle `rows` x `cols` (both half-open) of one table, on one rank."""
+    """The rectangle `rows` x `cols` (both half-open) of one table, on one rank.
+
+    Args:
+        replicated: whether every rank holds this whole table and looks up its own samples in it.
+    """
 
     table: str
     rank: int
     rows: Interval
     cols: Interval
+    replicated: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -49,10 +56,36 @@ class Shard:
         return cls(table.name, rank, (0, table.num_embeddings), (0, table.embedding_dim))
 
     def bytes_on(self, topology: Topology) -> int:
-        """Return the memory of the shard: weights and optimizer state."""
-        return topology.shard_bytes(self.num_rows, self.num_cols)
+        """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
+        return topology.shard_bytes(self.num_rows, self.num_cols, replicated=self.replicated)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of a shard in plan.json.
+
+        Only replicas have the key `replicated`, which readers that do not know it refuse.
+        """
+        fields = {
+            "table": self.table,
+            "rank": self.rank,
+            "rows": list(self.rows),
+            "cols": list(self.cols),
+        }
+        return fields | ({"replicated": True} if self.replicated else {})
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Shard:
+        """Read the form of a shard in plan.json; raise KeyError or TypeError for another form."""
+        return cls(
+            table=_text(fields["table"]),
+            rank=_integer(fields["rank"]),
+            rows=_interval(fields["rows"]),
+            cols=_interval(fields["cols"]),
+            replicated=_truth(fields.get("replicated", False)),
+        )
 
     def __str__(self) -> str:
+        if self.replicated:
+            return f"replica of {self.table} on rank {self.rank}"
         return (
             f"{self.table}[{self.rows[0]}:{self.rows[1]}, {self.cols[0]}:{self.cols[1]}]"
             f" on rank {self.rank}"
@@ -61,7 +94,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """The shards of all tables; they tile every table exactly."""
+    """The shards of all tables; they tile every table exactly, or are whole on every rank."""
 
     world_size: int
     shards: tuple[Shard, ...]
@@ -84,10 +117,7 @@ class ShardingPlan:
         """Return what plan.json says of the plan itself."""
         return {
             "world_size": self.world_size,
-            "shards": [
-                {"table": s.table, "rank": s.rank, "rows": list(s.rows), "cols": list(s.cols)}
-                for s in self.shards
-            ],
+            "shards": [shard.to_json() for shard in self.shards],
         }
 
     @classmethod
@@ -101,15 +131,7 @@ class ShardingPlan:
             _check_keys_of_shards(fields["shards"])
             return cls(
                 world_size=_integer(fields["world_size"]),
-                shards=tuple(
-                    Shard(
-                        table=_text(shard["table"]),
-                        rank=_integer(shard["rank"]),
-                        rows=_interval(shard["rows"]),
-                        cols=_interval(shard["cols"]),
-                    )
-                    for shard in fields["shards"]
-                ),
+                shards=tuple(Shard.from_json(shard) for shard in fields["shards"]),
             )
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
@@ -165,4 +187,10 @@ def _interval(bounds: Any) -> Interval:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
     return value

@@ -16,6 +16,12 @@ GIB = 2**30
 MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 """Where users set the memory of a rank, for messages."""
 
+REPLICA_GRADIENT_BYTES = 8
+"""Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
+
+Other tables have none: their optimizer is fused into the backward pass of the lookup.
+"""
+
 MAX_RANKS, MAX_BYTES = 2**20, 2**60
 """Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
 
@@ -107,9 +113,14 @@ class Topology:
         least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
         return f"{most} GiB" if least == most else f"{least} to {most} GiB"
 
-    def shard_bytes(self, num_rows: int, num_cols: int) -> int:
-        """Return the memory of `num_rows` x `num_cols` weights and their optimizer state."""
-        return num_rows * (num_cols * self.bytes_per_element + self.optimizer_bytes_per_row)
+    def shard_bytes(self, num_rows: int, num_cols: int, *, replicated: bool = False) -> int:
+        """Return the memory of `num_rows` x `num_cols` weights and their optimizer state.
+
+        Args:
+            replicated: whether the weights are a replica, which has gradients in memory, too.
+        """
+        per_element = self.bytes_per_element + replicated * REPLICA_GRADIENT_BYTES
+        return num_rows * (num_cols * per_element + self.optimizer_bytes_per_row)
 
     def table_bytes(self, table: Table) -> int:
         """Return the memory of a whole table as one shard."""

@@ -12,11 +12,12 @@ from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
+    ShardingType,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import Layout, layout_of
+from dlrm_sharded.layouts import Layout, Replicas, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
@@ -61,18 +62,24 @@ def to_torchrec(
     )
 
 
-def from_torchrec(module_plan: Mapping[str, ParameterSharding]) -> tuple[Shard, ...]:
+def from_torchrec(
+    module_plan: Mapping[str, ParameterSharding], tables: Sequence[Table], world_size: int
+) -> tuple[Shard, ...]:
     """Return the shards in TorchRec's plan of one embedding module.
 
     Raises:
-        InvalidPlanError: a table is data-parallel, which a tiling by rectangles cannot express.
+        InvalidPlanError: a table has no shards and is not data-parallel either.
     """
-    shards = []
+    table_by_name = {table.name: table for table in tables}
+    shards: list[Shard] = []
     for name, parameter in module_plan.items():
+        if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
+            shards += Replicas(world_size).shards(table_by_name[name])
+            continue
         if parameter.sharding_spec is None:
             raise InvalidPlanError(
-                f"table {name!r} is {parameter.sharding_type}; a plan can say table-, column- and "
-                "row-wise only"
+                f"table {name!r} is {parameter.sharding_type} without shards; a plan can say "
+                "table-, column-, row-wise and data-parallel only"
             )
         for metadata in parameter.sharding_spec.shards:
             (row, col), (num_rows, num_cols) = metadata.shard_offsets, metadata.shard_sizes
@@ -86,6 +93,12 @@ def parameter_sharding(
     shards: Sequence[Shard], layout: Layout, topology: Topology
 ) -> ParameterSharding:
     """Return TorchRec's form of the shards of one table."""
+    if isinstance(layout, Replicas):  # an optimizer outside the lookup sees their mean gradients
+        return ParameterSharding(
+            sharding_type=layout.torchrec_type(topology),
+            compute_kernel=EmbeddingComputeKernel.DENSE.value,
+            ranks=list(range(topology.world_size)),
+        )
     return ParameterSharding(
         sharding_type=layout.torchrec_type(topology),
         compute_kernel=EmbeddingComputeKernel.FUSED.value,

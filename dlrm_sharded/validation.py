@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import layout_of
+from dlrm_sharded.layouts import is_replicated, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
@@ -20,8 +20,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split; or a rank needs more memory than it has. The message has the
-            numbers.
+            does not train a split; a table is replicated in part only; or a rank needs more memory
+            than it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -42,7 +42,8 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             raise InvalidPlanError(f"table {table.name!r} is in no shard; place every table")
         for shard in shards:
             _check_rectangle(shard, table, topology)
-        _check_tiling(shards, table)
+        if not is_replicated(shards):
+            _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
     _check_memory(plan, task)
 

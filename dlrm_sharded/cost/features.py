@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.layouts import layout_of
+from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.layouts import REPLICA_GROUP, layout_of
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.task import ShardingTask
@@ -132,11 +133,14 @@ class Exchange:
         volume: [W], bytes that a rank exchanges with each other one in the all-to-all.
         num_shards: [W], shards of a rank that take part in it.
         reduces: reductions of row blocks, the largest groups first; empty without row blocks.
+        replica_bytes: weights of one rank's replicas, whose gradients all ranks average in the
+            backward pass; 0 without replicas, and in an exchange of ids.
     """
 
     volume: Floats
     num_shards: Floats
     reduces: tuple[Reduce, ...]
+    replica_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,10 @@ class Workload:
 
     Args:
         group_size: number of ranks that hold the row blocks of the shard's table; 1 for a column
-            shard. TorchRec has one fused lookup module for each size, see `layouts.Layout`.
+            shard, and `REPLICA_GROUP` for a replica. TorchRec has one lookup module for each size,
+            see `layouts.Layout`.
         num_ids: ids that reach the shard in one step.
-        reuse_histogram: [S, 17].
+        reuse_histogram: [S, 17], of those ids: a replica sees the samples of its rank alone.
     """
 
     world_size: int
@@ -159,6 +164,17 @@ class Workload:
     num_cols: Floats
     num_ids: Floats
     reuse_histogram: Floats
+
+    @property
+    def is_replica(self) -> NDArray[np.bool_]:
+        """[S], whether the shard is a replica."""
+        is_replica: NDArray[np.bool_] = self.group_size == REPLICA_GROUP
+        return is_replica
+
+    @property
+    def num_samples(self) -> Floats:
+        """[S], samples of a step that the shard looks up: those of its rank for a replica."""
+        return np.where(self.is_replica, self.batch_size / self.world_size, self.batch_size)
 
     @property
     def num_unique(self) -> Floats:
@@ -184,7 +200,7 @@ class Workload:
         # a row is fetched in whole cache lines, however few of a line's columns it has
         lines = np.ceil(cols / LINE_COLUMNS)
         # every sample has a bag in every table, also where the bag is empty
-        bags = np.full_like(cols, self.batch_size)
+        bags = self.num_samples
         # the backward pass sorts ids by row, a few bits of the row's number at a time
         passes = np.ceil(np.log2(np.maximum(self.num_rows, 2.0)) / SORT_BITS)
         gradient_bytes = bags * cols * FLOAT_BYTES
@@ -217,7 +233,7 @@ class Workload:
         values = (
             self.num_rows,
             self.num_cols,
-            self.num_ids / self.batch_size,
+            self.num_ids / self.num_samples,
             counts[used],
             self.by_rank(self.num_ids)[used],
             self.batch_size,
@@ -256,10 +272,9 @@ class Workload:
         # are not all ranks, each then exchanges its part of them with the other groups, as if the
         # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
         # has an exchange of ids of its own.
-        in_all_to_all = self.group_size < self.world_size
-        if self.world_size == 1:
-            in_all_to_all = self.group_size == 1
-        parts = 1 if for_ids else self.group_size
+        in_all_to_all = (self.group_size < self.world_size) | (self.world_size == 1)
+        in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
+        parts = 1 if for_ids else np.maximum(self.group_size, 1)
         return Exchange(
             volume=self.by_rank(num_bytes * in_all_to_all / parts),
             num_shards=self.by_rank(in_all_to_all.astype(np.float64)),
@@ -268,7 +283,12 @@ class Workload:
                 for size in np.unique(self.group_size)[::-1]
                 if size == self.world_size > 1 or (size > 1 and not for_ids)
             ),
+            replica_bytes=0.0 if for_ids else self.replica_bytes()[0],
         )
+
+    def replica_bytes(self) -> Floats:
+        """Return [W], bytes of the weights of each rank's replicas; equal in a complete plan."""
+        return self.by_rank(self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica)
 
     def _reduce(self, group_size: int, num_bytes: Floats) -> Reduce:
         in_group = (self.group_size == group_size).astype(np.float64)
@@ -310,24 +330,29 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
         name: layout_of(shards, tables[name], task.topology).group_size
         for name, shards in plan.shards_by_table().items()
     }
+    world_size = task.topology.world_size
     rows = [
         (
             shard.rank,
             group_size[shard.table],
             shard.num_rows,
             shard.num_cols,
-            # column shards look up all ids of their table, row blocks those of their rows
+            # Column shards look up all ids of their table, row blocks those of their rows, and
+            # replicas those of their rank's samples.
             task.batch_size
             * tables[shard.table].pooling_factor
             * shard.num_rows
-            / tables[shard.table].num_embeddings,
+            / tables[shard.table].num_embeddings
+            / (world_size if shard.replicated else 1),
         )
         for shard in plan.shards
     ]
     none = (0.0,) * NUM_REUSE_BINS
-    histograms = [tables[shard.table].reuse_histogram or none for shard in plan.shards]
+    histograms = np.array([tables[shard.table].reuse_histogram or none for shard in plan.shards])
+    is_replica = np.array([shard.replicated for shard in plan.shards], dtype=bool)
+    histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
     return workload_of_rows(
-        task.topology.world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
+        world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
     )
 
 
@@ -336,7 +361,7 @@ def workload_of_rows(
     ranks_per_host: int,
     batch_size: int,
     rows: Sequence[tuple[float, ...]],
-    histograms: Sequence[tuple[float, ...]],
+    histograms: Sequence[Sequence[float]] | Floats,
 ) -> Workload:
     """Return the workload of shards given as rank, group size, rows, columns and ids per step."""
     rank, group_size, num_rows, num_cols, num_ids = np.array(rows, dtype=np.float64).T

@@ -135,7 +135,8 @@ class TorchRecSharder:
                 collection, [EmbeddingBagCollectionSharder()]
             )
         module_plan: Any = torchrec_plan.plan[""]
-        return ShardingPlan(task.topology.world_size, from_torchrec(module_plan))
+        world_size = task.topology.world_size
+        return ShardingPlan(world_size, from_torchrec(module_plan, task.tables, world_size))
 
     def _informed_planner(self, task: ShardingTask, search: _Search) -> EmbeddingShardingPlanner:
         topology = _torchrec_topology(task.topology)

@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, sharded_planner
 from dlrm_sharded.distributed import Rank, detect_topology
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
+from dlrm_sharded.layouts import Replicas
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.tables import Table
@@ -246,18 +247,18 @@ TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
             *(Shard("a", r, (10 * r, 10 * r + 10), (0, 16)) for r in range(4)),
             *(Shard("b", 2 + r, (15 * r, 15 * r + 15), (0, 8)) for r in range(2)),
         ),
+        (Shard("a", 0, (0, 40), (0, 16)), *Replicas(4).shards(TABLES[1])),
     ],
-    ids=["whole", "columns", "rows"],
+    ids=["whole", "columns", "rows", "replicas"],
 )
 def test_there_and_back(shards: tuple[Shard, ...]) -> None:
     plan = ShardingPlan(4, shards)
     module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
-    assert sorted(from_torchrec(module_plan)) == sorted(shards)
+    assert sorted(from_torchrec(module_plan, TABLES, 4)) == sorted(shards)
 
 
-def test_data_parallel_is_refused() -> None:
+def test_a_table_without_shards_is_refused() -> None:
     module_plan = to_torchrec(ShardingPlan(4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY)
     module_plan["a"].sharding_spec = None
-    module_plan["a"].sharding_type = "data_parallel"
-    with pytest.raises(InvalidPlanError, match="'a' is data_parallel"):
-        from_torchrec(module_plan)
+    with pytest.raises(InvalidPlanError, match="'a' is column_wise without shards"):
+        from_torchrec(module_plan, TABLES, 4)

@@ -183,7 +183,7 @@ def test_torchrecs_planner_with_our_prices(project: Path) -> None:
         .plan.values()
     )
 
-    shards = from_torchrec(module_plan)
+    shards = from_torchrec(module_plan, TASK.tables, TASK.topology.world_size)
     validate(ShardingPlan(TASK.topology.world_size, shards), TASK)
 
 

@@ -1,5 +1,6 @@
 """Values and their checks."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -32,6 +33,10 @@ def shard(rank: int, rows: tuple[int, int] = (0, 100), cols: tuple[int, int] = (
     return Shard("t", rank, rows, cols)
 
 
+def replica(rank: int) -> Shard:
+    return dataclasses.replace(shard(rank), replicated=True)
+
+
 VALID = {
     "whole": plan(shard(1)),
     "columns": plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 16))),
@@ -40,12 +45,22 @@ VALID = {
     ),
     "rows": plan(shard(0, rows=(0, 50)), shard(1, rows=(50, 100))),
     "rows-any_order": plan(shard(1, rows=(50, 100)), shard(0, rows=(0, 50))),
+    "replicas": plan(replica(1), replica(0)),
+    "replica-alone": plan(replica(0), world_size=1),
 }
 
 
 @pytest.mark.parametrize("name", VALID)
 def test_valid(name: str) -> None:
-    validate(VALID[name], task())
+    validate(VALID[name], task(VALID[name].world_size))
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_json_there_and_back(name: str) -> None:
+    fields = json.loads(json.dumps(VALID[name].to_json()))
+    assert ShardingPlan.from_json(fields) == VALID[name]
+    has_key = ["replicated" in fields_of_shard for fields_of_shard in fields["shards"]]
+    assert has_key == [shard.replicated for shard in VALID[name].shards]
 
 
 INVALID = {
@@ -57,6 +72,13 @@ INVALID = {
     "rows_out": (plan(shard(0, rows=(0, 101))), r"part of \[0, 100\)"),
     "cols_out": (plan(shard(0, cols=(0, 20))), r"part of \[0, 16\)"),
     "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
+    "replica-missing": (plan(replica(1)), r"replicas on the ranks \[1\]; .* all 2 ranks"),
+    "replica-twice": (plan(replica(0), replica(0)), r"on the ranks \[0, 0\]"),
+    "replica-mixed": (plan(replica(0), shard(1)), "has replicas and other shards"),
+    "replica-part": (
+        plan(replica(0), dataclasses.replace(replica(1), rows=(0, 50))),
+        r"replica on rank 1 has only rows \[0, 50\)",
+    ),
     "multiple_of_4": (plan(shard(0, cols=(0, 6)), shard(1, cols=(6, 16))), "multiples of 4"),
     "overlap": (
         plan(shard(0, cols=(0, 12)), shard(1, cols=(8, 16))),
@@ -108,6 +130,13 @@ def test_memory_counts_optimizer_state() -> None:
         validate(plan(shard(0)), task(memory=exactly, optimizer_bytes_per_row=4))
     with pytest.raises(InvalidPlanError, match="19,200 B"):
         validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
+
+
+def test_memory_of_replicas_counts_their_gradients() -> None:
+    needed = 100 * 16 * (4 + 8)
+    validate(VALID["replicas"], task(memory=needed))
+    with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 19,200 B.*replica of t"):
+        validate(VALID["replicas"], task(memory=needed - 1))
 
 
 def test_memory_of_each_rank() -> None:
