@@ -30,7 +30,7 @@ from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.datasets.base import SPLITS, Dataset, check_batch
 from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.layouts import Replicas, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.profiles import with_profiles
@@ -40,6 +40,7 @@ from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.validation import validate
 
 NUM_RANDOM_PLANS = 20
+SHARE_OF_REPLICAS = 0.15
 TOLERANCE = 1e-9
 """Relative tolerance for sums of the same numbers in different orders."""
 
@@ -257,7 +258,7 @@ def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
     """Assert the assumptions A3 and A4 for all-to-alls of random volumes."""
     model = for_task(model, task)
     communication, hosts = model.communication, model.hosts(task.topology)
-    weights = (communication.exchange, communication.reduce)
+    weights = (communication.exchange, communication.reduce, communication.all_reduce_weights)
     assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"
     rng = np.random.default_rng(0)
     one, other = 1e6 * rng.dirichlet(np.full(hosts.world_size, 0.3), (2, NUM_RANDOM_PLANS))
@@ -274,7 +275,7 @@ def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
 
 
 def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
-    """Return a plan with whole tables, pairs of column shards and row blocks, whatever fits."""
+    """Return a plan with whole tables, column shards, row blocks and replicas, whatever fits."""
     topology = task.topology
     shards: list[Shard] = []
     for table in task.tables:
@@ -282,7 +283,9 @@ def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
         other = rng.randrange(topology.world_size)
         size = rng.choice([1, *topology.group_sizes])
         blocks = RowBlocks(range(other - other % size, other - other % size + size))
-        if size > 1 and blocks.is_possible(table):
+        if topology.world_size > 1 and rng.random() < SHARE_OF_REPLICAS:
+            shards += Replicas(topology.world_size).shards(table)
+        elif size > 1 and blocks.is_possible(table):
             shards += blocks.shards(table)
         elif table.embedding_dim > COLUMN_MULTIPLE and other != whole.rank:
             edge = rng.randrange(COLUMN_MULTIPLE, table.embedding_dim, COLUMN_MULTIPLE)

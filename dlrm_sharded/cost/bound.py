@@ -25,7 +25,7 @@ from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
 from dlrm_sharded.task import ShardingTask
 
 NUM_BISECTIONS = 20
@@ -49,7 +49,8 @@ def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Ways to cut tables into pieces of one kind: columns, or row blocks over groups of one size.
+    """Ways to lay out tables in pieces of one kind: columns, row blocks over groups of one size, or
+    replicas.
 
     Args:
         first: [T], where each table's sizes of pieces begin.
@@ -58,7 +59,8 @@ class Cuts:
         piece_ms: [n], least cost of a rank that holds a piece, without the costs of every rank.
         work_ms: [n], computation of the whole table in such pieces, on all ranks together.
         mean_ms: [n], cost of the whole table in such pieces, in the mean over ranks.
-        every_rank_ms: [T], least time of the table's exchanges that every rank pays.
+        every_rank_ms: [T], least time that every rank pays for the table: for its exchanges, and
+            for a replica in all.
     """
 
     first: Indices
@@ -82,11 +84,13 @@ class PlanKind:
     Args:
         fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
         every_rank_fixed_ms: the part of it that every rank pays.
+        all_launch: whether every rank launches a lookup, as all of them hold the replicas.
     """
 
     cuts: tuple[Cuts, ...]
     fixed_ms: float
     every_rank_fixed_ms: float
+    all_launch: bool = False
 
 
 class Relaxation:
@@ -106,6 +110,9 @@ class Relaxation:
         self._columns = self._cut_columns(shapes)
         self._row_blocks = shapes.row_blocks
         self._blocks = tuple(self._cut_rows(blocks) for blocks in shapes.row_blocks)
+        self._replicas = None
+        if shapes.replicas is not None:
+            self._replicas = self._replicate(shapes.replicas, least_memory=min(memory))
 
     def bound_ms(self) -> float:
         """Return the lowest bound of all kinds of plans."""
@@ -114,7 +121,24 @@ class Relaxation:
         return min(self.bound_of_kind_ms(kind) for kind in self.kinds())
 
     def kinds(self) -> list[PlanKind]:
-        """Return the kinds of plans: only columns, only row blocks over all ranks, all others."""
+        """Return the kinds of plans: each without replicas, with some, and replicas alone."""
+        without, replicas = self._kinds_without_replicas(), self._replicas
+        if replicas is None or not replicas.possible.any():
+            return without
+        fixed_ms = self._prices.gradients.fixed_ms
+        with_some = [
+            PlanKind(
+                (*kind.cuts, replicas),
+                kind.fixed_ms + fixed_ms,
+                kind.every_rank_fixed_ms + fixed_ms,
+                all_launch=True,
+            )
+            for kind in without
+        ]
+        return [*without, *with_some, PlanKind((replicas,), fixed_ms, fixed_ms, all_launch=True)]
+
+    def _kinds_without_replicas(self) -> list[PlanKind]:
+        """Return the kinds: only columns, only row blocks over all ranks, all others."""
         fixed_ms = self._prices.fixed_ms
         kinds = [PlanKind((self._columns,), fixed_ms, fixed_ms)]
         if self._blocks:
@@ -154,7 +178,7 @@ class Relaxation:
 
         It is inf if there is no such plan.
         """
-        every_rank_ms = kind.every_rank_fixed_ms + _exchanges_of_every_rank_ms(kind)
+        every_rank_ms = kind.every_rank_fixed_ms + _paid_by_every_rank_ms(kind)
         least_mean = least_work = np.full(len(self._columns.first), np.inf)
         for cuts in kind.cuts:
             fits = cuts.possible & (cuts.size_bytes <= self._capacity)
@@ -167,6 +191,8 @@ class Relaxation:
         # ranks that hold anything launch a lookup, and few of them cannot do all the work (L6)
         room_ms = max(limit_ms - self._launch_ms - every_rank_ms, LEAST_ROOM_MS)
         num_used = min(math.ceil(float(least_work.sum()) / room_ms), self._world_size)
+        if kind.all_launch:
+            num_used = self._world_size
         return mean_ms + self._launch_ms * num_used / self._world_size
 
     def _cut_columns(self, shapes: Shapes) -> Cuts:
@@ -213,6 +239,20 @@ class Relaxation:
             every_rank_ms=every_rank_ms,
         )
 
+    def _replicate(self, shapes: ReplicaShapes, *, least_memory: int) -> Cuts:
+        """Price replicas of every table, all of which every rank pays (L10)."""
+        work_ms = self._compute.stand_alone_ms(shapes.replica.vectors)
+        every_rank_ms = work_ms + self._prices.gradients.byte_ms * shapes.gradient_bytes
+        return Cuts(
+            first=np.arange(len(work_ms)),
+            possible=shapes.possible & (shapes.replica.size_bytes <= least_memory),
+            size_bytes=shapes.replica.size_bytes,
+            piece_ms=np.full(len(work_ms), self._launch_ms),
+            work_ms=work_ms * self._world_size,
+            mean_ms=every_rank_ms,
+            every_rank_ms=every_rank_ms,
+        )
+
     def _piece_ms(self, pieces: Pieces, work_ms: Floats) -> Floats:
         """Return [n], time of a rank with one piece: work, its own exchanges and launch (L5)."""
         own_ms = self._least_prices.own_byte_ms * pieces.volume
@@ -223,8 +263,8 @@ class Relaxation:
         return self._prices.reduces[blocks.group_size]
 
 
-def _exchanges_of_every_rank_ms(kind: PlanKind) -> float:
-    """Return the least time that every rank pays for the volumes of all tables (L7)."""
+def _paid_by_every_rank_ms(kind: PlanKind) -> float:
+    """Return the least time that every rank pays for all tables (L7, L10)."""
     num_tables = len(kind.cuts[0].every_rank_ms)
     least_ms = np.full(num_tables, np.inf)
     for cuts in kind.cuts:

@@ -54,7 +54,8 @@ REDUCE_TERMS = (
     "intra",
     "inter",
 )
-"""Terms of a reduction's time (a reduce-scatter or an all-gather), the same on all its ranks."""
+"""Terms of a reduction's time (a reduce-scatter, an all-gather, or an all-reduce, which counts as
+one shard), the same on all its ranks."""
 
 EXCHANGE_PARTS = ("fixed", "bytes", "intra", "inter")
 """Parts of an exchange's time: what no byte causes, the bytes of a rank or of all ranks on any
@@ -205,18 +206,36 @@ class CommunicationModel:
     Args:
         exchange: [3, F], weights of `EXCHANGE_TERMS` for each of `EXCHANGES`.
         reduce: [3, F'], weights of `REDUCE_TERMS`, likewise.
+        all_reduce: [F'], weights of `REDUCE_TERMS` for the all-reduce of the gradients of replicas,
+            which is part of `bwd_comm`; the volume is that of one of its two halves. None for the
+            sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.
     """
 
     exchange: Floats
     reduce: Floats
+    all_reduce: Floats | None = None
+
+    @property
+    def all_reduce_weights(self) -> Floats:
+        """[F'], weights of the all-reduce, measured or composed."""
+        if self.all_reduce is not None:
+            return self.all_reduce
+        halves = [EXCHANGES.index(kind) for kind in STEP_EXCHANGES]
+        composed: Floats = self.reduce[halves].sum(axis=0)
+        return composed
 
     def scaled(self, factors: Mapping[str, Floats | float]) -> CommunicationModel:
         """Return the model with the `EXCHANGE_PARTS` of each of `EXCHANGES` times factors [P]."""
         parts = np.array(
             [np.broadcast_to(factors[kind], len(EXCHANGE_PARTS)) for kind in EXCHANGES]
         )
+        all_reduce = self.all_reduce
+        if all_reduce is not None:
+            all_reduce = all_reduce * parts[EXCHANGES.index("bwd_comm"), _REDUCE_PART]
         return CommunicationModel(
-            self.exchange * parts[:, _EXCHANGE_PART], self.reduce * parts[:, _REDUCE_PART]
+            self.exchange * parts[:, _EXCHANGE_PART],
+            self.reduce * parts[:, _REDUCE_PART],
+            all_reduce,
         )
 
     def parts_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
@@ -224,7 +243,9 @@ class CommunicationModel:
         parts = []
         for part in range(len(EXCHANGE_PARTS)):
             alone = CommunicationModel(
-                self.exchange * (part == _EXCHANGE_PART), self.reduce * (part == _REDUCE_PART)
+                self.exchange * (part == _EXCHANGE_PART),
+                self.reduce * (part == _REDUCE_PART),
+                self.all_reduce_weights * (part == _REDUCE_PART),
             )
             parts.append(alone.exchange_ms(kind, exchange, hosts))
         return np.column_stack(parts)
@@ -233,6 +254,17 @@ class CommunicationModel:
         """Return [W], time of one of `EXCHANGES`: its all-to-all, then its reductions."""
         times = self.all_to_all_ms(kind, exchange.volume[None], exchange.num_shards[None], hosts)[0]
         return times + self.reduces_ms(kind, exchange, hosts)
+
+    def all_reduce_ms(self, num_bytes: Floats, hosts: Hosts) -> Floats:
+        """Return [N], time in which all ranks average gradients of so many bytes [N]; 0 for none.
+
+        Each rank sends 1 / W of them to every other rank, in each half of the all-reduce.
+        """
+        if hosts.world_size == 1:
+            return np.zeros_like(num_bytes)
+        volume, is_any = num_bytes / hosts.world_size, (num_bytes > 0).astype(np.float64)
+        times: Floats = reduce_terms(volume, is_any, hosts) @ self.all_reduce_weights
+        return times
 
     def all_to_all_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
         """Return [N, W], time of all-to-alls; zeros for one rank, or where nobody has a shard.
@@ -252,8 +284,10 @@ class CommunicationModel:
         return times
 
     def reduces_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
-        """Return [W], time of all reductions of an exchange."""
+        """Return [W], time of all reductions of an exchange, those of gradients of replicas too."""
         times: Floats = np.zeros(hosts.world_size)
+        if kind == "bwd_comm" and exchange.replica_bytes:
+            times += self.all_reduce_ms(np.array([exchange.replica_bytes]), hosts)
         for reduce in exchange.reduces:
             group = hosts.group(reduce.group_size)
             times += self.reduce_ms(kind, reduce.volume, reduce.num_shards, group)
@@ -272,7 +306,7 @@ def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> Comm
     for link in set(LINKS) - set(measured):
         exchange[:, EXCHANGE_TERMS.index(f"max_busier_{link}")] = 1.0
         reduce[:, REDUCE_TERMS.index(link)] = 1.0
-    return CommunicationModel(exchange, reduce)
+    return CommunicationModel(exchange, reduce, model.all_reduce)
 
 
 UNMEASURED = CommunicationModel(

@@ -118,6 +118,8 @@ class ComputeModel:
         device: the work that was priced.
         widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
             on devices without warps.
+        dense_ms_per_mb: time in the backward pass to clear, gather and apply the gradients of a MB
+            of a replica's weights, in addition to the work of a fused lookup.
     """
 
     profile_mean: Floats
@@ -128,15 +130,16 @@ class ComputeModel:
     backward: PriceNet
     device: DeviceWork = CPU_WORK
     widest_ms: Floats | None = None
+    dense_ms_per_mb: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a direction's time: K terms, 2 kinds of launches, and Q terms."""
+        """Number of parts of a time: K terms, 2 kinds of launches, Q terms, dense gradients."""
         num_widest = 0 if self.widest_ms is None else self.widest_ms.shape[1]
-        return len(self.device.terms) + 2 + num_widest
+        return len(self.device.terms) + 2 + num_widest + 1
 
     def scaled(self, forward: Floats | float, backward: Floats | float) -> ComputeModel:
         """Return the model with the parts of each direction [num_parts] multiplied by factors."""
@@ -148,12 +151,13 @@ class ComputeModel:
         ]
         widest_ms = self.widest_ms
         if widest_ms is not None:
-            widest_ms = widest_ms * factors[:, num_terms + 2 :]
+            widest_ms = widest_ms * factors[:, num_terms + 2 : -1]
         return dataclasses.replace(
             self,
             forward=nets[0],
             backward=nets[1],
             widest_ms=widest_ms,
+            dense_ms_per_mb=self.dense_ms_per_mb * float(factors[-1, -1]),
         )
 
     def parts_ms(self, workload: Workload) -> Floats:
@@ -162,6 +166,7 @@ class ComputeModel:
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)
         num_lookups = workload.num_lookups()
         launches = np.stack([np.minimum(num_lookups, 1.0), np.maximum(num_lookups - 1.0, 0.0)], 1)
+        dense_ms = self._dense_ms(workload)
         parts = []
         for i, net in enumerate((self.forward, self.backward)):
             in_cache = workload.by_rank(net.times_in_cache_ms(work, profile))
@@ -170,6 +175,7 @@ class ComputeModel:
             if self.widest_ms is not None:
                 sums = workload.by_rank(width_vectors(workload))
                 by_direction.append(widest_terms(sums, sums) * self.widest_ms[i])
+            by_direction.append(workload.by_rank(dense_ms[:, i : i + 1]))
             parts.append(np.column_stack(by_direction))
         return np.stack(parts)
 
@@ -177,6 +183,8 @@ class ComputeModel:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
         scaled, work = self._scaled_profile(workload), workload.work(self.device)
         priced = [net.priced(work, scaled) for net in (self.forward, self.backward)]
+        for of_direction, dense_ms in zip(priced, self._dense_ms(workload).T, strict=True):
+            of_direction[:, 0] += dense_ms  # it streams through memory, whatever caches hold
         widths = [] if self.widest_ms is None else [width_vectors(workload)]
         return np.column_stack([*priced, *widths, workload.unique_bytes() / 1e6])
 
@@ -236,6 +244,11 @@ class ComputeModel:
         num_priced = 2 * self._num_priced
         num_widths = 0 if self.widest_ms is None else NUM_COLUMNS
         return self.times_ms(np.zeros((len(num_lookups), num_priced + num_widths + 1)), num_lookups)
+
+    def _dense_ms(self, workload: Workload) -> Floats:
+        """Return [S, 2], time for the dense gradients of replicas, which only one direction has."""
+        backward = self.dense_ms_per_mb * workload.replica_bytes() / 1e6
+        return np.column_stack([np.zeros_like(backward), backward])
 
     def _scaled_profile(self, workload: Workload) -> Floats:
         """Return [S, C], the inputs of the nets."""

@@ -47,6 +47,10 @@ HOST_DOUBLING_MS = 0.023
 SLOPE_FACTOR = 2.0
 """The slope of a line is that of the curve between the even volume over and times this."""
 
+REPLICA_BYTES = 16e6
+"""Gradients of replicas at which the line of their all-reduce is taken; tables that pay off as
+replicas are small, whatever the task exchanges otherwise."""
+
 LEAST_BYTES = 1.0
 """Smallest volume at which a line is taken, for tasks that exchange nothing."""
 
@@ -156,7 +160,14 @@ class ExchangeCurves:
             # all ranks wait for the one that sends or gets the most
             exchange[i, EXCHANGE_TERMS.index(f"max_busier_{link}")] = ms_per_mb / peers[link]
             reduce[i] = self._reduce_weights(kind, volume, even, peers)
-        lines = CommunicationModel(exchange, reduce)
+        all_reduce = np.sum(
+            [
+                self._reduce_weights(half, REPLICA_BYTES / even.world_size, even, peers)
+                for half in RING
+            ],
+            axis=0,
+        )
+        lines = CommunicationModel(exchange, reduce, all_reduce)
         return lines if self.factors is None else lines.scaled(self.factors)
 
     def scaled(self, factors: Mapping[str, Floats]) -> ExchangeCurves:

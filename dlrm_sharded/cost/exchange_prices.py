@@ -35,6 +35,8 @@ HARDLY_ANY = 1e-12
 class ReducePrices:
     """Prices of the reductions of a step within a group, on each of its ranks.
 
+    They also describe the all-reduce of gradients, whose bytes are those of a rank's replicas.
+
     Args:
         fixed_ms: time of the reductions of the group that does not depend on their bytes.
         byte_ms: time of a byte that each rank of the group sends to every other one.
@@ -57,6 +59,14 @@ class ReducePrices:
         fixed_ms, with_bytes_ms, with_table_ms = np.sum(by_kind, axis=0).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, with_table_ms - fixed_ms)
 
+    @classmethod
+    def of_gradients(cls, model: CommunicationModel, hosts: Hosts) -> ReducePrices:
+        """Return the prices of the all-reduce of the gradients of replicas, a byte of weights."""
+        fixed_ms, with_bytes_ms = model.all_reduce_ms(
+            np.array([HARDLY_ANY, EVEN_BYTES]), hosts
+        ).tolist()
+        return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangePrices:
@@ -74,6 +84,7 @@ class ExchangePrices:
         even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
             over ranks, as no term depends on a rank's number (Jensen's inequality).
         reduces: prices of row blocks, by the size of their groups.
+        gradients: prices of replicas; zeros if the exchanges have no backward one.
     """
 
     fixed_ms: float
@@ -83,6 +94,7 @@ class ExchangePrices:
     busiest_rank_byte_ms: float
     busiest_host_byte_ms: float
     reduces: Mapping[int, ReducePrices]
+    gradients: ReducePrices
     num_ranks: int
     num_hosts: int
 
@@ -118,6 +130,11 @@ class ExchangePrices:
                 group_size: ReducePrices.in_group(model, hosts.group(group_size), kinds=kinds)
                 for group_size in {size, per_host} - {1}
             },
+            gradients=(
+                ReducePrices.of_gradients(model, hosts)
+                if "bwd_comm" in kinds
+                else ReducePrices(0.0, 0.0, 0.0)
+            ),
             num_ranks=size,
             num_hosts=size // per_host,
         )

@@ -283,12 +283,13 @@ class Workload:
                 for size in np.unique(self.group_size)[::-1]
                 if size == self.world_size > 1 or (size > 1 and not for_ids)
             ),
-            replica_bytes=0.0 if for_ids else self.replica_bytes()[0],
+            # every rank has the same replicas
+            replica_bytes=0.0 if for_ids else float(self.by_rank(self.replica_bytes())[0]),
         )
 
     def replica_bytes(self) -> Floats:
-        """Return [W], bytes of the weights of each rank's replicas; equal in a complete plan."""
-        return self.by_rank(self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica)
+        """Return [S], bytes of the weights, and of their gradients, where a shard is a replica."""
+        return self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica
 
     def _reduce(self, group_size: int, num_bytes: Floats) -> Reduce:
         in_group = (self.group_size == group_size).astype(np.float64)

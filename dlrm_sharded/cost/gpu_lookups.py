@@ -54,6 +54,11 @@ LOOKUP_ERROR = 0.5
 The public figures from which the prices were chosen are met within 31 %; the rest is for what
 scaling by the memory bandwidth misses on other GPUs, of which there are no figures."""
 
+DENSE_PASSES = 10
+"""Times that the gradients or weights of a replica go through memory in a step: cleared (1), added
+to (1), copied to the all-reduce and divided there (4), read with the weights and the optimizer's
+state to update these (4)."""
+
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
 UPDATE_LINES = {"sgd": (2.0, 0.0), "rowwise_adagrad": (2.0, 1.0), "adam": (6.0, 0.0)}
 """Cache lines that an update reads and writes for each line of a row, and for each row."""
@@ -93,6 +98,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
         widest_ms=np.full((2, 2), WARP_MS * slower),
+        dense_ms_per_mb=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s),
     )
 
 

@@ -63,6 +63,9 @@ KIND = "learned"
 ANY_VALUE = (0.0, 1e18)
 """Range of a quantity in which a prior, which was not fitted, does not extrapolate."""
 
+DENSE_MS_PER_MB = {"cpu": np.array([1.0]), "cuda": np.array([0.004])}
+"""`ComputeModel.dense_ms_per_mb` of fitted models that have none, by the type of device."""
+
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
 
@@ -357,6 +360,8 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
     if compute.widest_ms is not None:
         arrays["widest_ms"] = compute.widest_ms
+    arrays["dense_ms_per_mb"] = np.array([compute.dense_ms_per_mb])
+    arrays["all_reduce"] = communication.all_reduce_weights
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
 
@@ -384,5 +389,7 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         backward=net("backward"),
         device=DEVICE_WORK[device],
         widest_ms=arrays.get("widest_ms"),
+        dense_ms_per_mb=float(arrays.get("dense_ms_per_mb", DENSE_MS_PER_MB[device])[0]),
     )
-    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"])
+    all_reduce = arrays.get("all_reduce")  # models of before replicas lack it
+    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)

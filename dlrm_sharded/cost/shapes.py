@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import Floats, Workload, column_volume
+from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.layouts import REPLICA_GROUP
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.task import REPLICA_GRADIENT_BYTES, ShardingTask
 
 Indices = NDArray[np.int64]
 
@@ -62,6 +64,21 @@ class BlockShapes:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaShapes:
+    """Every table whole on every rank.
+
+    Args:
+        possible: [T], whether a lookup supports the table's width.
+        replica: [T], what one rank has of it; it exchanges no vectors.
+        gradient_bytes: [T], gradients that all ranks average.
+    """
+
+    possible: NDArray[np.bool_]
+    replica: Pieces
+    gradient_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Shapes:
     """All shapes of all tables of a task.
 
@@ -71,6 +88,7 @@ class Shapes:
         columns: [N], column shards of every table and width.
         possible: [N], whether a lookup supports the width.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
+        replicas: replicas of all tables; None for one rank, where they are whole tables.
     """
 
     step: Indices
@@ -78,6 +96,7 @@ class Shapes:
     columns: Pieces
     possible: NDArray[np.bool_]
     row_blocks: tuple[BlockShapes, ...]
+    replicas: ReplicaShapes | None
 
     @classmethod
     def from_task(
@@ -109,6 +128,7 @@ class Shapes:
             columns=pricer.columns(table, num_cols),
             possible=num_cols <= topology.max_shard_columns,
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
+            replicas=pricer.replicas() if topology.world_size > 1 else None,
         )
 
     @property
@@ -164,27 +184,61 @@ class PiecePricer:
             reduce_volume=vector_bytes * num_groups,
         )
 
-    def _pieces(
-        self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
-    ) -> Pieces:
-        topology, batch_size = self._task.topology, self._task.batch_size
-        workload = Workload(
+    def replicas(self) -> ReplicaShapes:
+        """Price every table on every rank."""
+        topology = self._task.topology
+        workload = self._workload(
+            np.arange(len(self._whole)), self._whole, self._dims, group_size=REPLICA_GROUP
+        )
+        return ReplicaShapes(
+            possible=self._dims <= topology.max_shard_columns,
+            replica=Pieces(
+                vectors=self._compute.vectors(workload),
+                size_bytes=self._size_bytes(
+                    self._whole, self._dims, topology.bytes_per_element + REPLICA_GRADIENT_BYTES
+                ),
+                volume=np.zeros(len(self._whole)),
+            ),
+            gradient_bytes=workload.replica_bytes(),
+        )
+
+    def _workload(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int
+    ) -> Workload:
+        topology = self._task.topology
+        num_ids = self._num_ids[table] * num_rows / self._whole[table]
+        histograms = self._histograms[table]
+        if group_size == REPLICA_GROUP:
+            num_ids = num_ids / topology.world_size
+            histograms = local_histograms(histograms, topology.world_size)
+        return Workload(
             world_size=topology.world_size,
             ranks_per_host=topology.ranks_per_host,
-            batch_size=batch_size,
+            batch_size=self._task.batch_size,
             rank=np.zeros_like(table),
             group_size=np.full_like(table, group_size),
             num_rows=num_rows.astype(np.float64),
             num_cols=num_cols.astype(np.float64),
-            num_ids=self._num_ids[table] * num_rows / self._whole[table],
-            reuse_histogram=self._histograms[table],
+            num_ids=num_ids,
+            reuse_histogram=histograms,
         )
+
+    def _pieces(
+        self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
+    ) -> Pieces:
+        topology, batch_size = self._task.topology, self._task.batch_size
+        workload = self._workload(table, num_rows, num_cols, group_size=group_size)
         volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
         # a group of all ranks has nothing left to exchange after its reduction
         share = 0.0 if group_size == topology.world_size > 1 else 1.0 / group_size
         return Pieces(
             vectors=self._compute.vectors(workload),
-            size_bytes=num_rows
-            * (num_cols * topology.bytes_per_element + topology.optimizer_bytes_per_row),
+            size_bytes=self._size_bytes(num_rows, num_cols, topology.bytes_per_element),
             volume=volume * share,
         )
+
+    def _size_bytes(self, num_rows: Indices, num_cols: Indices, per_element: int) -> Indices:
+        """Return [n], memory of shards; `Topology.shard_bytes` for arrays."""
+        per_row = self._task.topology.optimizer_bytes_per_row
+        size_bytes: Indices = num_rows * (num_cols * per_element + per_row)
+        return size_bytes

@@ -5,7 +5,7 @@ import math
 
 from hypothesis import strategies as st
 
-from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.layouts import Replicas, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
@@ -44,7 +44,7 @@ def topologies(draw: st.DrawFn, *, max_hosts: int = 3) -> Topology:
 def planned(draw: st.DrawFn, *, max_hosts: int = 3, layouts: tuple[str, ...] = ()) -> Planned:
     """A plan with every kind of shard, or of some of the layouts."""
     topology = draw(topologies(max_hosts=max_hosts))
-    layouts = layouts or ("whole", "columns", "rows", "rows_of_host")
+    layouts = layouts or ("whole", "columns", "rows", "rows_of_host", "replicas")
     task_tables = tuple(draw(tables(f"t{i}")) for i in range(draw(st.integers(1, 8))))
     shards: list[Shard] = []
     for table in task_tables:
@@ -66,6 +66,8 @@ def shards_of(
             dataclasses.replace(whole, cols=(0, edge)),
             dataclasses.replace(whole, rank=second, cols=(edge, table.embedding_dim)),
         ]
+    if layout == "replicas":
+        return list(Replicas(topology.world_size).shards(table))
     ranks = range(topology.world_size)
     if layout == "rows_of_host":
         start = first - first % topology.ranks_per_host

@@ -27,7 +27,7 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE, workload_of
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.layouts import Replicas, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.profiles import with_profiles
@@ -76,6 +76,7 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         backward=_net(rng, len(device.terms), overflow=overflow),
         device=device,
         widest_ms=rng.exponential(0.1, (2, len(WIDEST_TERMS))) if device.has_warps else None,
+        dense_ms_per_mb=0.3,
     )
     per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)
     exchange = rng.uniform(0, 1, (len(EXCHANGES), len(EXCHANGE_TERMS)))
@@ -175,7 +176,7 @@ def all_plans(task: ShardingTask) -> Iterator[tuple[Shard, ...]]:
 
 
 def layouts_of(table: Table, topology: Topology) -> Iterator[list[Shard]]:
-    """A table's columns on any ranks in any widths, its rows on all ranks or on those of a host."""
+    """A table's columns on any ranks in any widths, its rows on all ranks or a host's, replicas."""
     world_size, num_steps = topology.world_size, table.embedding_dim // COLUMN_MULTIPLE
     whole = Shard.whole(table, 0)
     for edges in itertools.combinations_with_replacement(range(num_steps + 1), world_size - 1):
@@ -194,6 +195,8 @@ def layouts_of(table: Table, topology: Topology) -> Iterator[list[Shard]]:
                 dataclasses.replace(whole, rank=rank, rows=rows)
                 for rank, rows in zip(ranks, blocks, strict=True)
             ]
+    if world_size > 1:
+        yield Replicas(world_size).shards(table)
 
 
 def tiny_task(
@@ -244,12 +247,13 @@ def roomy_task(rng: np.random.Generator, hosts: tuple[int, int], num_tables: int
 
 
 def random_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ...]:
-    """Tables whole, in two column shards, in row blocks on all ranks or on those of a host."""
+    """Tables whole, in two column shards, in row blocks on all ranks or a host's, or replicas."""
     topology = task.topology
     world_size, per_host = topology.world_size, topology.ranks_per_host
     shards: list[Shard] = []
     for table in task.tables:
-        layout = rng.choice(["whole", "columns", "rows", "host_rows"], p=[0.6, 0.2, 0.1, 0.1])
+        layouts = ["whole", "columns", "rows", "host_rows", "replicas"]
+        layout = rng.choice(layouts, p=[0.5, 0.2, 0.1, 0.1, 0.1])
         whole = Shard.whole(table, int(rng.integers(world_size)))
         other = int(rng.integers(world_size))
         ranks = range(world_size)
@@ -261,6 +265,8 @@ def random_plan(rng: np.random.Generator, task: ShardingTask) -> tuple[Shard, ..
             edge = COLUMN_MULTIPLE * int(rng.integers(1, steps))
             shards.append(dataclasses.replace(whole, cols=(0, edge)))
             shards.append(dataclasses.replace(whole, rank=other, cols=(edge, table.embedding_dim)))
+        elif layout == "replicas" and world_size > 1:
+            shards += Replicas(world_size).shards(table)
         elif layout.endswith("rows") and 1 < len(ranks) == len(blocks):
             shards += [
                 dataclasses.replace(whole, rank=rank, rows=rows)
