@@ -140,14 +140,17 @@ class Replicas:
     num_ranks: int
     group_size: int = REPLICA_GROUP
 
+    @property
+    def ranks(self) -> range:
+        return range(self.num_ranks)
+
     def torchrec_type(self, topology: Topology) -> str:
         return "data_parallel"
 
     def shards(self, table: Table) -> list[Shard]:
         """Return the replicas of a table."""
         return [
-            dataclasses.replace(Shard.whole(table, rank), replicated=True)
-            for rank in range(self.num_ranks)
+            dataclasses.replace(Shard.whole(table, rank), replicated=True) for rank in self.ranks
         ]
 
     @classmethod

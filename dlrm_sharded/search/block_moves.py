@@ -56,7 +56,7 @@ class BlockNeighborhood(StateMoves):
     def row_joins(self, objective: SmoothObjective) -> list[Move]:
         """Return moves that make units in row blocks whole again, on the best rank for each."""
         state, problem = self._state, self._problem
-        units = np.flatnonzero(state.group != COLUMNS)
+        units = np.flatnonzero((state.group != COLUMNS) & ~problem.must_replicate)
         if self._budget is not None and self._budget.changeable is not None:
             units = units[self._budget.changeable[units]]
         if not len(units):

@@ -14,10 +14,12 @@ from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
+from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
+from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.layouts import Replicas, RowBlocks
 from dlrm_sharded.search.constraints import Constraints
+from dlrm_sharded.search.pricing import Pricing
 from dlrm_sharded.search.problem import (
-    NUM_LOADS,
     Blocks,
     Demand,
     LoadWeights,
@@ -26,6 +28,7 @@ from dlrm_sharded.search.problem import (
     Problem,
     RankGroup,
 )
+from dlrm_sharded.search.replication import which_pay
 from dlrm_sharded.task import ShardingTask
 
 MAX_WIDTHS = 64
@@ -40,6 +43,7 @@ def build_problem(
     critical_path_share: float,
     split_error: float,
     max_widths: int = MAX_WIDTHS,
+    all_replicas: bool = False,
 ) -> Problem:
     """Return the search problem of a task whose tables all have a reuse histogram.
 
@@ -48,6 +52,8 @@ def build_problem(
         split_error: share of its computation by which a piece of a table is priced higher, so that
             no split is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
+        all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
+            as an earlier plan may have them.
     """
     model = for_task(model, task)
     shapes = Shapes.from_task(task, model.compute, max_widths=max_widths)
@@ -56,7 +62,7 @@ def build_problem(
     units = _Units.from_task(task, constraints)
     kept_shapes = _kept_shapes(shapes, units)
     columns = kept_shapes.pieces(shapes.columns)
-    pricing = _Pricing(
+    pricing = Pricing(
         model=model,
         prices=prices,
         weights=LoadWeights(critical_path_share, prices),
@@ -71,7 +77,24 @@ def build_problem(
     table_index = {table.name: i for i, table in enumerate(task.tables)}
     allowed = constraints.allowed(units.tables, table_index, hosts.world_size)
     separated = constraints.separated(units.tables, table_index)
-    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, separated)
+    capacity_bytes = constraints.capacity(task.topology)
+    must_replicate = constraints.must_replicate(units.tables, table_index)
+    if hosts.world_size == 1:
+        must_replicate[:] = False  # a replica on one rank is a whole table
+    groups, blocks = _groups_and_blocks(
+        shapes, pricing, units, allowed, separated | must_replicate[:, None]
+    )
+    replicable = _replicable(shapes, units, allowed, separated, capacity_bytes)
+    _check_replicable(must_replicate & ~replicable, units, task, capacity_bytes)
+    replica_gain_ms = pricing.replica_gain_ms(shapes)[units.first_table]
+    if constraints.replicate != "auto":
+        replicable &= must_replicate
+    elif not all_replicas:
+        replicable = which_pay(replica_gain_ms, replicable, pricing.first_replica_ms)
+    if shapes.replicas is not None and replicable.any():
+        kind = range(len(groups), len(groups) + 1)
+        groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
+        blocks += (pricing.replicas(shapes.replicas, units.first_table, replicable, kind),)
     return Problem(
         task=task,
         model=model,
@@ -89,11 +112,13 @@ def build_problem(
         shared_ms=prices.any_byte_ms * columns.volume + prices.shard_ms * kept_shapes.num_shards,
         size_bytes=columns.size_bytes,
         host_load=prices.busiest_host_byte_ms * columns.volume,
-        capacity_bytes=constraints.capacity(task.topology),
+        capacity_bytes=capacity_bytes,
         allowed=allowed,
         separated=separated,
         blocks=blocks,
         groups=groups,
+        replica_gain_ms=replica_gain_ms,
+        must_replicate=must_replicate,
     )
 
 
@@ -198,19 +223,16 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
 
 
 def _groups_and_blocks(
-    shapes: Shapes, pricing: _Pricing, units: _Units, allowed: Mask | None, separated: Mask
+    shapes: Shapes, pricing: Pricing, units: _Units, allowed: Mask | None, separated: Mask
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
-    """Return all groups of ranks, and the row blocks of each kind.
-
-    Only this function depends on which kinds exist.
-    """
+    """Return all groups of ranks, and the row blocks of each kind."""
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
     for kind, cut in enumerate(shapes.row_blocks):
         size = cut.group_size
         ranks = range(0, pricing.prices.num_ranks, size)
         new_groups = range(len(groups), len(groups) + len(ranks))
-        groups += [RankGroup(range(first, first + size), kind) for first in ranks]
+        groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
         # Row blocks lie on all ranks of a group, so constraints must allow all of these. Units that
         # must be kept apart stay in columns.
         is_allowed = (
@@ -229,72 +251,35 @@ def _is_allowed_on_some_group(allowed: Mask | None, group_size: int) -> Mask | n
     return is_allowed
 
 
-@dataclass(frozen=True, slots=True)
-class _Pricing:
-    """Prices pieces.
+def _replicable(
+    shapes: Shapes, units: _Units, allowed: Mask | None, separated: Mask, capacity_bytes: Indices
+) -> Mask:
+    """Return [U], units that may be on every rank, as far as memory and constraints are known."""
+    if shapes.replicas is None:
+        return np.zeros(len(units.tables), dtype=bool)
+    size_bytes = shapes.replicas.replica.size_bytes[units.first_table]
+    replicable: Mask = (
+        shapes.replicas.possible[units.first_table]
+        & (size_bytes <= capacity_bytes.min())
+        & units.is_splittable  # a unit of several tables stays together, and on one rank
+        & ~separated.any(axis=1)
+        & _is_allowed_on_some_group(allowed, len(capacity_bytes))
+    )
+    return replicable
 
-    Args:
-        mean_read_mb: MB that a rank reads in a step on average.
-    """
 
-    model: AdditiveCostModel
-    prices: ExchangePrices
-    weights: LoadWeights
-    split_error: float
-    mean_read_mb: float
-
-    def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
-        """Return the loads [n, L] of pieces, and how much of them is margin.
-
-        Args:
-            error: [n], share of the computation by which a piece is priced higher.
-        """
-        # Prices rise with what the whole rank reads: at least the piece, about as much as others.
-        crowd = pieces.vectors.copy()
-        crowd[:, READ_MB] = np.maximum(crowd[:, READ_MB], self.mean_read_mb)
-        compute_ms = self.model.compute.work_ms(pieces.vectors, crowd)
-        margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
-        return self.weights.loads(compute_ms, pieces.volume) + margin, margin
-
-    def blocks(self, cut: BlockShapes, table: Indices, is_allowed: Mask, groups: range) -> Blocks:
-        """Return one kind of row blocks of all units.
-
-        Args:
-            table: [U], the table of each unit that may be split.
-            is_allowed: [U], whether constraints allow the unit to have such blocks.
-        """
-        reduce = self.prices.reduces[cut.group_size]
-        reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
-        piece = Pieces(
-            cut.block.vectors[table], cut.block.size_bytes[table], cut.block.volume[table]
+def _check_replicable(
+    impossible: Mask, units: _Units, task: ShardingTask, capacity_bytes: Indices
+) -> None:
+    """Raise InfeasibleTaskError if a unit that must be replicated cannot be, [U]."""
+    for unit in np.flatnonzero(impossible).tolist():
+        table = task.tables[units.first_table[unit]]
+        size_bytes = task.topology.shard_bytes(
+            table.num_embeddings, table.embedding_dim, replicated=True
         )
-        load, margin = self.load(piece, np.full(len(table), self.split_error))
-        surcharge = margin.copy()  # `load` and `surcharge` are both added to below
-        size_bytes = np.repeat(piece.size_bytes[:, None], cut.group_size, axis=1)
-        size_bytes[:, -1] = cut.last.size_bytes[table]
-        if cut.is_global:  # see `Blocks.is_global`
-            shared_ms, num_shards = reduce_ms, 0.0
-            fixed_load = np.zeros(NUM_LOADS)
-        else:
-            shared_ms = (
-                self.prices.any_byte_ms * piece.volume + self.prices.shard_ms
-            ) * cut.group_size
-            num_shards = 1.0
-            reduce_load = reduce_ms[:, None] * self.weights.exchange
-            load += reduce_load
-            surcharge += reduce_load
-            fixed_load = reduce.fixed_ms * self.weights.exchange
-        return Blocks(
-            group_size=cut.group_size,
-            groups=groups,
-            possible=cut.possible[table] & is_allowed,
-            demand=Demand.pack(
-                piece.vectors, piece.volume, np.full(len(table), num_shards), surcharge
-            ),
-            load=load,
-            margin=margin,
-            size_bytes=size_bytes,
-            shared_ms=shared_ms,
-            fixed_ms=reduce.fixed_ms,
-            fixed_load=fixed_load,
+        raise InfeasibleTaskError(
+            f"sharder.replicate names table {table.name!r}, which takes {size_bytes:,} B on every "
+            f"rank, its gradients included, and has {table.embedding_dim:,} columns; the ranks "
+            f"have {capacity_bytes.min():,} B or more, and lookups on "
+            f"{task.topology.compute_device} at most {task.topology.max_shard_columns:,} columns"
         )

@@ -26,6 +26,8 @@ class Constraints:
         apart: sets of tables no two of which share a rank; they are not split by rows.
         unsplit: tables that stay whole.
         reserved_gib: memory that tables leave free on each rank; one number, or one per rank.
+        replicate: "auto" for replicas wherever they pay, "never", or the tables that are replicated
+            and no others. Only tables that no other restriction names can be replicated.
     """
 
     pin: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class Constraints:
     apart: Sequence[Sequence[str]] = ()
     unsplit: Sequence[str] = ()
     reserved_gib: float | Sequence[float] = 0.0
+    replicate: str | Sequence[str] = "auto"
 
     def __post_init__(self) -> None:
         self._check_form()
@@ -56,6 +59,7 @@ class Constraints:
             "together": [name for group in self.together for name in group],
             "apart": [name for group in self.apart for name in group],
             "unsplit": list(self.unsplit),
+            "replicate": list(self._replicated),
         }
         for key, tables in mentioned.items():
             for name in tables:
@@ -84,6 +88,7 @@ class Constraints:
                 )
         for group in self.apart:
             self._check_apart(group)
+        self._check_replicated(mentioned)
 
     def capacity(self, topology: Topology) -> NDArray[np.int64]:
         """Return [W], memory of each rank that tables may use, in bytes."""
@@ -128,6 +133,27 @@ class Constraints:
             member[:, i] = [bool(apart & set(tables)) for tables in units]
         return member
 
+    def must_replicate(
+        self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
+    ) -> NDArray[np.bool_]:
+        """Return [U], whether a unit is a table that is replicated whatever that costs."""
+        tables = {table_index[name] for name in self._replicated}
+        return np.array([bool(tables & set(of_unit)) for of_unit in units], dtype=bool)
+
+    @property
+    def _replicated(self) -> Sequence[str]:
+        return () if isinstance(self.replicate, str) else self.replicate
+
+    def _check_replicated(self, mentioned: Mapping[str, Sequence[str]]) -> None:
+        """Raise ConfigError if a table to replicate has another restriction."""
+        for key, tables in mentioned.items():
+            both = sorted(set(tables) & set(self._replicated))
+            if key != "replicate" and both:
+                raise ConfigError(
+                    f"sharder.replicate and sharder.{key} both name {both}; a replica lies on all "
+                    "ranks, so drop one of the two"
+                )
+
     def _check_form(self) -> None:
         if not isinstance(self.pin, Mapping):
             raise ConfigError(f"sharder.pin is {self.pin!r}, must have lists of ranks by table")
@@ -138,6 +164,12 @@ class Constraints:
             for group in getattr(self, key):
                 _check_list(f"a group of sharder.{key}", group, "tables")
         _check_list("sharder.unsplit", self.unsplit, "tables")
+        if isinstance(self.replicate, str) and self.replicate in ("auto", "never"):
+            return
+        if isinstance(self.replicate, str) or not isinstance(self.replicate, Sequence):
+            raise ConfigError(
+                f"sharder.replicate is {self.replicate!r}, must be auto, never or a list of tables"
+            )
 
     def _check_apart(self, group: Sequence[str]) -> None:
         """Raise ConfigError if two of the tables are pinned to the same single rank."""

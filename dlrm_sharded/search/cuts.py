@@ -30,6 +30,10 @@ class UnitCut:
     widths: tuple[int, ...] = ()
     kind: int | None = None
 
+    def is_in_rows(self, problem: Problem) -> bool:
+        """Return whether the cut has row blocks that are no replicas."""
+        return self.kind is not None and not problem.blocks[self.kind].is_replica
+
 
 @dataclass(frozen=True, slots=True)
 class CutOption:
@@ -57,6 +61,7 @@ def cut_units(
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
     fits &= problem.possible[whole] & (problem.size_bytes[whole] <= problem.capacity_bytes.max())
+    fits &= ~problem.must_replicate
     return [
         UnitCut((int(steps),)) if fit else _best_cut(problem, unit, target_ms, columns, rows)
         for unit, (fit, steps) in enumerate(zip(fits, problem.num_steps, strict=True))
@@ -75,8 +80,11 @@ def _best_cut(problem: Problem, unit: int, target_ms: float, columns: bool, rows
 
 
 def cut_options(problem: Problem, unit: int) -> list[CutOption]:
-    """Return the unit whole, in any number of balanced column pieces, and in row blocks."""
-    return [*_column_options(problem, unit), *_row_options(problem, unit)]
+    """Return the unit whole, in balanced column pieces, in row blocks, and replicated."""
+    in_groups = list(_group_options(problem, unit))
+    if problem.must_replicate[unit]:
+        return in_groups  # the only kind that is possible for it
+    return [*_column_options(problem, unit), *in_groups]
 
 
 def _column_options(problem: Problem, unit: int) -> Iterator[CutOption]:
@@ -102,7 +110,7 @@ def _column_options(problem: Problem, unit: int) -> Iterator[CutOption]:
         )
 
 
-def _row_options(problem: Problem, unit: int) -> Iterator[CutOption]:
+def _group_options(problem: Problem, unit: int) -> Iterator[CutOption]:
     capacity = int(problem.capacity_bytes.max())
     for kind, blocks in enumerate(problem.blocks):
         # The first block is the largest.

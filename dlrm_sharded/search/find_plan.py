@@ -15,6 +15,7 @@ from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
 from dlrm_sharded.search.large_neighborhood import Rebuilder
 from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
+from dlrm_sharded.search.replication import replicate
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 
@@ -86,6 +87,11 @@ def _best_first_plan(
             Descent(state, rng, stopping.clock).run()
             if best is None or state.objective_ms < best.objective_ms:
                 best = state
+            # Replicas come last: without them, the plan is what it would be if none were allowed.
+            other = state.copy_for(problem)
+            if replicate(other):
+                Descent(other, rng, stopping.clock).run()
+                best = min(best, other, key=lambda found: found.objective_ms)
     return best
 
 

@@ -31,7 +31,17 @@ def first_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
         state = _place_costliest_first(problem, cuts, largest_first)
         if state is not None:
             return state
-    return _pack(problem, cuts)
+    return _pack(problem, _without_replicas(problem, cuts))
+
+
+def _without_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> list[UnitCut]:
+    """Return the cuts with units whole that need not be replicas, which take most memory."""
+    return [
+        UnitCut((int(problem.num_steps[unit]),))
+        if cut.kind is not None and not cut.is_in_rows(problem) and not problem.must_replicate[unit]
+        else cut
+        for unit, cut in enumerate(cuts)
+    ]
 
 
 def _place_costliest_first(
@@ -111,7 +121,7 @@ def _pack(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
             return None
         num_largest = 2**attempt // 4  # 0, 0, 1, 2, 4, ...
         for unit in left + largest[:num_largest]:
-            in_rows = [o for o in cut_options(problem, unit) if o.cut.kind is not None]
+            in_rows = [o for o in cut_options(problem, unit) if o.cut.is_in_rows(problem)]
             if in_rows:
                 cuts[unit] = min(in_rows, key=lambda option: option.total_ms).cut
         if cuts == before and num_largest >= len(largest):
@@ -189,7 +199,9 @@ def _larger_kinds(problem: Problem, blocks: Blocks, unit: int) -> list[Blocks]:
     return [
         larger
         for larger in problem.blocks
-        if larger.group_size > blocks.group_size and larger.possible[unit]
+        if larger.group_size > blocks.group_size
+        and larger.possible[unit]
+        and not (larger.is_replica or blocks.is_replica)
     ]
 
 

@@ -21,6 +21,7 @@ from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
+from dlrm_sharded.layouts import Replicas, RowBlocks
 from dlrm_sharded.task import ShardingTask
 
 Mask = NDArray[np.bool_]
@@ -64,14 +65,19 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Consecutive ranks that can hold a unit together, each with one row block of it.
+    """Consecutive ranks that can hold a unit together, each with one row block or replica of it.
 
     Args:
+        layout: the way in which they hold it.
         kind: index into `Problem.blocks`.
     """
 
-    ranks: range
+    layout: RowBlocks | Replicas
     kind: int
+
+    @property
+    def ranks(self) -> range:
+        return self.layout.ranks
 
     @property
     def members(self) -> slice:
@@ -83,20 +89,25 @@ class RankGroup:
 class Blocks:
     """One kind of row blocks: units cut into one block for each rank of a group of this size.
 
+    Replicas are such a kind, too. Their blocks are whole units on all ranks, and what all ranks
+    reduce are gradients.
+
     Args:
         groups: indices into `Problem.groups` of the groups that can hold them.
+        is_replica: whether the blocks are replicas.
         possible: [U], whether the unit has enough rows, and constraints allow some group.
         demand: [U, D], what one block adds to its rank.
         load: [U, L], its loads, as for column shapes.
         margin: [U, L], the part of these loads that is margin.
         size_bytes: [U, group_size], memory of each block; the last one may be the smallest.
         shared_ms: [U], what every rank of the task pays for the unit.
-        fixed_ms: time that the reduce-scatters of a group take however little they carry.
+        fixed_ms: time that the reductions of a group take however little they carry.
         fixed_load: [L], that time as a load of the group's ranks; zeros if all ranks pay it.
     """
 
     group_size: int
     groups: range
+    is_replica: bool
     possible: Mask
     demand: Floats
     load: Floats
@@ -110,8 +121,8 @@ class Blocks:
     def is_global(self) -> bool:
         """Return whether one group of all ranks holds these blocks.
 
-        Then every rank waits for the same reduce-scatter, so its time is shared and no rank's own
-        load. It leaves each rank with its samples' vectors, so no all-to-all follows.
+        Then every rank waits for the same reduction, so its time is shared and no rank's own load.
+        Each rank has its samples' vectors afterwards, so no all-to-all follows.
         """
         return len(self.groups) == 1
 
@@ -182,8 +193,11 @@ class Problem:
         capacity_bytes: [W].
         allowed: [U, W], ranks that may hold pieces of the unit; None if all may hold everything.
         separated: [U, S], members of sets of units no two of which may share a rank.
-        blocks: [K] kinds of row blocks.
+        blocks: [K] kinds of row blocks; the last one may be replicas.
         groups: all groups of ranks, ordered by kind.
+        replica_gain_ms: [U], how much less a replica costs than the whole unit, in the mean over
+            ranks and apart from the price of the first replica.
+        must_replicate: [U], units that are replicas whatever they cost.
     """
 
     task: ShardingTask
@@ -206,6 +220,8 @@ class Problem:
     separated: Mask
     blocks: tuple[Blocks, ...]
     groups: tuple[RankGroup, ...]
+    replica_gain_ms: Floats
+    must_replicate: Mask
 
     @property
     def world_size(self) -> int:
@@ -242,6 +258,11 @@ class Problem:
     def max_width(self, unit: int) -> int:
         """Return the steps of the widest piece of a unit; 0 if it has to stay whole and cannot."""
         return int(self.possible[self.first_shape[unit] : self.first_shape[unit + 1]].sum())
+
+    @property
+    def replicas(self) -> Blocks | None:
+        """Return the kind of row blocks that are replicas; None if none may be."""
+        return next((blocks for blocks in self.blocks if blocks.is_replica), None)
 
     def blocks_of_group(self, group: int) -> Blocks:
         """Return the row blocks that a group holds."""

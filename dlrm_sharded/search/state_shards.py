@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlrm_sharded.layouts import RowBlocks, is_row_wise
+from dlrm_sharded.layouts import Layout, is_replicated, is_row_wise, layout_of
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
@@ -34,7 +34,7 @@ def unit_shards(state: State, unit: int, earlier: ShardsByTable | None = None) -
     for index in problem.tables[unit]:
         table = problem.task.tables[index]
         if group != COLUMNS:
-            shards += RowBlocks(problem.groups[group].ranks).shards(table)
+            shards += problem.groups[group].layout.shards(table)
             continue
         step = int(problem.columns_per_step[unit]) or table.embedding_dim
         before = () if earlier is None else earlier[table.name]
@@ -46,7 +46,8 @@ def _column_shards(
     table: Table, widths: Mapping[int, int], step: int, before: Sequence[Shard]
 ) -> list[Shard]:
     """Return column shards of these widths in steps, by rank, close to those before."""
-    if before and not is_row_wise(before, table) and _widths(before, step) == widths:
+    in_columns = not is_row_wise(before, table) and not is_replicated(before)
+    if before and in_columns and _widths(before, step) == widths:
         return list(before)
     # Ranks come in the order of the columns that they had; new ranks come last.
     # Of several shards on one rank, the first counts: later entries overwrite earlier ones.
@@ -61,10 +62,13 @@ def _column_shards(
 
 
 def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
-    """Return the bytes of a table on ranks that did not hold these bytes before."""
+    """Return the bytes of a table on ranks that did not hold these bytes before.
+
+    A replica's gradients do not count, as nobody sends them.
+    """
     topology, moved = task.topology, 0
     for shard in after:
-        moved += shard.bytes_on(topology)
+        moved += topology.shard_bytes(shard.num_rows, shard.num_cols)
         for old in before:
             rows = min(shard.rows[1], old.rows[1]) - max(shard.rows[0], old.rows[0])
             cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
@@ -84,13 +88,13 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
     for unit, tables in enumerate(problem.tables):
         shards_of_tables = [plan[problem.task.tables[index].name] for index in tables]
         ranks = {shard.rank for shards in shards_of_tables for shard in shards}
-        shards = shards_of_tables[0]
+        shards, table = shards_of_tables[0], problem.task.tables[tables[0]]
         if not problem.columns_per_step[unit]:
             if len(ranks) > 1 or any(len(shards) > 1 for shards in shards_of_tables):
                 return False
             state.set_width(unit, min(ranks), 1)
-        elif is_row_wise(shards, problem.task.tables[tables[0]]):
-            group = _group_of_ranks(problem, ranks)
+        elif _is_in_group(shards, table):
+            group = _group_with(problem, layout_of(shards, table, problem.task.topology))
             if group is None or not problem.blocks_of_group(group).possible[unit]:
                 return False
             state.set_group(unit, group)
@@ -103,10 +107,15 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
     return bool((state.free_bytes >= 0).all() and (state.separated_count <= 1).all())
 
 
-def _group_of_ranks(problem: Problem, ranks: set[int]) -> int | None:
-    """Return the group of exactly these ranks, if there is one."""
+def _is_in_group(shards: Sequence[Shard], table: Table) -> bool:
+    """Return whether a table's shards are row blocks or replicas."""
+    return is_row_wise(shards, table) or is_replicated(shards)
+
+
+def _group_with(problem: Problem, layout: Layout) -> int | None:
+    """Return the group that holds units in this layout, if there is one."""
     for index, group in enumerate(problem.groups):
-        if set(group.ranks) == ranks:
+        if group.layout == layout:
             return index
     return None
 

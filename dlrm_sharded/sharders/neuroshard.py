@@ -54,7 +54,7 @@ class NeuroShardSharder:
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it (`python scripts/benchmark.py splits`).
-        pin, together, apart, unsplit, reserved_gib: see `Constraints`.
+        pin, together, apart, unsplit, reserved_gib, replicate: see `Constraints`.
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
             plan; None for no limit.
@@ -76,6 +76,7 @@ class NeuroShardSharder:
         apart: Sequence[Sequence[str]] = (),
         unsplit: Sequence[str] = (),
         reserved_gib: float | Sequence[float] = 0.0,
+        replicate: str | Sequence[str] = "auto",
         warm_start: str | Path | None = None,
         max_moved_tables: int | None = None,
         max_moved_gib: float | None = None,
@@ -104,7 +105,9 @@ class NeuroShardSharder:
         self._time_budget_s = time_budget_s
         self._patience = patience
         self._split_error = split_error
-        self._constraints = Constraints(pin or {}, together, apart, unsplit, reserved_gib)
+        self._constraints = Constraints(
+            pin or {}, together, apart, unsplit, reserved_gib, replicate
+        )
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
         self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
@@ -123,6 +126,7 @@ class NeuroShardSharder:
             split_error=self._split_error,
             # an earlier plan may have any widths
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
+            all_replicas=earlier is not None,
         )
         if earlier is not None:
             state = self._near(problem, earlier, clock)
@@ -140,8 +144,8 @@ class NeuroShardSharder:
         state, by_table = State(problem), earlier.shards_by_table()
         if not load_plan(state, by_table):
             raise InvalidPlanError(
-                f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit or "
-                "reserved_gib, has row blocks that leave no memory, or has shards of a table on "
+                f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit, "
+                "reserved_gib or replicate, has row blocks that leave no memory, or has shards of a table on "
                 "one rank that are too wide as one shard; start without sharder.warm_start"
             )
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)

@@ -130,6 +130,7 @@ def problem_of(
         constraints or Constraints(),
         critical_path_share=critical_path_share,
         split_error=split_error,
+        all_replicas=True,
     )
 
 

@@ -1,0 +1,155 @@
+"""Prices of pieces, row blocks and replicas for the search.
+
+Letters: U units, L loads, T tables, n pieces, V numbers of a shard (`cost/compute.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.exchange_prices import ExchangePrices
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
+from dlrm_sharded.search.problem import NUM_LOADS, Blocks, Demand, LoadWeights, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """Prices pieces.
+
+    Args:
+        mean_read_mb: MB that a rank reads in a step on average.
+    """
+
+    model: AdditiveCostModel
+    prices: ExchangePrices
+    weights: LoadWeights
+    split_error: float
+    mean_read_mb: float
+
+    def load(self, pieces: Pieces, error: Floats) -> tuple[Floats, Floats]:
+        """Return the loads [n, L] of pieces, and how much of them is margin.
+
+        Args:
+            error: [n], share of the computation by which a piece is priced higher.
+        """
+        # Prices rise with what the whole rank reads.
+        compute_ms = self.model.compute.work_ms(pieces.vectors, self._crowd(pieces))
+        margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
+        return self.weights.loads(compute_ms, pieces.volume) + margin, margin
+
+    def blocks(self, cut: BlockShapes, table: Indices, is_allowed: Mask, groups: range) -> Blocks:
+        """Return one kind of row blocks of all units.
+
+        Args:
+            table: [U], the table of each unit that may be split.
+            is_allowed: [U], whether constraints allow the unit to have such blocks.
+        """
+        reduce = self.prices.reduces[cut.group_size]
+        reduce_ms = reduce.byte_ms * cut.reduce_volume[table] + reduce.shard_ms
+        piece = Pieces(
+            cut.block.vectors[table], cut.block.size_bytes[table], cut.block.volume[table]
+        )
+        load, margin = self.load(piece, np.full(len(table), self.split_error))
+        surcharge = margin.copy()  # `load` and `surcharge` are both added to below
+        size_bytes = np.repeat(piece.size_bytes[:, None], cut.group_size, axis=1)
+        size_bytes[:, -1] = cut.last.size_bytes[table]
+        if cut.is_global:  # see `Blocks.is_global`
+            shared_ms, num_shards = reduce_ms, 0.0
+            fixed_load = np.zeros(NUM_LOADS)
+        else:
+            shared_ms = (
+                self.prices.any_byte_ms * piece.volume + self.prices.shard_ms
+            ) * cut.group_size
+            num_shards = 1.0
+            reduce_load = reduce_ms[:, None] * self.weights.exchange
+            load += reduce_load
+            surcharge += reduce_load
+            fixed_load = reduce.fixed_ms * self.weights.exchange
+        return Blocks(
+            group_size=cut.group_size,
+            groups=groups,
+            is_replica=False,
+            possible=cut.possible[table] & is_allowed,
+            demand=Demand.pack(
+                piece.vectors, piece.volume, np.full(len(table), num_shards), surcharge
+            ),
+            load=load,
+            margin=margin,
+            size_bytes=size_bytes,
+            shared_ms=shared_ms,
+            fixed_ms=reduce.fixed_ms,
+            fixed_load=fixed_load,
+        )
+
+    def replicas(
+        self, shapes: ReplicaShapes, table: Indices, possible: Mask, groups: range
+    ) -> Blocks:
+        """Return replicas of all units, as a kind of row blocks.
+
+        Args:
+            table: [U], the table of each unit that may be split.
+            possible: [U], which units may be replicated.
+        """
+        size, gradients = self.prices.num_ranks, self.prices.gradients
+        replica = shapes.replica
+        piece = Pieces(replica.vectors[table], replica.size_bytes[table], replica.volume[table])
+        load, margin = self.load(piece, np.full(len(table), self.split_error))
+        return Blocks(
+            group_size=size,
+            groups=groups,
+            is_replica=True,
+            possible=possible,
+            demand=Demand.pack(piece.vectors, piece.volume, np.zeros(len(table)), margin),
+            load=load,
+            margin=margin,
+            # a view, as there may be many tables and ranks
+            size_bytes=np.broadcast_to(piece.size_bytes[:, None], (len(table), size)),
+            shared_ms=gradients.byte_ms * shapes.gradient_bytes[table],
+            fixed_ms=gradients.fixed_ms,
+            fixed_load=np.zeros(NUM_LOADS),
+        )
+
+    def replica_gain_ms(self, shapes: Shapes) -> Floats:
+        """Return [T], how much less a replica of a table costs than the table on a single rank.
+
+        These are means over ranks, without what the first replica costs. A replica is priced with
+        the margin of a split. On one rank, there is nothing to gain.
+        """
+        if shapes.replicas is None:
+            return np.zeros(len(shapes.step))
+        whole = Pieces(
+            shapes.columns.vectors[shapes.whole],
+            shapes.columns.size_bytes[shapes.whole],
+            shapes.columns.volume[shapes.whole],
+        )
+        prices = self.prices
+        exchange_ms = prices.even_byte_ms * whole.volume / prices.num_ranks + prices.shard_ms
+        whole_ms = self._work_ms(whole) / prices.num_ranks + exchange_ms
+        replica_ms = self._work_ms(shapes.replicas.replica) * (1.0 + self.split_error)
+        replica_ms += prices.gradients.byte_ms * shapes.replicas.gradient_bytes
+        gain_ms: Floats = whole_ms - replica_ms
+        return gain_ms
+
+    @property
+    def first_replica_ms(self) -> float:
+        """Time that every rank pays as soon as there is a replica, whatever its size."""
+        launches_ms = self.model.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1)
+        return self.prices.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
+
+    def _work_ms(self, pieces: Pieces) -> Floats:
+        """Return [n], computation of pieces on ranks that read as much as they do on average."""
+        work_ms: Floats = self.model.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(
+            axis=1
+        )
+        return work_ms
+
+    def _crowd(self, pieces: Pieces) -> Floats:
+        """Return [n, V], what a rank with a piece reads: at least the piece, or the mean."""
+        crowd = pieces.vectors.copy()
+        crowd[:, READ_MB] = np.maximum(crowd[:, READ_MB], self.mean_read_mb)
+        return crowd
