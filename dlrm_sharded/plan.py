@@ -106,6 +106,11 @@ class ShardingPlan:
             grouped[shard.table].append(shard)
         return dict(grouped)
 
+    @property
+    def replicated_tables(self) -> tuple[str, ...]:
+        """Names of the tables that every rank has, in the order of the plan."""
+        return tuple(dict.fromkeys(shard.table for shard in self.shards if shard.replicated))
+
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size

@@ -53,7 +53,7 @@ class SplitGain:
 
     table: str
     num_shards: int
-    by_rows: bool
+    kind: str
     gain_ms: float | None
 
 

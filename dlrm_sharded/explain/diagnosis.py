@@ -26,7 +26,7 @@ from dlrm_sharded.cost.features import (
     column_volume,
     workload_of_plan,
 )
-from dlrm_sharded.layouts import is_row_wise
+from dlrm_sharded.layouts import is_replicated, is_row_wise
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
@@ -35,6 +35,7 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
+from dlrm_sharded.tables import Table
 from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 
 BOUNDING_FRACTION = 0.99
@@ -162,7 +163,7 @@ class _PricedPlan:
                 SplitGain(
                     table=name,
                     num_shards=len(shards),
-                    by_rows=is_row_wise(shards, self._tables[name]),
+                    kind=_kind(shards, self._tables[name]),
                     gain_ms=None if cost_ms is None else cost_ms - self.cost.cost_ms,
                 )
             )
@@ -243,14 +244,22 @@ def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
     per_byte[on_busiest_host] += prices.busiest_host_byte_ms
     num_bytes = workload.num_cols * column_volume(workload.batch_size, workload.world_size)
     size = workload.group_size
-    times: Floats = per_byte[workload.rank] * num_bytes / size + prices.shard_ms
+    times: Floats = per_byte[workload.rank] * num_bytes / np.maximum(size, 1) + prices.shard_ms
     for group_size, reduce in prices.reduces.items():
         num_groups = workload.world_size // group_size
         reduce_ms = reduce.byte_ms * num_bytes * num_groups + reduce.shard_ms
         # after a reduction over all ranks nothing is left to exchange
         left_ms = times if num_groups > 1 else 0.0
         times = np.where(size == group_size, left_ms + reduce_ms, times)
-    return times
+    gradient_ms = prices.gradients.byte_ms * workload.replica_bytes()
+    return np.where(workload.is_replica, gradient_ms, times)
+
+
+def _kind(shards: Sequence[Shard], table: Table) -> str:
+    """Return what the shards of a table are called."""
+    if is_replicated(shards):
+        return "replicas"
+    return "row blocks" if is_row_wise(shards, table) else "column shards"
 
 
 def _changed_tasks(task: ShardingTask) -> list[tuple[str, ShardingTask]]:

@@ -98,6 +98,8 @@ def _rank(rank: RankCost) -> str:
 
 def _named(cost: ShardCost) -> str:
     shard, table = cost.shard, cost.table
+    if shard.replicated:
+        return f"{shard.table} (replica)"
     if shard.num_rows < table.num_embeddings:
         return f"{shard.table} (rows {shard.rows[0]:,} to {shard.rows[1]:,})"
     if shard.num_cols < table.embedding_dim:
@@ -126,8 +128,7 @@ def _splits(diagnosis: Diagnosis) -> list[str]:
 
 
 def _pieces(split: SplitGain) -> str:
-    kind = "row blocks" if split.by_rows else "column shards"
-    return f"{split.table} in {split.num_shards} {kind}"
+    return f"{split.table} in {split.num_shards} {split.kind}"
 
 
 def _gain(split: SplitGain) -> str:
@@ -167,7 +168,7 @@ def shares_of_rank(
     """Return the shards of a rank, the costliest first; without a cost, that with most work."""
     tables = {table.name: table for table in task.tables}
     on_rank = [shard for shard in plan.shards if shard.rank == rank]
-    work = [_columns_read(shard, tables[shard.table]) for shard in on_rank]
+    work = [_columns_read(shard, tables[shard.table], plan.world_size) for shard in on_rank]
     sum_work = sum(work)
     sum_cols = sum(shard.num_cols for shard in on_rank)
     shares = []
@@ -207,6 +208,8 @@ def explain(
         f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
         f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
     ]
+    if plan.replicated_tables:
+        lines.append(f"Every rank has a replica of {', '.join(plan.replicated_tables)}.")
     if report.caveat is not None:
         lines += ["", f"**Caveat**: {report.caveat}.", ""]
     if report.standing is not None:
@@ -294,9 +297,13 @@ def _prediction_table(predicted: PlanCost, measured: PlanCost) -> list[str]:
     )
 
 
-def _columns_read(shard: Shard, table: Table) -> float:
-    """Return the columns that a shard reads per sample; row blocks share the ids evenly."""
-    return shard.num_cols * table.pooling_factor * shard.num_rows / table.num_embeddings
+def _columns_read(shard: Shard, table: Table, world_size: int) -> float:
+    """Return the columns that a shard reads per sample of all ranks.
+
+    Row blocks share the ids evenly, and so do replicas.
+    """
+    share = 1.0 / world_size if shard.replicated else shard.num_rows / table.num_embeddings
+    return shard.num_cols * table.pooling_factor * share
 
 
 def _rank_cost_ms(cost: PlanCost | None, rank: int) -> float:

@@ -77,6 +77,7 @@ def _best_first_plan(
     """Descend from each first plan, and return the best state."""
     best: State | None = None
     tried: set[tuple[UnitCut, ...]] = set()
+    with_replicas: bool | None = None  # not known before the first plan
     for cuts in _first_cuts(problem, bound_ms):
         if best is not None and (best.objective_ms <= good_ms or stopping.clock.is_over):
             break
@@ -84,14 +85,18 @@ def _best_first_plan(
             continue
         tried.add(cuts)
         for state in _first_states(problem, cuts):
+            if with_replicas:
+                replicate(state)
             Descent(state, rng, stopping.clock).run()
             if best is None or state.objective_ms < best.objective_ms:
                 best = state
-            # Replicas come last: without them, the plan is what it would be if none were allowed.
-            other = state.copy_for(problem)
-            if replicate(other):
+            if with_replicas is None:
+                # The first plan decides: descents take most of the time, and moves come later.
+                other = state.copy_for(problem)
+                with_replicas = replicate(other)
                 Descent(other, rng, stopping.clock).run()
-                best = min(best, other, key=lambda found: found.objective_ms)
+                with_replicas = with_replicas and other.objective_ms < best.objective_ms
+                best = other if with_replicas else best
     return best
 
 

@@ -104,11 +104,16 @@ def exchanges_by_rank_ms(cost: PlanCost) -> Floats:
 
 def kind_of(workload: Workload, relaxation: Relaxation) -> PlanKind:
     """The kind of L8 that a plan is of."""
-    columns, *others = relaxation.kinds()
-    if (workload.group_size == 1).all():
+    kinds = relaxation.kinds()
+    if workload.world_size == 1:
+        return kinds[0]
+    in_shards = workload.group_size[~workload.is_replica]
+    if not len(in_shards):
+        return kinds[-1]
+    columns, rows, mixed = kinds[3:6] if workload.is_replica.any() else kinds[:3]
+    if (in_shards == 1).all():
         return columns
-    rows, mixed = others
-    return rows if (workload.group_size == workload.world_size).all() else mixed
+    return rows if (in_shards == workload.world_size).all() else mixed
 
 
 @given(cost=costs())
@@ -178,7 +183,7 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
     # bytes of each shard to every other rank, as `Workload.exchange` has them
     everywhere = (workload.group_size == workload.world_size) & (workload.world_size > 1)
     num_bytes = workload.num_cols * (4.0 * workload.batch_size / workload.world_size)
-    volume = num_bytes / workload.group_size * ~everywhere
+    volume = num_bytes / np.maximum(workload.group_size, 1) * ~everywhere * ~workload.is_replica
     assert workload.by_rank(volume) == pytest.approx(exchange.volume, rel=TOLERANCE)
     piece_ms = stand_alone_ms(workload, model) + launch_ms(model) + prices.own_byte_ms * volume
     assert at_least(cost.cost_ms, piece_ms.max() + prices.any_byte_ms * volume.sum())
@@ -249,6 +254,22 @@ def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
     assert at_least(exchange_ms.mean(), kind.fixed_ms)
 
 
+@given(of=planned(layouts=("whole", "rows", "replicas")), model=models)
+@EXAMPLES
+def test_l10_every_rank_pays_for_all_replicas(of: Planned, model: LearnedCostModel) -> None:
+    plan, task = of
+    workload = workload_of_plan(plan, task)
+    hosts = model.hosts(task.topology)
+    gradients = ExchangePrices.from_model(model.communication, hosts).gradients
+    work_ms = stand_alone_ms(workload, model) * workload.is_replica
+    num_bytes = workload.by_rank(workload.replica_bytes())
+    assert num_bytes == pytest.approx(num_bytes[0])
+    least_ms = workload.by_rank(work_ms) + gradients.byte_ms * num_bytes
+    if workload.is_replica.any():
+        least_ms += gradients.fixed_ms + launch_ms(model)
+    assert at_least(by_rank_ms(predicted(plan.shards, task, model)), least_ms)
+
+
 @given(cost=costs())
 @EXAMPLES
 def test_l9_the_critical_path_is_at_least_the_cost(cost: PlanCost) -> None:
@@ -269,12 +290,13 @@ def test_worked_example() -> None:
     prices = LeastExchangePrices.from_model(model.communication, model.hosts(task.topology))
     assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))
     relaxation = Relaxation(task, model)
-    columns, rows, mixed = relaxation.kinds()
+    columns, rows, mixed, *with_replicas = relaxation.kinds()
     means = {2.3: 3.79, 2.5: 2.79, 3.0: 2.0667 + 0.39}
     for limit_ms, mean_ms in means.items():
         assert relaxation.mean_ms(limit_ms, columns) == pytest.approx(mean_ms, abs=1e-4)
-    by_kind = [relaxation.bound_of_kind_ms(kind) for kind in (columns, rows, mixed)]
-    assert by_kind == pytest.approx([2.79, 2.95, 3.05], rel=1e-5)
+    kinds = (columns, rows, mixed, *with_replicas)
+    by_kind = [relaxation.bound_of_kind_ms(kind) for kind in kinds]
+    assert by_kind == pytest.approx([2.79, 2.95, 3.05, 3.05, 3.95, 4.05, 2.95], rel=1e-5)
     assert lower_bound_ms(task, model) == by_kind[0]
     costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
     assert min(costs) == pytest.approx(2.89)

@@ -172,7 +172,7 @@ def test_a_split_that_does_not_pay_has_a_gain_below_zero() -> None:
     task = ShardingTask((BUSY, thin), HALVES, 1024)
     shards = [Shard.whole(BUSY, 0), *halves(thin)]
     (split,) = diagnosed(ShardingPlan(2, tuple(shards)), task).splits
-    assert (split.table, split.num_shards, split.by_rows) == ("thin", 2, False)
+    assert (split.table, split.num_shards, split.kind) == ("thin", 2, "column shards")
     assert split.gain_ms is not None
     assert split.gain_ms < 0
 
@@ -302,8 +302,8 @@ SHOWN = Diagnosis(
     ),
     num_bounding=2,
     splits=(
-        *(SplitGain(f"t{i}", 2, by_rows=False, gain_ms=6.0 - i) for i in range(10)),
-        SplitGain("huge", 4, by_rows=True, gain_ms=None),
+        *(SplitGain(f"t{i}", 2, kind="column shards", gain_ms=6.0 - i) for i in range(10)),
+        SplitGain("huge", 4, kind="row blocks", gain_ms=None),
     ),
     num_split=11,
     alternatives=(

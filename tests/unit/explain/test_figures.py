@@ -197,7 +197,7 @@ def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
         cost_ms=13.0,
         bounding=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
         num_bounding=1,
-        splits=(SplitGain("split", 2, by_rows=True, gain_ms=0.25),),
+        splits=(SplitGain("split", 2, kind="row blocks", gain_ms=0.25),),
         num_split=1,
         alternatives=(Alternative("one more rank", 6.5),),
     )
