@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.layouts import CAN_REPLICATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,8 @@ class RunContext:
     hardware: Hardware | None = None
     optimizer: str | None = None
     ranks_per_host: int | None = None
+
+    @property
+    def can_replicate(self) -> bool:
+        """Whether tables can be replicated under the optimizer; so if it is not known."""
+        return self.optimizer is None or self.optimizer in CAN_REPLICATE

@@ -31,6 +31,9 @@ from dlrm_sharded.search.problem import (
 from dlrm_sharded.search.replication import which_pay
 from dlrm_sharded.task import ShardingTask
 
+REPLICA_ERROR = 0.05
+"""Share of its computation by which a replica is priced higher where no search weighs it."""
+
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
 
@@ -120,6 +123,20 @@ def build_problem(
         replica_gain_ms=replica_gain_ms,
         must_replicate=must_replicate,
     )
+
+
+def worth_replicating(task: ShardingTask, model: AdditiveCostModel) -> set[str]:
+    """Return the names of tables whose replicas pay off, for plans that no search makes.
+
+    The tables all have a reuse histogram.
+    """
+    problem = build_problem(
+        task, model, Constraints(), critical_path_share=0.0, split_error=REPLICA_ERROR
+    )
+    if problem.replicas is None:
+        return set()
+    units = np.flatnonzero(problem.replicas.possible).tolist()
+    return {task.tables[problem.tables[unit][0]].name for unit in units}
 
 
 @dataclass(frozen=True, slots=True)

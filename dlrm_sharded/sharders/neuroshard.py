@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
@@ -24,6 +25,7 @@ from dlrm_sharded.errors import (
     check_count,
     check_number,
 )
+from dlrm_sharded.layouts import CAN_REPLICATE
 from dlrm_sharded.plan import ShardingPlan, read_plan
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
@@ -106,7 +108,12 @@ class NeuroShardSharder:
         self._patience = patience
         self._split_error = split_error
         self._constraints = Constraints(
-            pin or {}, together, apart, unsplit, reserved_gib, replicate
+            pin or {},
+            together,
+            apart,
+            unsplit,
+            reserved_gib,
+            _replicate(replicate, context.run),
         )
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
@@ -145,8 +152,9 @@ class NeuroShardSharder:
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit, "
-                "reserved_gib or replicate, has row blocks that leave no memory, or has shards of a table on "
-                "one rank that are too wide as one shard; start without sharder.warm_start"
+                "reserved_gib or replicate, has row blocks that leave no memory, or has shards of "
+                "a table on one rank that are too wide as one shard; start without "
+                "sharder.warm_start"
             )
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
         improve_within(state, budget, self._seed, clock)
@@ -157,6 +165,22 @@ def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
     plan = read_plan(path)
     validate(plan, task)
     return plan
+
+
+def _replicate(replicate: str | Sequence[str], run: RunContext) -> str | Sequence[str]:
+    """Return which tables to replicate under the run's optimizer.
+
+    Raises:
+        ConfigError: tables are named, and the optimizer trains no replicas.
+    """
+    if run.can_replicate:
+        return replicate
+    if isinstance(replicate, str):
+        return "never"
+    raise ConfigError(
+        f"sharder.replicate names tables, and optimizer.embedding is {run.optimizer!r}, which also "
+        f"changes rows that no sample looks up; use {' or '.join(CAN_REPLICATE)}"
+    )
 
 
 def _not_found(problem: Problem) -> str:

@@ -13,6 +13,7 @@ from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.rl.policy import load_policy
+from dlrm_sharded.search.build_problem import worth_replicating
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import (
     WEIGHTS,
@@ -37,6 +38,7 @@ class PolicySharder:
     Args:
         num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
+        replicate: whether tables may be replicated, where that pays by an additive cost model.
         cost_model: prices of the run; None to take the placement of the policy that the policy's
             own cost network rates cheapest.
     """
@@ -48,17 +50,21 @@ class PolicySharder:
         name: str,
         num_samples: int = 16,
         split: bool = True,
+        replicate: bool = True,
         seed: int = 0,
         cost_model: CostModel | None = None,
     ) -> None:
         check_count("sharder.num_samples", num_samples, least=0)
         if not isinstance(split, bool):
             raise ConfigError(f"sharder.split is {split!r}, must be true or false")
+        if not isinstance(replicate, bool):
+            raise ConfigError(f"sharder.replicate is {replicate!r}, must be true or false")
         check_count("sharder.seed", seed, least=0)
         self._policy = policy
         self.name = name
         self._num_samples = num_samples
         self._split = split
+        self._replicate = replicate
         self._seed = seed
         self._cost_model = cost_model
 
@@ -66,14 +72,28 @@ class PolicySharder:
         _check_feasible(task, split=self._split)
         task = with_profiles(task)
         for splitting in splittings(task) if self._split else [unsplit(task)]:
-            plans: dict[ShardingPlan, str] = {}
-            for candidate in self._candidates(splitting):
-                if (ranks := splitting.spread(candidate.ranks)) is not None:
-                    plan = ShardingPlan(task.topology.world_size, splitting.shards(ranks))
-                    plans.setdefault(plan, candidate.origin)
+            plans = self._plans(splitting)
             if plans:
+                with_replicas = splitting.with_replicas(self._worth_replicating(task))
+                if with_replicas != splitting:
+                    plans |= self._plans(with_replicas, " beside replicas")
                 return self._cheapest(plans, task)
         raise InfeasibleTaskError(self._not_found(task))
+
+    def _plans(self, splitting: Splitting, suffix: str = "") -> dict[ShardingPlan, str]:
+        """Return plans of a splitting, each with its origin."""
+        plans: dict[ShardingPlan, str] = {}
+        for candidate in self._candidates(splitting):
+            if (ranks := splitting.spread(candidate.ranks)) is not None:
+                plan = ShardingPlan(splitting.task.topology.world_size, splitting.shards(ranks))
+                plans.setdefault(plan, candidate.origin + suffix)
+        return plans
+
+    def _worth_replicating(self, task: ShardingTask) -> set[str]:
+        """Return the names of tables whose replicas pay off; none without an additive model."""
+        if not self._replicate or not isinstance(self._cost_model, AdditiveCostModel):
+            return set()
+        return worth_replicating(task, self._cost_model)
 
     def _candidates(self, splitting: Splitting) -> list[Candidate]:
         """Return placements of the pieces that fit, those of the policy first."""
@@ -81,7 +101,7 @@ class PolicySharder:
         if min(memory_bytes) < 0:
             return []
         if not pieces:
-            return [Candidate((), "row blocks of every table")]
+            return [Candidate((), "every table on all ranks")]
         # A topology refuses ranks without memory; no piece fits into one byte.
         by_rank = tuple(max(1, free) for free in memory_bytes)
         task = splitting.task
@@ -129,6 +149,7 @@ def policy_sharder(
     artifact: str | None = None,
     num_samples: int = 16,
     split: bool = True,
+    replicate: bool = True,
     seed: int = 0,
 ) -> PolicySharder:
     """Build a sharder with the policy that a method trained for some hardware."""
@@ -137,6 +158,7 @@ def policy_sharder(
         name=method,
         num_samples=num_samples,
         split=split,
+        replicate=replicate and context.run.can_replicate,
         seed=seed,
         cost_model=context.cost_model,
     )

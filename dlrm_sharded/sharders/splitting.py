@@ -2,7 +2,7 @@
 
 A piece is a range of a table's columns and is placed like a table of its own. No piece is wider
 than a lookup supports. Rows are split only into even blocks, one on each rank: there is nothing to
-place, and the blocks take their memory first.
+place, and the blocks take their memory first. So it is with replicas, which are whole on each rank.
 
 No rank has room for a piece only if every rank has less free memory than the piece needs. So
 wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
@@ -14,16 +14,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.layouts import RowBlocks, can_split_rows, column_widths
+from dlrm_sharded.layouts import Replicas, RowBlocks, can_split_rows, column_widths
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import ShardingTask, Topology
 
-BY_ROWS = 0
-"""Number of column pieces of a table that is split into row blocks on all ranks instead."""
+BY_ROWS, REPLICATED = 0, -1
+"""Numbers of column pieces of a table that lies in row blocks, or in replicas, on all ranks."""
 
 LARGEST_PIECE = 0.4
 """Largest piece of the first splitting, as a share of a rank's memory, which then holds two."""
@@ -37,7 +37,8 @@ class Splitting:
     """One way to split all tables of a task.
 
     Args:
-        num_pieces: number of column pieces of each table, of nearly equal widths, or `BY_ROWS`.
+        num_pieces: number of column pieces of each table, of nearly equal widths, or `BY_ROWS` or
+            `REPLICATED`.
     """
 
     task: ShardingTask
@@ -49,18 +50,34 @@ class Splitting:
         return tuple(
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
             for i, (table, num) in enumerate(zip(self.task.tables, self.num_pieces, strict=True))
-            for j, width in enumerate(column_widths(table, num) if num != BY_ROWS else ())
+            for j, width in enumerate(column_widths(table, num) if num > 0 else ())
         )
 
     @property
     def free_bytes(self) -> tuple[int, ...]:
-        """Memory of each rank without the row blocks; negative where these do not fit."""
+        """Memory of each rank without row blocks and replicas; negative where these do not fit."""
         topology = self.task.topology
         free = list(topology.rank_memory_bytes)
         for table, num in zip(self.task.tables, self.num_pieces, strict=True):
-            for shard in _row_blocks(topology).shards(table) if num == BY_ROWS else ():
+            for shard in self._shards_everywhere(table, num):
                 free[shard.rank] -= shard.bytes_on(topology)
         return tuple(free)
+
+    def with_replicas(self, names: Collection[str]) -> Splitting:
+        """Return the splitting with replicas of those of the named tables that are whole."""
+        num_pieces = tuple(
+            REPLICATED if num == 1 and table.name in names else num
+            for table, num in zip(self.task.tables, self.num_pieces, strict=True)
+        )
+        return Splitting(self.task, num_pieces)
+
+    def _shards_everywhere(self, table: Table, num_pieces: int) -> list[Shard]:
+        """Return the shards of a table that has one on every rank; none for column pieces."""
+        if num_pieces > 0:
+            return []
+        ranks = range(self.task.topology.world_size)
+        layout = RowBlocks(ranks) if num_pieces == BY_ROWS else Replicas(len(ranks))
+        return layout.shards(table)
 
     def spread(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
         """Move pieces that are too wide together with others of their table on a rank.
@@ -75,7 +92,7 @@ class Splitting:
         for piece, rank in zip(pieces, ranks, strict=True):
             free[rank] -= topology.table_bytes(piece)
         start = 0
-        for num in self.num_pieces:
+        for num in (max(num, 0) for num in self.num_pieces):
             num_cols: Counter[int] = Counter()
             to_move = []
             for i in range(start, start + num):
@@ -108,11 +125,9 @@ class Splitting:
         shards: list[Shard] = []
         rank_of_piece = iter(ranks)
         for table, num in zip(self.task.tables, self.num_pieces, strict=True):
-            if num == BY_ROWS:
-                shards += _row_blocks(self.task.topology).shards(table)
-                continue
+            shards += self._shards_everywhere(table, num)
             num_cols: Counter[int] = Counter()
-            for width in column_widths(table, num):
+            for width in column_widths(table, num) if num > 0 else ():
                 num_cols[next(rank_of_piece)] += width
             start = 0
             for rank, width in sorted(num_cols.items()):
@@ -177,7 +192,3 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
     num_cols = min(row_bytes / topology.bytes_per_element, topology.max_shard_columns)
     steps = max(1, int(num_cols / COLUMN_MULTIPLE))
     return -(-table.embedding_dim // (COLUMN_MULTIPLE * steps))
-
-
-def _row_blocks(topology: Topology) -> RowBlocks:
-    return RowBlocks(range(topology.world_size))
