@@ -36,12 +36,14 @@ class Replicas:
         tables: their names.
         shapes: their numbers of rows and columns.
         weights: [sum of rows x columns], one table behind the other.
+        place: index of their lookup among those of the collection.
         group: ranks that average the gradients.
     """
 
     tables: tuple[str, ...]
     shapes: tuple[tuple[int, int], ...]
     weights: nn.Parameter
+    place: int
     group: dist.ProcessGroup
 
     def by_table(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -59,8 +61,8 @@ class Replicas:
 def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[Replicas]:
     """Return the replicas of a sharded collection; none if its plan has none."""
     return [
-        _of_kernel(kernel, lookup.process_group)
-        for lookup in replica_lookups(embeddings).values()
+        _of_kernel(kernel, place, lookup.process_group)
+        for place, lookup in replica_lookups(embeddings).items()
         for kernel in lookup.modules()
         if isinstance(kernel, BatchedDenseEmbeddingBag)
     ]
@@ -75,12 +77,13 @@ def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]
     }
 
 
-def _of_kernel(kernel: BatchedDenseEmbeddingBag, group: dist.ProcessGroup) -> Replicas:
+def _of_kernel(kernel: BatchedDenseEmbeddingBag, place: int, group: dist.ProcessGroup) -> Replicas:
     configs = kernel.config.embedding_tables
     return Replicas(
         tables=tuple(config.name for config in configs),
         shapes=tuple((config.local_rows, config.local_cols) for config in configs),
         weights=kernel.emb_module.weights,
+        place=place,
         group=group,
     )
 
