@@ -38,7 +38,7 @@ def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -
 
 
 def check_replicable(optimizer: str) -> None:
-    """Raise ConfigError if tables that one of `EMBEDDING_OPTIMIZERS` trains cannot be replicated."""
+    """Raise ConfigError if no table can be replicated with one of `EMBEDDING_OPTIMIZERS`."""
     if optimizer not in CAN_REPLICATE:
         raise ConfigError(
             f"optimizer.embedding is {optimizer!r}, under which no table can be replicated: it "

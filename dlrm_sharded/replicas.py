@@ -126,7 +126,7 @@ def replica_states(optimizer: CombinedOptimizer, of: Replicas) -> dict[str, tupl
     assert part is not None, "a model with replicas has an optimizer of them"
     state = part.state.get(of.weights, {})
     if ROW_STATE not in state:
-        return {table: () for table in of.tables}
+        return dict.fromkeys(of.tables, ())
     return {table: (rows,) for table, rows in of.by_table(state[ROW_STATE])}
 
 
@@ -143,7 +143,9 @@ class ReplicaRowwiseAdagrad(Optimizer):
 
     def __init__(self, replicas: Sequence[Replicas], *, lr: float) -> None:
         super().__init__([of.weights for of in replicas], {"lr": lr})
-        self._blocks = {of.weights: _blocks_of_width(of.shapes) for of in replicas}
+        self._blocks: dict[Tensor, list[tuple[int, int]]] = {
+            of.weights: _blocks_of_width(of.shapes) for of in replicas
+        }
         for of in replicas:
             num_rows = sum(rows for rows, _ in of.shapes)
             self.state[of.weights][ROW_STATE] = torch.zeros(num_rows, device=of.weights.device)

@@ -143,7 +143,7 @@ def _time_once(
 
     def update() -> None:
         if fused:
-            torch.autograd.backward(*([of[i] for i in fused] for of in (looked_up, gradients)))
+            torch.autograd.backward([looked_up[i] for i in fused], [gradients[i] for i in fused])
         replicas.update(looked_up, gradients)
 
     timed("bwd_compute", update)

@@ -107,7 +107,7 @@ class ReplicatingSharder:
 
 
 def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
-    """Train TorchRec's DLRM in TorchRec's way: what is in no fused optimizer is in the dense one."""
+    """Train TorchRec's DLRM in its way: what no fused optimizer has is in the dense one."""
     torch.manual_seed(0)
     model = small_dlrm()
     collection = model.sparse_arch.embedding_bag_collection

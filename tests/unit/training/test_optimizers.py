@@ -105,7 +105,7 @@ def test_replicas_need_an_optimizer_that_skips_rows(embedding: str) -> None:
     if embedding in CAN_REPLICATE:
         check_replicable(embedding)
     else:
-        with pytest.raises(ConfigError, match="'adam'.*use sgd or rowwise_adagrad"):
+        with pytest.raises(ConfigError, match=r"'adam'.*use sgd or rowwise_adagrad"):
             check_replicable(embedding)
 
 
