@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.embeddingbag import (
@@ -34,6 +36,9 @@ from dlrm_sharded.torchrec_adapter import sharding_env, to_torchrec
 
 INIT_BLOCK_ROWS = 65_536
 """Rows of a table whose initial weights share one seed."""
+
+EMBEDDINGS = "sparse_arch.embedding_bag_collection"
+"""Path of the embedding collection in a model."""
 
 EXCHANGE_PRECISIONS = ("fp32", "bf16", "fp16")
 FP16_LOSS_SCALE = 1024.0
@@ -78,13 +83,22 @@ def dry_shard_model(
 ) -> DistributedModelParallel:
     """Shard a model on the meta device as `shard_model` does, but without any tensor's memory.
 
-    The result has the modules, shapes and shards of this rank. It cannot run.
+    The result has the modules, shapes and shards of this rank. It cannot run. A replica is a table
+    of this rank there, because TorchRec always allocates the weights of its dense kernel.
     """
+    own = ShardingPlan(
+        plan.world_size,
+        tuple(
+            dataclasses.replace(shard, replicated=False)
+            for shard in plan.shards
+            if not shard.replicated or shard.rank == dist.get_rank()
+        ),
+    )
     return DistributedModelParallel(
         module=model,
         env=sharding_env(),
         device=torch.device("meta"),
-        plan=_torchrec_plan(plan, tables, topology),
+        plan=_torchrec_plan(own, tables, topology),
         sharders=[EmbeddingBagCollectionSharder()],
         init_data_parallel=False,
         init_parameters=False,
@@ -92,9 +106,7 @@ def dry_shard_model(
 
 
 def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topology) -> TorchRecPlan:
-    return TorchRecPlan(
-        {"sparse_arch.embedding_bag_collection": to_torchrec(plan, tables, topology)}
-    )
+    return TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)})
 
 
 def check_exchange_precision(precision: object, device: torch.device) -> None:
@@ -138,9 +150,11 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
     """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
     for name, weight in sharded_embeddings(model).state_dict().items():
         table = name.split(".")[-2]
-        assert isinstance(weight, ShardedTensor), f"{name} is a {type(weight).__name__}"
-        for shard in weight.local_shards():
-            fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+        if isinstance(weight, ShardedTensor):
+            for shard in weight.local_shards():
+                fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+        else:  # a replica
+            fill_table(weight, (0, 0), weight.size(0), table, seed)
 
 
 def fill_table(

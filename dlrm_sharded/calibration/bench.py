@@ -17,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.fused_optimizers import fuse
+from dlrm_sharded.replicas import replica_optimizer
 from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs, sharding_env
 
@@ -26,6 +27,8 @@ which is a quarter of the narrowest table."""
 
 ARENA_ALIGNMENT = 16
 """fp32 numbers in a cache line, at which tensors start as they do with torch's allocator."""
+
+LEARNING_RATE = 0.01
 
 
 class Bench:
@@ -62,12 +65,16 @@ class Bench:
             group: ranks that the plan is for; None for all ranks of the job.
         """
         unsharded = EmbeddingBagCollection(tables=bag_configs(tables), device=torch.device("meta"))
-        fuse(self._optimizer, unsharded.parameters(), learning_rate=0.01)
+        fuse(self._optimizer, unsharded.parameters(), LEARNING_RATE)
         with _TablesInArena(self._arena):
             sharder = EmbeddingBagCollectionSharder()
             embeddings = sharder.shard(unsharded, plan, sharding_env(group), self._device)
         measured = measure(
-            embeddings, [batch.to(self._device) for batch in batches], self._config, group=group
+            embeddings,
+            [batch.to(self._device) for batch in batches],
+            self._config,
+            group=group,
+            replica_optimizer=replica_optimizer(embeddings, self._optimizer, LEARNING_RATE),
         )
         if self._device.type == "cuda":
             # Sharded modules are in reference cycles, and on CUDA they own their tables.

@@ -15,9 +15,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from numpy.typing import NDArray
+from torch.optim import Optimizer
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.calibration.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
 from dlrm_sharded.errors import check_count, check_number
 from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
@@ -74,6 +76,7 @@ def measure(
     config: MeasureConfig,
     *,
     group: dist.ProcessGroup | None = None,
+    replica_optimizer: Optimizer | None = None,
 ) -> MeasuredCost:
     """Time the four stages and the redistribution of ids, each started from a barrier.
 
@@ -84,15 +87,20 @@ def measure(
     Args:
         batches: this rank's ids, on the module's device; used in turn.
         group: ranks that share the module; None for all ranks of the job.
+        replica_optimizer: updates the module's replicas, see `replicas.replica_optimizer`; None if
+            it has none.
     """
     device = batches[0].device()
     clock = StageClock(device, group)
 
     def time_once(i: int) -> Iteration:
-        _time_once(embeddings, batches[i % len(batches)], clock)
+        _time_once(embeddings, batches[i % len(batches)], clock, replicas)
         return clock.finish_iteration()
 
-    with _optimizer_steps_kept(embeddings):
+    with (
+        _optimizer_steps_kept(embeddings),
+        replica_stages(embeddings, replica_optimizer) as replicas,
+    ):
         started = time.perf_counter()
         for i in range(config.warmup):
             last_started = time.perf_counter()
@@ -108,7 +116,10 @@ def measure(
 
 
 def _time_once(
-    embeddings: ShardedEmbeddingBagCollection, ids: KeyedJaggedTensor, clock: StageClock
+    embeddings: ShardedEmbeddingBagCollection,
+    ids: KeyedJaggedTensor,
+    clock: StageClock,
+    replicas: ReplicaStages,
 ) -> None:
     """Time the stages and the ids' redistribution once."""
     timed = clock.timed
@@ -121,9 +132,21 @@ def _time_once(
     leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
     output = timed("fwd_comm", lambda: embeddings.output_dist(context, leaves).values())
     output_gradient = torch.zeros_like(output)
-    timed("bwd_comm", lambda: output.backward(output_gradient))
+
+    def exchange_gradients() -> None:
+        output.backward(output_gradient)
+        replicas.all_reduce()
+
+    timed("bwd_comm", exchange_gradients)
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    timed("bwd_compute", lambda: torch.autograd.backward(looked_up, gradients))
+    fused = [place for place in range(len(looked_up)) if place not in replicas.places]
+
+    def update() -> None:
+        if fused:
+            torch.autograd.backward([looked_up[i] for i in fused], [gradients[i] for i in fused])
+        replicas.update(looked_up, gradients)
+
+    timed("bwd_compute", update)
 
 
 @contextmanager

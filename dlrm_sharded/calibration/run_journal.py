@@ -109,11 +109,12 @@ class RunJournal:
 def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:
     """Return a plan that a run measured, with the profiles of its task.
 
-    It is None for plans with row blocks on the ranks of one host, which samples cannot express.
+    It is None for plans with row blocks on the ranks of one host, or with replicas, which samples
+    cannot express.
     """
     workload = workload_of_plan(plan, task)
     sizes = workload.group_size
-    if ((sizes > 1) & (sizes < task.topology.world_size)).any():
+    if workload.is_replica.any() or ((sizes > 1) & (sizes < task.topology.world_size)).any():
         return None
     shards = [
         MeasuredShard(

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.fused_optimizers import STATE_BYTES
 from dlrm_sharded.plan import Interval, ShardingPlan
-from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.replicas import replica_states, replicas_of
+from dlrm_sharded.sharded_model import EMBEDDINGS, sharded_embeddings
 from dlrm_sharded.tables import Table
 
 ColumnBounds = Mapping[str, tuple[int, ...]]
@@ -68,7 +68,7 @@ def model_state(
     bounds = column_bounds(plan)
     element_states, row_states = (size // 4 for size in STATE_BYTES[embedding_optimizer])
     pieces: dict[str, list[Piece]] = {}
-    for shard in table_shards(model):
+    for shard in (*table_shards(model), *table_replicas(model, optimizer)):
         offsets = (shard.rows[0], shard.cols[0])
         pieces.setdefault(table_key(shard.table), []).append(Piece(offsets, shard.weight))
         for number, state in enumerate(shard.states, start=1):
@@ -128,7 +128,7 @@ def set_fused_steps(model: nn.Module, step: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableShard:
-    """A shard of a table on this rank, in the memory of its fused lookup.
+    """A shard or replica of a table on this rank, in the memory of its lookup.
 
     Args:
         rows, cols: the rectangle, half-open.
@@ -144,7 +144,7 @@ class TableShard:
 
 
 def table_shards(model: nn.Module) -> Iterator[TableShard]:
-    """Yield the shards of this rank."""
+    """Yield the shards of this rank that are in fused lookups."""
     for kernel in _kernels(model):
         lookup = kernel.emb_module
         weights = lookup.split_embedding_weights()
@@ -163,6 +163,15 @@ def table_shards(model: nn.Module) -> Iterator[TableShard]:
             )
 
 
+def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[TableShard]:
+    """Yield the replicas, which are equal on all ranks."""
+    for replicas in replicas_of(sharded_embeddings(model)):
+        states = replica_states(optimizer, replicas)
+        for table, weight in replicas.by_table(replicas.weights.detach()):
+            num_rows, num_cols = weight.shape
+            yield TableShard(table, (0, num_rows), (0, num_cols), weight, states[table])
+
+
 def _kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
     for lookup in sharded_embeddings(model)._lookups:  # a plain list: `modules()` misses them
         for module in lookup.modules():
@@ -171,10 +180,12 @@ def _kernels(model: nn.Module) -> Iterator[BatchedFusedEmbeddingBag]:
 
 
 def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:
+    in_tables = sharded_embeddings(model).embedding_bags
+    names = {f"{EMBEDDINGS}.embedding_bags.{table}.weight" for table in in_tables}
     return {
         dense_key(name): LogicalTensor.whole(tensor.detach())
         for name, tensor in model.state_dict().items()
-        if not isinstance(tensor, ShardedTensor)
+        if name not in names
     }
 
 

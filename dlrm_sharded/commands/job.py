@@ -73,6 +73,8 @@ def train(cfg: DictConfig) -> float:
     """Run on all ranks together; return the entry of result.json that `objective` names."""
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
+    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
     except ConfigError as error:
@@ -156,7 +158,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     )
     with RunWriter(run_dir, enabled=rank.is_zero, going_on=start.event_position) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, planned.report))
-        measured = measure_run(setup, planned.report, task, sharded, rank)
+        measured = measure_run(setup, planned.report, task, sharded, optimizer, rank)
         if rank.is_zero:
             note_run(
                 journal,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm_sharded.calibration.measure import MeasuredCost, measure
 from dlrm_sharded.calibration.picture import conditions_of
@@ -16,6 +17,7 @@ from dlrm_sharded.distributed import Rank
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.replicas import replica_part
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
 from dlrm_sharded.sharded_model import sharded_embeddings
 from dlrm_sharded.task import ShardingTask
@@ -24,7 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def measure_run(
-    setup: RunSetup, report: PlanReport, task: ShardingTask, model: torch.nn.Module, rank: Rank
+    setup: RunSetup,
+    report: PlanReport,
+    task: ShardingTask,
+    model: torch.nn.Module,
+    optimizer: CombinedOptimizer,
+    rank: Rank,
 ) -> MeasuredCost:
     """Measure the embedding cost on the first batches of the training split."""
     num_batches = min(setup.measure.num_batches, setup.dataset.num_batches("train"))
@@ -35,7 +42,10 @@ def measure_run(
     for batch in batches:
         check_batch(batch, task.tables)
     measured = measure(
-        sharded_embeddings(model), [batch.sparse_features for batch in batches], setup.measure
+        sharded_embeddings(model),
+        [batch.sparse_features for batch in batches],
+        setup.measure,
+        replica_optimizer=replica_part(optimizer),
     )
     if rank.is_zero:
         log.info(
@@ -77,9 +87,13 @@ def note_run(
     """Append the measured plan to the journal of the hardware; rank 0 calls it.
 
     Runs whose exchanges are not in fp32 are left out, as the prices of exchanges are those of fp32.
+    So are runs with replicas, whose all-reduce and dense gradients no journal describes.
     """
     conditions = conditions_of(context)
     if journal is None or conditions is None or exchange_precision != "fp32":
+        return
+    if any(shard.replicated for shard in plan.shards):
+        log.info("the run is not noted in %s: its plan has replicated tables", journal.path)
         return
     run = measured_run(plan, task, cost)
     if run is not None:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.start import Start
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.explain.text import forecast, profile_value_text
+from dlrm_sharded.fused_optimizers import check_replicable
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
@@ -38,6 +39,7 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
 
     Raises:
         ShardingError: there is no plan.
+        ConfigError: the optimizer of the tables cannot train the plan's replicas.
     """
     assert planner is not None
     topology = task.topology
@@ -50,6 +52,8 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
         task.batch_size,
     )
     plan, report = _kept_or_new(planner, task, start, cfg)
+    if any(shard.replicated for shard in plan.shards):
+        check_replicable(cfg.optimizer.embedding)
     summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
     if report.profile_value is not None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.task import GIB, REPLICA_GRADIENT_BYTES, ShardingTask
 from dlrm_sharded.training.dense_trace import DenseMemory
 
 FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
@@ -42,6 +42,7 @@ PART_NAMES = {
     "process": "process: interpreter, libraries, data",
     "table_weights": "table shards",
     "table_optimizer": "optimizer state of the tables",
+    "replica_gradients": "gradients of replicas, and their buckets",
     "dense": "dense part: weights, gradients, optimizer",
     "ids": "ids in flight",
     "vectors": "pooled vectors, activations, gradients",
@@ -65,6 +66,7 @@ class RankMemory:
     process: int = 0
     table_weights: int = 0
     table_optimizer: int = 0
+    replica_gradients: int = 0
     dense: int = 0
     ids: int = 0
     vectors: int = 0
@@ -145,43 +147,65 @@ class _RankLoad:
 
     Args:
         weight_bytes, state_bytes: its shards' weights and optimizer state.
+        replica_bytes: weights of its replicas, which `weight_bytes` contains.
+        replica_gradient_bytes: their gradients, as the lookup and as DDP has them.
         local_ids, local_lengths: numbers of ids and of lengths in its samples, of all tables.
-        ids, lengths: the same in all samples, of its shards.
+        ids, lengths: the same in all samples of its shards, and in its own samples of replicas.
         local_bytes: fp32 vectors of all tables for its samples, [b, D].
-        pooled_bytes: fp32 vectors of its shards for all samples, [B, D_r].
+        pooled_bytes: fp32 vectors of its shards for all samples, [B, D_r], and of its replicas for
+            its own samples.
+        exchanged_bytes: both together without replicas, whose vectors no rank sends.
     """
 
     weight_bytes: int
     state_bytes: int
+    replica_bytes: int
+    replica_gradient_bytes: int
     local_ids: int
     local_lengths: int
     ids: int
     lengths: int
     local_bytes: int
     pooled_bytes: int
+    exchanged_bytes: int
 
     @classmethod
     def of(cls, rank: int, plan: ShardingPlan, task: ShardingTask) -> _RankLoad:
         tables = {table.name: table for table in task.tables}
         local_batch_size = task.batch_size // plan.world_size
         shards = [shard for shard in plan.shards if shard.rank == rank]
-        weight_bytes = sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in shards)
-        # Ids are spread over a table's rows, so a block of rows gets its share of them.
-        ids_per_sample = sum(
-            tables[shard.table].pooling_factor * shard.num_rows / tables[shard.table].num_embeddings
-            for shard in shards
-        )
+        replicas = [shard for shard in shards if shard.replicated]
+
+        def num_samples(shard: Shard) -> int:
+            return local_batch_size if shard.replicated else task.batch_size
+
+        def num_ids(shard: Shard) -> float:
+            # Ids are spread over a table's rows, so a block of rows gets its share of them.
+            table = tables[shard.table]
+            share = shard.num_rows / table.num_embeddings
+            return num_samples(shard) * table.pooling_factor * share
+
+        def weight_bytes(held: Sequence[Shard]) -> int:
+            return sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in held)
+
+        def pooled_bytes(held: Sequence[Shard]) -> int:
+            return sum(FLOAT_BYTES * num_samples(shard) * shard.num_cols for shard in held)
+
+        held_bytes = sum(shard.bytes_on(task.topology) for shard in shards)
+        gradient_bytes = weight_bytes(replicas) * REPLICA_GRADIENT_BYTES // FLOAT_BYTES
+        local_bytes = FLOAT_BYTES * local_batch_size * sum(t.embedding_dim for t in task.tables)
         return cls(
-            weight_bytes=weight_bytes,
-            state_bytes=sum(shard.bytes_on(task.topology) for shard in shards) - weight_bytes,
+            weight_bytes=weight_bytes(shards),
+            state_bytes=held_bytes - weight_bytes(shards) - gradient_bytes,
+            replica_bytes=weight_bytes(replicas),
+            replica_gradient_bytes=gradient_bytes,
             local_ids=int(local_batch_size * sum(table.pooling_factor for table in task.tables)),
             local_lengths=local_batch_size * len(task.tables),
-            ids=int(task.batch_size * ids_per_sample),
-            lengths=task.batch_size * len(shards),
-            local_bytes=FLOAT_BYTES
-            * local_batch_size
-            * sum(table.embedding_dim for table in task.tables),
-            pooled_bytes=FLOAT_BYTES * task.batch_size * sum(shard.num_cols for shard in shards),
+            ids=int(sum(num_ids(shard) for shard in shards)),
+            lengths=sum(num_samples(shard) for shard in shards),
+            local_bytes=local_bytes,
+            pooled_bytes=pooled_bytes(shards),
+            exchanged_bytes=local_bytes + pooled_bytes(shards) - 2 * pooled_bytes(replicas),
         )
 
 
@@ -212,6 +236,7 @@ def _estimate(
         process=process_bytes,
         table_weights=load.weight_bytes,
         table_optimizer=load.state_bytes,
+        replica_gradients=peak.replica_gradients + load.replica_gradient_bytes,
         dense=2 * dense.parameter_bytes + dense.buffer_bytes + workload.dense_state_bytes,
         exchange=peak.exchange + buckets,
         evaluation=EVALUATION_BYTES_PER_SAMPLE * workload.num_eval_samples,
@@ -234,7 +259,8 @@ def _moments_of_measurement(
 ) -> list[RankMemory]:
     """Return what lives only for a while, at two moments of measuring the embedding cost.
 
-    Exchanges have an input and an output beside the vectors that they come from or go to.
+    Exchanges have an input and an output beside the vectors that they come from or go to. Replicas
+    have another bucket beside DDP's, see `calibration/replica_stages.py`.
     """
     exchanges = task.topology.world_size > 1
     local, pooled = load.local_bytes, load.pooled_bytes
@@ -244,11 +270,13 @@ def _moments_of_measurement(
         RankMemory(  # gradients, which are zeros, on their way back
             ids=ids,
             vectors=pooled + (2 * local if exchanges else pooled),
-            exchange=exchanges * (pooled + local),
+            exchange=exchanges * load.exchanged_bytes,
+            replica_gradients=load.replica_bytes,
         ),
         RankMemory(  # update of the tables
             ids=ids + sorting,
             vectors=(2 if exchanges else 3) * pooled + exchanges * 2 * local,
+            replica_gradients=load.replica_bytes,
         ),
     ]
 
@@ -265,7 +293,7 @@ def _moments_of_training(
         RankMemory(  # exchange of the vectors
             ids=ids,
             vectors=pooled + exchanges * local,
-            exchange=exchanges * (pooled + local),
+            exchange=exchanges * load.exchanged_bytes,
         ),
         RankMemory(  # dense part
             ids=ids,
@@ -274,7 +302,7 @@ def _moments_of_training(
         RankMemory(  # update of the tables
             ids=ids + SORT_BYTES_PER_ID[device] * load.ids,
             vectors=pooled + exchanges * local,
-            exchange=exchanges * (pooled + local),
+            exchange=exchanges * load.exchanged_bytes,
         ),
     ]
 

@@ -16,6 +16,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, STATE_BYTES, fuse
 from dlrm_sharded.model import Dlrm, embedding_parameters
+from dlrm_sharded.replicas import REPLICAS, replica_optimizer
+from dlrm_sharded.sharded_model import sharded_embeddings
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -112,7 +114,9 @@ class OptimizerConfig:
         fuse(self.embedding, embedding_parameters(model), self.embedding_learning_rate)
 
     def build(self, model: DistributedModelParallel) -> CombinedOptimizer:
-        """Build both optimizers of the sharded model, as one."""
+        """Build the optimizers of the tables, their replicas and the dense part, as one."""
+        embeddings = sharded_embeddings(model)
+        in_tables = {id(parameter) for parameter in embeddings.parameters()}
 
         def make(params: list[nn.Parameter]) -> Optimizer:
             # one kernel for the whole step
@@ -121,10 +125,17 @@ class OptimizerConfig:
             return DENSE_OPTIMIZERS[self.dense](params, **kwargs)
 
         dense = KeyedOptimizerWrapper(
-            dict(in_backward_optimizer_filter(model.named_parameters())), make
+            {
+                name: parameter
+                for name, parameter in in_backward_optimizer_filter(model.named_parameters())
+                if id(parameter) not in in_tables
+            },
+            make,
         )
         if self.clip_norm is not None:
             dense = GradientClippingOptimizer(
                 dense, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
             )
-        return CombinedOptimizer([("embedding", model.fused_optimizer), ("dense", dense)])
+        parts = [("embedding", model.fused_optimizer), ("dense", dense)]
+        replicas = replica_optimizer(embeddings, self.embedding, self.embedding_learning_rate)
+        return CombinedOptimizer(parts + ([(REPLICAS, replicas)] if replicas else []))

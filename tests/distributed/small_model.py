@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.layouts import Replicas, row_blocks
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
@@ -28,6 +29,8 @@ PLANS = (
     "empty_rank",
     "row_wise",
     "rows_and_columns",
+    "replicas",
+    "replicas_and_others",
 )
 """Kinds of plans that suit every number of ranks."""
 
@@ -42,6 +45,7 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
     if kind == "host_rows":
         return make_host_rows_plan(world_size)
     last = world_size - 1
+    replicated = Replicas(world_size)
     a, b, c = TABLES
 
     def columns(table: Table, *parts: tuple[int, int, int]) -> list[Shard]:
@@ -68,6 +72,8 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         "empty_rank": [Shard.whole(table, 0) for table in TABLES],
         "row_wise": [*rows(a), *rows(b), *rows(c)],
         "rows_and_columns": [*rows(a), *columns(b, (0, 4, last), (4, 8, 0)), *rows(c)],
+        "replicas": [shard for table in TABLES for shard in replicated.shards(table)],
+        "replicas_and_others": [*rows(a), *replicated.shards(b), Shard.whole(c, last)],
     }[kind]
     return ShardingPlan(world_size, tuple(shards))
 
@@ -180,11 +186,16 @@ def train_and_evaluate(
 
 def local_shards(sharded: torch.nn.Module) -> list[tuple[str, list[int], Tensor]]:
     """(table, offsets, weights) of this rank, on the CPU."""
-    return [
-        (name.split(".")[-2], list(shard.metadata.shard_offsets), shard.tensor.clone().cpu())
-        for name, weight in sharded_embeddings(sharded).state_dict().items()
-        for shard in weight.local_shards()
-    ]
+    found = []
+    for name, weight in sharded_embeddings(sharded).state_dict().items():
+        pieces = [([0, 0], weight)]  # of a replica
+        if isinstance(weight, ShardedTensor):
+            pieces = [(s.metadata.shard_offsets, s.tensor) for s in weight.local_shards()]
+        found += [
+            (name.split(".")[-2], list(offsets), torch.empty_like(tensor, device=CPU).copy_(tensor))
+            for offsets, tensor in pieces
+        ]
+    return found
 
 
 def make_host_rows_plan(world_size: int) -> ShardingPlan:

@@ -130,6 +130,8 @@ def check_equal(before: Manifest, after: Manifest) -> None:
         ("rowwise_adagrad", "columns_uneven", (2, 3)),
         ("rowwise_adagrad", "table_wise", (1, 2)),
         ("sgd", "row_wise", (3, 2)),
+        ("rowwise_adagrad", "replicas", (3, 2)),
+        ("rowwise_adagrad", "replicas_and_others", (2, 1)),
     ],
 )
 def test_loads_under_every_plan(
@@ -159,8 +161,9 @@ def go_on(rank: Rank, kind: str, folder: str) -> list[Any]:
     return gathered(rank, [losses[1:], resumed])
 
 
-def test_training_goes_on_exactly(tmp_path: Path) -> None:
-    for losses, resumed in run_ranks(go_on, 2, "rows_and_columns", str(tmp_path)):
+@pytest.mark.parametrize("kind", ["rows_and_columns", "replicas_and_others"])
+def test_training_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+    for losses, resumed in run_ranks(go_on, 2, kind, str(tmp_path)):
         assert losses == resumed
     whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
     for name in whole.tensors:

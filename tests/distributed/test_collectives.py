@@ -42,8 +42,9 @@ def test_steps(world_size: int, local_world_size: int, kind: str, pipeline: str)
     assert disagreement(by_rank) is None
     assert losses == losses[:1] * world_size
     names = {collective.name for collective in by_rank[0]}
-    assert names >= {"new_group", "all_to_all", "all_reduce", "broadcast"}
-    has_row_blocks = kind in ("row_wise", "rows_and_columns", "host_rows")
+    assert names >= {"new_group", "all_reduce", "broadcast"}
+    assert ("all_to_all" in names) == (kind != "replicas")
+    has_row_blocks = kind in ("row_wise", "rows_and_columns", "host_rows", "replicas_and_others")
     assert ("reduce_scatter" in {c.name for c in by_rank[-1]}) == has_row_blocks
 
 

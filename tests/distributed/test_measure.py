@@ -3,6 +3,7 @@
 import types
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -15,12 +16,20 @@ from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.model import dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.replicas import replica_part, replica_states, replicas_of
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from tests.distributed.ranks import gathered, run_ranks
-from tests.distributed.small_model import TABLES, global_batches, share
+from tests.distributed.small_model import (
+    NUM_STEPS,
+    TABLES,
+    global_batches,
+    local_shards,
+    make_sharded,
+    share,
+)
 
 ITERATIONS = 4
 
@@ -79,6 +88,70 @@ def state_of(sharded: torch.nn.Module) -> dict[str, Tensor]:
             for name, buffer in [*fused.named_buffers(), *fused.named_parameters()]:
                 states[f"{i}/{j}/{name}"] = buffer.detach().clone()
     return states
+
+
+def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
+    """Measure before the first step, and again after it; train twice, once without measuring."""
+    batches = [share(batch, rank.rank).to(rank.device) for batch in global_batches(rank.world_size)]
+    reduced, trained, stages = [], [], []
+
+    def counting(tensor: Tensor, *args: Any, group: Any = None) -> Any:
+        reduced.append(tensor.numel())
+        return all_reduce(tensor, *args, group=group)
+
+    all_reduce = torch.distributed.all_reduce
+    for measures in (True, False):
+        sharded, optimizer = make_sharded(rank, kind, embedding)
+        embeddings = sharded_embeddings(sharded)
+        for batch in batches:
+            if measures:
+                torch.distributed.all_reduce = counting
+                measured = measure(
+                    embeddings,
+                    [batch.sparse_features for batch in batches],
+                    MeasureConfig(iterations=ITERATIONS, warmup=1),
+                    replica_optimizer=replica_part(optimizer),
+                )
+                torch.distributed.all_reduce = all_reduce
+                stages += [
+                    value for cost in measured.cost.per_rank for value in cost.to_json().values()
+                ]
+            optimizer.zero_grad()
+            sharded(batch)[0].backward()
+            optimizer.step()
+        [replicas] = replicas_of(embeddings)
+        trained.append(
+            [
+                *(weight for _, _, weight in local_shards(sharded)),
+                *(s for of in replica_states(optimizer, replicas).values() for s in of),
+            ]
+        )
+    try:
+        measure(embeddings, [batches[0].sparse_features], MeasureConfig(iterations=1))
+    except ValueError as error:
+        refused = str(error)
+    return {
+        "equal": [torch.equal(a, b) for a, b in zip(*trained, strict=True)],
+        "num_weights": replicas.weights.numel(),
+        "reduced": reduced,
+        "positive": min(stages) > 0,
+        "refused": refused,
+    }
+
+
+@pytest.mark.parametrize(
+    ("world_size", "kind", "embedding"),
+    [(1, "replicas", "sgd"), (2, "replicas_and_others", "rowwise_adagrad"), (3, "replicas", "sgd")],
+)
+def test_measures_the_all_reduce_of_replicas(world_size: int, kind: str, embedding: str) -> None:
+    """All of them take part once an iteration, and training goes on as if nothing was measured."""
+    result = run_ranks(measure_replicas, world_size, kind, embedding)
+    assert all(result["equal"])
+    assert len(result["equal"]) == 3
+    replicated = [size for size in result["reduced"] if size > 1]  # others are times
+    assert replicated == [result["num_weights"]] * (NUM_STEPS * (ITERATIONS + 1))
+    assert result["positive"]
+    assert "no optimizer" in result["refused"]
 
 
 def test_measures_and_leaves_the_model_alone() -> None:

@@ -1,4 +1,4 @@
-"""Learning rates and clipping reach both parts of a sharded model."""
+"""Learning rates and clipping reach the parts of a sharded model that they are for."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.distributed.small_model import (
 
 
 def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, Any]]:
-    """How far the two parts of the model moved in each of three steps."""
+    """How far tables, replicas and dense layers moved in each of three steps."""
     config = OptimizerConfig(
         embedding="sgd",
         embedding_learning_rate=0.5,
@@ -33,13 +33,13 @@ def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[
     model = make_model()
     config.fuse_into(model)
     topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    plan = make_plan("columns_uneven", rank.world_size)
+    plan = make_plan("replicas_and_others", rank.world_size)
     sharded = shard_model(model, plan, TABLES, topology, seed=7)
     optimizer = config.build(sharded)
     lr_scheduler = LambdaLR(optimizer, schedule.factor)
     moves = []
     for batch in global_batches(rank.world_size):
-        tables = [weight for _, _, weight in local_shards(sharded)]
+        tables, replicas = weights(sharded)
         dense = [p.detach().clone() for p in model.dense_arch.parameters()]
         optimizer.zero_grad()
         sharded(share(batch, rank.rank))[0].backward()
@@ -47,11 +47,21 @@ def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[
         lr_scheduler.step()
         moves.append(
             {
-                "tables": distance(tables, [weight for _, _, weight in local_shards(sharded)]),
+                "tables": distance(tables, weights(sharded)[0]),
+                "replicas": distance(replicas, weights(sharded)[1]),
                 "dense": distance(dense, list(model.dense_arch.parameters())),
             }
         )
     return moves
+
+
+def weights(sharded: torch.nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Weights of this rank that are sharded, and those that are replicated."""
+    shards = local_shards(sharded)
+    return (
+        [weight for name, _, weight in shards if name != "b"],
+        [weight for name, _, weight in shards if name == "b"],
+    )
 
 
 def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
@@ -59,19 +69,22 @@ def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
     return float(sum((a.detach() - b.detach()).square().sum() for a, b in pairs)) ** 0.5
 
 
-def test_schedule_moves_both_parts() -> None:
+PARTS = ("tables", "replicas", "dense")
+
+
+def test_schedule_moves_all_parts() -> None:
     """Half the rate, the whole rate, none at all."""
     schedule = Schedule(warmup_steps=2, decay_start_step=2, decay_steps=1)
     assert [schedule.factor(step) for step in (0, 1, 3)] == [0.5, 1.0, 0.0]
     scheduled = run_ranks(train, 2, None, schedule)
     constant = run_ranks(train, 2, None, Schedule())
-    for part in ("tables", "dense"):
+    for part in PARTS:
         assert constant[0][part] > 0
         ratio = scheduled[0][part] / constant[0][part]
         assert abs(ratio - 0.5) < 1e-3, part
 
     stopping = run_ranks(train, 2, None, Schedule(decay_start_step=0, decay_steps=1))
-    for part in ("tables", "dense"):
+    for part in PARTS:
         assert stopping[0][part] > 0
         assert stopping[1][part] == stopping[2][part] == 0
 
@@ -81,3 +94,4 @@ def test_clipping_holds_the_dense_part() -> None:
     for move in clipped:
         assert move["dense"] <= 0.5 * 1e-4 * 1.01
         assert move["tables"] > 1e-3
+        assert move["replicas"] > 1e-3

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -14,6 +15,10 @@ from torchrec.distributed.test_utils.test_model import TestSparseNN as SparseNN
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, sharded_planner
 from dlrm_sharded.distributed import Rank, detect_topology
@@ -22,7 +27,7 @@ from dlrm_sharded.layouts import Replicas
 from dlrm_sharded.plan import Shard
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB
+from dlrm_sharded.task import GIB, ShardingTask
 from dlrm_sharded.torchrec_adapter import from_torchrec, to_torchrec
 from tests.distributed.ranks import gathered, run_ranks
 
@@ -82,6 +87,72 @@ def test_trains_torchrec_test_model() -> None:
     assert {rank for ranks in result["ranks"].values() for rank in ranks} == {0, 1}
     assert result["num_predictions"] == 4
     assert result["gradient"] > 0
+
+
+class ReplicatingSharder:
+    """Replicates every second table and places the others in turn."""
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        world_size = task.topology.world_size
+        shards = [
+            shard
+            for i, table in enumerate(task.tables)
+            for shard in (
+                Replicas(world_size).shards(table)
+                if i % 2
+                else [Shard.whole(table, i // 2 % world_size)]
+            )
+        ]
+        return ShardingPlan(world_size, tuple(shards))
+
+
+def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
+    """Train TorchRec's DLRM in its way: what no fused optimizer has is in the dense one."""
+    torch.manual_seed(0)
+    model = small_dlrm()
+    collection = model.sparse_arch.embedding_bag_collection
+    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
+    plan = ShardedPlanner(ReplicatingSharder()).collective_plan(model)
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(sharded.named_parameters())),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+    )
+    optimizer = CombinedOptimizer([sharded.fused_optimizer, dense])
+    before = {name: replica.clone() for name, replica in _replicas(sharded)}
+    generator = torch.Generator().manual_seed(rank.rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ids = KeyedJaggedTensor(
+            keys=[f"f{i}" for i in range(5)],
+            values=torch.randint(0, 50, (5 * 8,), generator=generator),
+            lengths=torch.ones(5 * 8, dtype=torch.int32),
+        )
+        sharded(torch.rand(8, 3, generator=generator), ids).square().mean().backward()
+        optimizer.step()
+    after = dict(_replicas(sharded))
+    by_rank = gathered(rank, after)
+    return {
+        "moved": [float((after[name] - before[name]).abs().max()) for name in before],
+        "alike": [torch.equal(mine[name], after[name]) for mine in by_rank for name in before],
+        "sharding_types": [p.sharding_type for p in next(iter(plan.plan.values())).values()],
+    }
+
+
+def _replicas(sharded: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, weight.detach())
+        for name, weight in sharded.state_dict().items()
+        if "embedding_bags" in name and not isinstance(weight, ShardedTensor)
+    ]
+
+
+def test_replicas_of_a_torchrec_model() -> None:
+    result = run_ranks(train_replicas_of_torchrec, 2)
+    assert result["sharding_types"].count("data_parallel") == 2
+    assert len(result["moved"]) == 2
+    assert min(result["moved"]) > 0
+    assert all(result["alike"])
 
 
 def plan_without_torchrun(rank: Rank) -> list[list[int]]:

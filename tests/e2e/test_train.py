@@ -11,7 +11,9 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.plan import read_plan
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.layouts import Replicas
+from dlrm_sharded.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.runs.result import RunResult
 from dlrm_sharded.task import read_task
@@ -91,11 +93,19 @@ def test_explains_on_request(tmp_path: Path) -> None:
     assert "- one more rank: " in explained.tensor_proto.string_val[0].decode()
 
 
-def test_runs_without_a_cost_model(tmp_path: Path) -> None:
-    """Nothing is predicted, and nothing else changes."""
-    done = train(tmp_path, *SMALL_RUN, "sharder=size_lookup", "cost_model=none")
+def test_runs_without_a_cost_model(run_dir: Path, tmp_path: Path) -> None:
+    """Nothing is predicted, and nothing else changes: here, some tables are replicated."""
+    tables = read_task(run_dir / "task.json").tables
+    shards = [Shard.whole(table, i % 2) for i, table in enumerate(tables[4:])]
+    shards += [replica for table in tables[:4] for replica in Replicas(2).shards(table)]
+    write_json(tmp_path / "given.json", ShardingPlan(2, tuple(shards)).to_json())
+    plan = ["sharder=plan_file", f"sharder.path={tmp_path / 'given.json'}"]
+    done = train(tmp_path, *SMALL_RUN, *plan, "cost_model=none")
     assert done.returncode == 0, done.stderr
     assert "predicted" not in done.stderr
+    assert "UserWarning" not in done.stderr
+    assert min(result_of(tmp_path)["stages_ms"].values()) > 0  # type: ignore[attr-defined]
+    assert sum(shard.replicated for shard in read_plan(tmp_path / "plan.json").shards) == 8
     result = result_of(tmp_path)
     assert set(result) == RESULT_KEYS
     about = ("predicted", "lower_bound_ms", "gap")

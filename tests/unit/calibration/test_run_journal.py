@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import workload_of_sample
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.layouts import RowBlocks
+from dlrm_sharded.layouts import Replicas, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.profiles import with_profiles
@@ -54,6 +54,11 @@ def test_row_blocks_within_a_host_are_not_noted() -> None:
     )
     cost = PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * 4, (0.5,) * 4)
     assert measured_run(ShardingPlan(4, shards), hosts, cost) is None
+
+
+def test_replicas_are_not_noted() -> None:
+    shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
+    assert measured_run(ShardingPlan(2, shards), TASK, COST) is None
 
 
 def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal) -> None:

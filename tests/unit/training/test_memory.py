@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.layouts import Replicas
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.tables import Table
@@ -70,6 +71,26 @@ def test_a_checkpoint_copies_the_tables() -> None:
     )
     assert with_copy.checkpoint_copy == without.table_weights + without.table_optimizer
     assert with_copy.total - without.total == with_copy.checkpoint_copy
+
+
+def test_replicas_have_gradients_and_their_own_samples() -> None:
+    """They exchange no vectors, and a checkpoint copies what they keep."""
+    task = task_of(2)
+    whole = whole_tables(task, [0, 0])
+    replicated = ShardingPlan(2, tuple(s for t in TABLES for s in Replicas(2).shards(t)))
+    copying = dataclasses.replace(WORKLOAD, checkpoint_copy=True)
+    (alone, _), (first, second) = (
+        estimate_memory(plan, task, copying, [0, 0]) for plan in (whole, replicated)
+    )
+    assert first == second
+    for part in ("table_weights", "table_optimizer", "checkpoint_copy", "dense"):
+        assert getattr(first, part) == getattr(alone, part), part
+    num_weights = 1000 * 16 + 4000 * 8
+    assert alone.replica_gradients == 0
+    # as the lookup gives them, in DDP's bucket, and in that of the measurement
+    assert first.replica_gradients == 3 * 4 * num_weights
+    assert first.exchange == DENSE.parameter_bytes, "its buckets alone"
+    assert first.ids < alone.ids
 
 
 def test_row_blocks_share_the_ids_of_their_table() -> None:

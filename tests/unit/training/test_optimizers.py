@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.fused_optimizers import CAN_REPLICATE, check_replicable
 from dlrm_sharded.training.optimizers import (
     DENSE_OPTIMIZERS,
     EMBEDDING_OPTIMIZERS,
@@ -97,6 +98,15 @@ def test_memory(embedding: str, bytes_per_element: int, bytes_per_row: int) -> N
     optimizer = config(embedding=embedding)
     assert optimizer.bytes_per_element == bytes_per_element
     assert optimizer.bytes_per_row == bytes_per_row
+
+
+@pytest.mark.parametrize("embedding", EMBEDDING_OPTIMIZERS)
+def test_replicas_need_an_optimizer_that_skips_rows(embedding: str) -> None:
+    if embedding in CAN_REPLICATE:
+        check_replicable(embedding)
+    else:
+        with pytest.raises(ConfigError, match=r"'adam'.*use sgd or rowwise_adagrad"):
+            check_replicable(embedding)
 
 
 def test_every_embedding_optimizer_knows_its_memory() -> None:
