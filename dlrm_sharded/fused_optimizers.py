@@ -11,6 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.layouts import CAN_REPLICATE
 
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -19,12 +20,6 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
 """Optimizer state in bytes per weight and per row of a shard."""
-
-CAN_REPLICATE = ("sgd", "rowwise_adagrad")
-"""Optimizers that leave a row alone whose gradient is zero.
-
-A replica has a dense gradient, which tells a row that no sample has looked up by its zeros only.
-"""
 
 FUSED_EPSILON = 1e-8
 """FBGEMM's default of what Adagrad and Adam add to their denominators."""
