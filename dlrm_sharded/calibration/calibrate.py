@@ -12,14 +12,20 @@ import numpy as np
 from dlrm_sharded.artifact import Arrays
 from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.evaluate import Predictor, TimePairs, averaged, compare
-from dlrm_sharded.calibration.fit import LookupData, fit_communication, fit_compute
+from dlrm_sharded.calibration.fit import (
+    LookupData,
+    fit_communication,
+    fit_compute,
+    fit_dense_gradients,
+)
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, neuroshard_paper
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
+from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned import DENSE_MS_PER_MB, LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
 
@@ -160,17 +166,34 @@ def _fitted_alone(
             [exchange_times(sample) for sample in together],
             [sample_hosts(sample) for sample in together],
         )
+    fused = [sample for sample in computation if not sample.has_replicas]
+    device = manifest["device"]
+    compute = fit_compute(
+        LookupData.from_samples(fused, DEVICE_WORK[device]),
+        seed=config.seed,
+        num_steps=config.num_steps,
+    )
     return LearnedCostModel(
-        compute=fit_compute(
-            LookupData.from_samples(computation, DEVICE_WORK[manifest["device"]]),
-            seed=config.seed,
-            num_steps=config.num_steps,
-        ),
+        compute=_with_dense_gradients(compute, computation, device),
         communication=with_stated(communication, measured=measured_links(samples)),
         name=manifest["hardware"],
         device=manifest["device"],
         ranges=fitted_ranges(samples),
         measured_links=measured_links(samples),
+    )
+
+
+def _with_dense_gradients(
+    compute: ComputeModel, samples: Sequence[Sample], device: str
+) -> ComputeModel:
+    """Return the model with a price of dense gradients: the measured one, or that of the device."""
+    replicated = [sample for sample in samples if sample.has_replicas]
+    if not replicated:
+        return dataclasses.replace(compute, dense_ms_per_mb=DENSE_MS_PER_MB[device])
+    return fit_dense_gradients(
+        compute,
+        [workload_of_sample(sample) for sample in replicated],
+        [np.array([rank.bwd_compute_ms for rank in s.cost.per_rank]) for s in replicated],
     )
 
 

@@ -32,12 +32,13 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
+from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.layouts import RowBlocks, row_blocks
+from dlrm_sharded.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.process import num_cores
 from dlrm_sharded.provenance import commit, versions
@@ -307,7 +308,7 @@ class PlanMeasurer:
         shards = [
             shard
             for table, drawn_table in zip(tables, drawn, strict=True)
-            for shard in _shards(table, drawn_table.rank, slot.world_size)
+            for shard in _shards(table, drawn_table, slot.world_size)
         ]
         measured = self._bench.measure(
             tables,
@@ -319,9 +320,11 @@ class PlanMeasurer:
         return _sample(slot, drawn, batch_size, ranks_per_host, measured)
 
 
-def _shards(table: Table, rank: int | None, world_size: int) -> list[Shard]:
-    if rank is not None:
-        return [Shard.whole(table, rank)]
+def _shards(table: Table, drawn: DrawnTable, world_size: int) -> list[Shard]:
+    if drawn.rank is not None:
+        return [Shard.whole(table, drawn.rank)]
+    if drawn.replicated:
+        return Replicas(world_size).shards(table)
     return RowBlocks(range(world_size)).shards(table)
 
 
@@ -339,17 +342,23 @@ def _sample(
         histogram = accesses.expected_reuse_histogram(num_ids)
         ranks = range(slot.world_size) if table.rank is None else [table.rank]
         blocks = row_blocks(table.num_rows, len(ranks))
+        share = np.diff(blocks)[:, 0] / table.num_rows
+        if table.replicated:
+            blocks = [(0, table.num_rows)] * len(ranks)
+            share = np.full(len(ranks), 1 / len(ranks))  # of the samples, and so of the ids
+            [histogram] = local_histograms(np.array([histogram]), len(ranks)).tolist()
         shards += [
             MeasuredShard(
                 rank=rank,
                 num_rows=stop - start,
                 num_cols=table.num_cols,
-                pooling_factor=table.pooling_factor * (stop - start) / table.num_rows,
-                reuse_histogram=histogram,
-                row_wise=table.rank is None,
+                pooling_factor=table.pooling_factor * float(share[i]),
+                reuse_histogram=tuple(histogram),
+                row_wise=table.rank is None and not table.replicated,
                 accesses=table.accesses.name,
+                replicated=table.replicated,
             )
-            for rank, (start, stop) in zip(ranks, blocks, strict=True)
+            for i, (rank, (start, stop)) in enumerate(zip(ranks, blocks, strict=True))
         ]
     return Sample(
         kind=slot.kind,

@@ -28,7 +28,7 @@ from dlrm_sharded.json_files import replace_file, write_json
 
 COSTS_FORMAT = 1
 
-_OLD_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
+_FIRST_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
     "rank": pl.Int32,
     "num_rows": pl.Int64,
     "num_cols": pl.Int32,
@@ -36,7 +36,8 @@ _OLD_SHARD: dict[str, pl.DataType | type[pl.DataType]] = {
     "reuse_histogram": pl.List(pl.Float32),
     "row_wise": pl.Boolean,
 }
-_SHARD = _OLD_SHARD | {"accesses": pl.String}
+_LATER_SHARD = _FIRST_SHARD | {"accesses": pl.String}
+_SHARD = _LATER_SHARD | {"replicated": pl.Boolean}
 SCHEMA = pl.Schema(
     {
         "kind": pl.String(),
@@ -51,8 +52,12 @@ SCHEMA = pl.Schema(
 )
 
 
-_OLD_SCHEMA = pl.Schema({**SCHEMA, "shards": pl.List(pl.Struct(_OLD_SHARD))})
-"""Columns of collections in which all accesses are Zipf-distributed."""
+_KNOWN_SCHEMAS = [
+    pl.Schema({**SCHEMA, "shards": pl.List(pl.Struct(shard))})
+    for shard in (_SHARD, _LATER_SHARD, _FIRST_SHARD)
+]
+"""Columns of collections today, of those without replicas, and of those in which, besides, all
+accesses are Zipf-distributed."""
 
 
 def write_costs(path: Path, samples: Sequence[Sample], manifest: Mapping[str, Any]) -> None:
@@ -114,7 +119,7 @@ def read_costs(path: str | Path) -> CollectedCosts:
         raise DataError(
             f"{path} is not a Parquet file ({error}); collect again with {CALIBRATE}"
         ) from error
-    if frame.schema not in (SCHEMA, _OLD_SCHEMA):
+    if frame.schema not in _KNOWN_SCHEMAS:
         raise DataError(
             f"{path} has the columns {', '.join(frame.columns)}, expected {', '.join(SCHEMA)}, "
             f"or they have other types; collect again with {CALIBRATE}"

@@ -6,6 +6,7 @@ profile, W ranks of a plan, F terms of an all-to-all, F' those of a reduction.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
+    REDUCE_TERMS,
     CommunicationModel,
     Hosts,
+    all_reduce_terms,
     exchange_terms,
     reduce_terms,
 )
@@ -256,21 +259,26 @@ def fit_communication(
         times_ms: [3, W] for each workload, in the order of `EXCHANGES`.
         hosts: hosts of each workload's ranks.
     """
-    exchange, reduce = [], []
+    exchange, reduce, all_reduce = [], [], None
     for i, kind in enumerate(EXCHANGES):
         rows, times = [], []
         for workload, exchanges_ms, ranks in zip(workloads, times_ms, hosts, strict=True):
             rows.append(communication_rows(workload, kind, ranks))
             times.append(exchanges_ms[i])
         weights = fit_nonnegative(np.concatenate(rows), np.concatenate(times))
-        num_reduce = reduce_terms(np.zeros(1), np.zeros(1), hosts[0]).shape[1]
-        exchange.append(weights[:-num_reduce])
-        reduce.append(weights[-num_reduce:])
-    return CommunicationModel(np.array(exchange), np.array(reduce))
+        num_reduce = len(REDUCE_TERMS)
+        if kind == "bwd_comm" and any(workload.is_replica.any() for workload in workloads):
+            all_reduce = weights[-num_reduce:]
+        exchange.append(weights[: -2 * num_reduce])
+        reduce.append(weights[-2 * num_reduce : -num_reduce])
+    return CommunicationModel(np.array(exchange), np.array(reduce), all_reduce)
 
 
 def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
-    """Return [W, F + F'], terms of each rank's all-to-all and reduction in one of `EXCHANGES`."""
+    """Return [W, F + 2 F'], terms of each rank's part in one of `EXCHANGES`.
+
+    They are those of the all-to-all, of reductions, and of the all-reduce of gradients.
+    """
     exchange = workload.exchange(for_ids=kind == "input_dist")
     volume, num_shards = exchange.volume[None], exchange.num_shards[None]
     terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
@@ -281,7 +289,36 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     for reduce in exchange.reduces:
         group = hosts.group(reduce.group_size)
         reduced += reduce_terms(reduce.volume, reduce.num_shards, group)
-    return np.column_stack([*columns, reduced])
+    gradient_bytes = exchange.replica_bytes * (kind == "bwd_comm")
+    gradients = all_reduce_terms(np.full(hosts.world_size, gradient_bytes), hosts)
+    return np.column_stack([*columns, reduced, gradients])
+
+
+def fit_dense_gradients(
+    compute: ComputeModel, workloads: Sequence[Workload], times_ms: Sequence[Floats]
+) -> ComputeModel:
+    """Return the model with the price of dense gradients that fits plans with replicas.
+
+    Args:
+        times_ms: [W] for each workload, of its backward computation.
+    """
+    without = dataclasses.replace(compute, dense_ms_per_mb=0.0)
+    per_mb = []
+    for workload, measured_ms in zip(workloads, times_ms, strict=True):
+        predicted_ms = without.parts_ms(workload)[1].sum(axis=1)
+        replica_mb = workload.by_rank(workload.replica_bytes()) / 1e6
+        per_mb.append((measured_ms - predicted_ms) / replica_mb)
+    # The error of the rest of a plan counts least where its replicas are large.
+    weights = [workload.by_rank(workload.replica_bytes()) for workload in workloads]
+    value = weighted_median(np.concatenate(per_mb), np.concatenate(weights))
+    return dataclasses.replace(compute, dense_ms_per_mb=max(value, 0.0))
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """Return the value that half of the weights lie below."""
+    order = np.argsort(values)
+    cumulated = weights[order].cumsum()
+    return float(values[order][np.searchsorted(cumulated, cumulated[-1] / 2)])
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:

@@ -41,6 +41,10 @@ HOT_ROWS, HOT_ACCESSES = (1e-4, 0.1), (0.3, 0.95)
 SINGLE_SHARE, ROW_WISE_SHARE = 0.2, 0.2
 """Fractions of the plans with a single shard on each rank, and with row-wise tables."""
 
+REPLICA_SHARE, MAX_REPLICAS = 0.2, 3
+REPLICA_BYTES = (1e4, 3e7)
+"""Fraction of the plans with replicas, largest number of them, and range of their sizes."""
+
 MAX_ROW_WISE = 4
 """Largest number of row-wise tables in a plan of computation."""
 
@@ -51,10 +55,11 @@ MAX_COMMUNICATION_COLS = 4096
 
 @dataclass(frozen=True, slots=True)
 class DrawnTable:
-    """A table of a random plan, whole on one rank, or in even row blocks on all (rank None).
+    """A table of a random plan, whole on one rank, or on all of them (rank None).
 
     Args:
         accesses: how often a batch uses which of its rows.
+        replicated: whether a table on all ranks is whole on each, and not in even row blocks.
     """
 
     num_rows: int
@@ -62,6 +67,7 @@ class DrawnTable:
     pooling_factor: float
     accesses: AccessPattern
     rank: int | None
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ def draw_computation(
             )
             for _ in range(count)
         ]
+    tables += _draw_replicas(rng, world_size)
     return _within(limits, tables, world_size, batch_size)
 
 
@@ -133,7 +140,26 @@ def draw_communication(
             DrawnTable(rows, _draw_cols(rng), pooling_factor, ZipfAccesses(0.0), None)
             for _ in range(rng.integers(1, 6))
         ]
+    tables += _draw_replicas(rng, world_size)
     return _within(limits, tables, world_size, batch_size)
+
+
+def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable]:
+    """Draw tables that all ranks have, mostly none; small ones, as others are not replicated."""
+    if world_size == 1 or rng.random() >= REPLICA_SHARE:
+        return []
+    low, high = np.log(REPLICA_BYTES)
+    return [
+        DrawnTable(
+            num_rows=max(int(np.exp(rng.uniform(low, high)) / (4 * cols)), 1),
+            num_cols=cols,
+            pooling_factor=float(rng.uniform(0.5, 4.0)),
+            accesses=ZipfAccesses(float(rng.uniform(0.0, MAX_EXPONENT))),
+            rank=None,
+            replicated=True,
+        )
+        for cols in (_draw_cols(rng) for _ in range(rng.integers(1, MAX_REPLICAS + 1)))
+    ]
 
 
 def _draw_table(
@@ -190,15 +216,16 @@ def _within(
     num_bytes, num_ids = np.zeros(world_size), np.zeros(world_size)
     for table in tables:
         ranks = slice(None) if table.rank is None else table.rank
-        blocks = world_size if table.rank is None else 1
-        num_bytes[ranks] += 4 * table.num_rows * (table.num_cols + 1) / blocks
-        num_ids[ranks] += batch_size * table.pooling_factor / blocks
+        num_ranks = world_size if table.rank is None else 1
+        copies = num_ranks if table.replicated else 1
+        num_bytes[ranks] += copies * 4 * table.num_rows * (table.num_cols + 1) / num_ranks
+        num_ids[ranks] += batch_size * table.pooling_factor / num_ranks
     rows_factor = min(1.0, limits.table_bytes / num_bytes.max())
     pooling_factor = min(1.0, limits.ids_per_step / num_ids.max())
     scaled = []
     for table in tables:
         num_rows = max(int(table.num_rows * rows_factor), min(table.num_rows, MIN_DRAWN_ROWS))
-        if table.rank is None:
+        if table.rank is None and not table.replicated:
             num_rows = _whole_blocks(num_rows, world_size)
         pooled = table.pooling_factor * pooling_factor
         scaled.append(dataclasses.replace(table, num_rows=num_rows, pooling_factor=pooled))

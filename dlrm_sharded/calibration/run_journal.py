@@ -109,12 +109,11 @@ class RunJournal:
 def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:
     """Return a plan that a run measured, with the profiles of its task.
 
-    It is None for plans with row blocks on the ranks of one host, or with replicas, which samples
-    cannot express.
+    It is None for plans with row blocks on the ranks of one host, which samples cannot express.
     """
     workload = workload_of_plan(plan, task)
     sizes = workload.group_size
-    if workload.is_replica.any() or ((sizes > 1) & (sizes < task.topology.world_size)).any():
+    if ((sizes > 1) & (sizes < task.topology.world_size)).any():
         return None
     shards = [
         MeasuredShard(
@@ -124,6 +123,7 @@ def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Samp
             pooling_factor=float(num_ids) / task.batch_size,
             reuse_histogram=tuple(round(share, 6) for share in histogram.tolist()),
             row_wise=bool(size > 1),
+            replicated=shard.replicated,
         )
         for shard, num_ids, histogram, size in zip(
             plan.shards, workload.num_ids, workload.reuse_histogram, sizes, strict=True

@@ -16,6 +16,7 @@ from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.layouts import REPLICA_GROUP
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.tables import NUM_REUSE_BINS
 
@@ -33,11 +34,12 @@ class MeasuredShard:
     """One shard of a measured plan.
 
     Args:
-        pooling_factor: mean ids per sample that reach this shard; for a block of rows, a fraction
-            of its table's.
+        pooling_factor: mean ids per sample that reach this shard; for a block of rows or a replica,
+            a fraction of its table's.
         reuse_histogram: histogram of the ids that reach this shard, see `Table.reuse_histogram`.
         row_wise: whether the shard is a block of rows, which has a lookup of its own.
         accesses: name of the table's access pattern; the only one was "zipf" once.
+        replicated: whether the shard is a replica; there were none once.
     """
 
     rank: int
@@ -47,6 +49,13 @@ class MeasuredShard:
     reuse_histogram: tuple[float, ...]
     row_wise: bool
     accesses: str = ZipfAccesses.name
+    replicated: bool = False
+
+    def group_size(self, world_size: int) -> int:
+        """Return the `group_size` of the shard's layout."""
+        if self.replicated:
+            return REPLICA_GROUP
+        return world_size if self.row_wise else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,10 @@ class Sample:
     batch_size: int
     shards: tuple[MeasuredShard, ...]
     cost: PlanCost
+
+    @property
+    def has_replicas(self) -> bool:
+        return any(shard.replicated for shard in self.shards)
 
     def to_row(self) -> dict[str, Any]:
         """Return one row of the file."""
@@ -211,7 +224,7 @@ def workload_of_sample(sample: Sample) -> Workload:
     rows = [
         (
             shard.rank,
-            sample.world_size if shard.row_wise else 1,
+            shard.group_size(sample.world_size),
             shard.num_rows,
             shard.num_cols,
             sample.batch_size * shard.pooling_factor,

@@ -199,6 +199,12 @@ def reduce_terms(volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
     )
 
 
+def all_reduce_terms(num_bytes: Floats, hosts: Hosts) -> Floats:
+    """Return [N, F], the `REDUCE_TERMS` of all-reduces of so many bytes [N]."""
+    is_any = (num_bytes > 0).astype(np.float64)
+    return reduce_terms(num_bytes / hosts.world_size, is_any, hosts)
+
+
 @dataclass(frozen=True, slots=True)
 class CommunicationModel:
     """Times of the exchanges of a step.
@@ -262,8 +268,7 @@ class CommunicationModel:
         """
         if hosts.world_size == 1:
             return np.zeros_like(num_bytes)
-        volume, is_any = num_bytes / hosts.world_size, (num_bytes > 0).astype(np.float64)
-        times: Floats = reduce_terms(volume, is_any, hosts) @ self.all_reduce_weights
+        times: Floats = all_reduce_terms(num_bytes, hosts) @ self.all_reduce_weights
         return times
 
     def all_to_all_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:

@@ -63,7 +63,7 @@ KIND = "learned"
 ANY_VALUE = (0.0, 1e18)
 """Range of a quantity in which a prior, which was not fitted, does not extrapolate."""
 
-DENSE_MS_PER_MB = {"cpu": np.array([1.0]), "cuda": np.array([0.004])}
+DENSE_MS_PER_MB = {"cpu": 1.0, "cuda": 0.004}
 """`ComputeModel.dense_ms_per_mb` of fitted models that have none, by the type of device."""
 
 RANGE_SLACK = 1.1
@@ -389,7 +389,9 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         backward=net("backward"),
         device=DEVICE_WORK[device],
         widest_ms=arrays.get("widest_ms"),
-        dense_ms_per_mb=float(arrays.get("dense_ms_per_mb", DENSE_MS_PER_MB[device])[0]),
+        dense_ms_per_mb=float(arrays["dense_ms_per_mb"][0])
+        if "dense_ms_per_mb" in arrays
+        else DENSE_MS_PER_MB[device],
     )
     all_reduce = arrays.get("all_reduce")  # models of before replicas lack it
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)
