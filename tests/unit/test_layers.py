@@ -18,6 +18,7 @@ TRANSLATORS = {
     "torchrec_adapter.py",
     "torchrec_estimator.py",
     "sharders/torchrec.py",
+    "sharders/torchrec_search.py",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.sharders import torchrec
+from dlrm_sharded.sharders import torchrec, torchrec_search
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec import TorchRecSharder
 from dlrm_sharded.tables import Table
@@ -80,7 +80,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def boxed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def start(ticks_s: float) -> None:
         monkeypatch.setattr(torchrec, "TimeBox", partial(TimeBox, clock=clock_of(ticks_s)))
-        monkeypatch.setattr(torchrec, "OPTIONS_PER_LOOK", 20)
+        monkeypatch.setattr(torchrec_search, "OPTIONS_PER_LOOK", 20)
 
     return start
 
