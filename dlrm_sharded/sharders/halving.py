@@ -1,277 +1,228 @@
-"""Greedy placement that splits the busiest table again and again: NVIDIA's planners for HugeCTR.
+"""NVIDIA's planners, of HugeCTR and EMBark: replicas, and the busiest tables halved.
 
-Pieces of tables are placed in descending order of the load that they add to a rank, each on the
-least loaded rank or group of ranks that has memory for it. Then the table with the busiest piece is
-split once more, and all pieces are placed anew. The best of all these placements is the plan.
+HugeCTR: `auto` and `hier_auto` of `samples/dlrm/sharding` in NVIDIA-Merlin/HugeCTR, which made
+NVIDIA's plans of DLRM-DCNv2 for MLPerf. Small tables are replicated. The others are placed by their
+ids, the table with the most ids per shard is halved, and all are placed anew, up to 20 times. The
+exchange of a shard costs as much as some further ids.
+
+EMBark (RecSys 2024) counts columns, those that a shard reads and those that it exchanges. It groups
+tables by how their exchange is compressed: the data-parallel cluster is replicated, and tables of
+the reduction-based cluster exchange vectors summed over the ids of a sample, as TorchRec does.
+Sources are the paper's abstract, NVIDIA's summaries of it, and the planner with the paper's models
+in `benchmarks/embedding_collection` of the same repository. The paper's full text was not at hand.
+
+Departures, most of them for the layouts that TorchRec trains:
+- HugeCTR distributes the rows of a table in turn over any 2, 4, 8, ... GPUs; EMBark does so with
+  columns, too. TorchRec has columns on any ranks, or row blocks on the ranks of one host or on all
+  ranks. So `auto` halves columns: a half reads half as many bytes for all ids, in place of all
+  bytes for half of the ids. At `min_partition`, below which a lookup gains little, the rows are
+  split instead, over one host and then over all ranks.
+- EMBark compares a split by rows with one by columns. By its prices, a column half is never dearer,
+  as it halves the exchange, too; so columns come first here.
+- In HugeCTR's price a column half keeps the exchange of a whole vector, as a row half does there:
+  it sends half a vector, but receives all ids.
+- `hier_auto` takes hosts for buckets, and a table lies in row blocks on a host's ranks. There, the
+  originals halve a table over any 2, 4, ... hosts; here it goes from one host to all of them.
+- EMBark's unique-based cluster, which exchanges each distinct row of a batch once, has no
+  counterpart in TorchRec's bags. Its tables join the reduction-based cluster.
+- EMBark replicates a given number of the smallest tables; here a size is given, as for HugeCTR.
+- The originals compare with a plan that splits every table over all ranks; here, small tables stay
+  replicated in it. They end with an error where replicas leave too little memory, and `hier_auto`
+  counts these once for a host. Here the memory of each rank is counted, and the larger replicas are
+  given up where it is short.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.layouts import Replicas, RowBlocks, column_widths
-from dlrm_sharded.plan import Interval, Shard, ShardingPlan
+from dlrm_sharded.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    check_count,
+    check_flag,
+    check_number,
+)
+from dlrm_sharded.layouts import Replicas
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.sharders.halving_placer import (
+    Placer,
+    Split,
+    halved_columns,
+    in_one_host,
+    larger_group,
+    num_weights,
+    whole_table,
+)
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.validation import why_too_wide
+
+STRATEGIES = ("auto", "hier_auto")
+"""Buckets for tables: the ranks, or the hosts."""
 
 REPLICA_WEIGHT_BYTES = 8
 """Bytes of a weight by which small tables are chosen: NVIDIA counts its Adagrad state with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How one table is split.
+class Method:
+    """How a planner prices a shard, with NVIDIA's figures for H100 GPUs.
 
     Args:
-        num_pieces: number of ranges of columns, each on one rank.
-        group_size: number of ranks that hold row blocks of the table; 1 if only columns are split.
+        load: price of a shard from its ids per sample, its columns, its share of the table's
+            columns, and the price of its exchange in ids.
+        exchange_ids: price of an exchange on one host and on several: the ratio of the bandwidths
+            of memory and links, by the ratio of the work in memory and on links.
+        host_factor: factor on that price if hosts are the buckets.
     """
 
-    num_pieces: int = 1
-    group_size: int = 1
+    load: Callable[[float, int, float, float], float]
+    exchange_ids: tuple[float, float]
+    host_factor: float = 1.0
 
 
-class SplitRules(Protocol):
-    """What a planner does with one table."""
+METHODS = {
+    "hugectr": Method(
+        load=lambda num_ids, _, share, exchange_ids: num_ids * share + exchange_ids,
+        exchange_ids=(7 / 4, 67 / 4),
+    ),
+    "embark": Method(
+        load=lambda num_ids, num_cols, _, exchange_ids: num_cols * (num_ids + exchange_ids),
+        exchange_ids=(7 / 4, 60 / 4),
+        host_factor=1.5,
+    ),
+}
+
+
+class HalvingSharder:
+    """Replicates small tables, and places the others greedily, halving the busiest ones.
+
+    Args:
+        method: one of `METHODS`.
+        strategy: one of `STRATEGIES`; NVIDIA uses `auto` on one host, `hier_auto` on several.
+        replicate: whether to replicate small tables; never done on one rank.
+        replicate_below_gib: tables below this size are replicated, counted with 8 B for a weight
+            and its state in whatever optimizer. NVIDIA's plans have 0.008 on one host, 0.0125 on
+            several.
+        exchange_ids: price of a shard's exchange, in lookups of ids per sample; None for the
+            method's figure.
+        num_placements: number of placements to compare.
+        min_partition: smallest width to which columns are halved.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        strategy: str = "auto",
+        replicate: bool = True,
+        replicate_below_gib: float = 0.008,
+        exchange_ids: float | None = None,
+        num_placements: int = 20,
+        min_partition: int = 32,
+    ) -> None:
+        for key, value, known in (
+            ("method", method, [*METHODS]),
+            ("strategy", strategy, [*STRATEGIES]),
+        ):
+            if value not in known:
+                raise ConfigError(f"sharder.{key} is {value!r}; known: {', '.join(known)}")
+        check_flag("sharder.replicate", replicate)
+        check_number("sharder.replicate_below_gib", replicate_below_gib, most=MAX_BYTES / GIB)
+        if exchange_ids is not None:
+            check_number("sharder.exchange_ids", exchange_ids)
+        check_count("sharder.num_placements", num_placements, least=1)
+        check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
+        self._method = METHODS[method]
+        self._on_hosts = strategy == "hier_auto"
+        self.name = method + "_hier" * self._on_hosts
+        self._replicate_below_bytes = replicate_below_gib * GIB if replicate else 0.0
+        self._exchange_ids = exchange_ids
+        self._num_placements = num_placements
+        self._min_partition = min_partition
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        if reason := why_too_wide(task):
+            raise InfeasibleTaskError(reason)
+        rules, replicated = self._rules(task.topology), self._small_tables(task)
+        while (plan := self._plan(task, replicated, rules)) is None:
+            if (
+                not replicated
+            ):  # the packing of whole tables fits more, or says why there is no plan
+                return GreedySharder("size").shard(task)
+            replicated = replicated[: len(replicated) // 2]
+        return plan
+
+    def _rules(self, topology: Topology) -> _Rules:
+        num_hosts = topology.world_size // topology.ranks_per_host
+        if self._on_hosts and num_hosts == 1:
+            raise InfeasibleTaskError(
+                f"sharder.strategy=hier_auto places tables on hosts, and all {topology.world_size} "
+                "ranks are on one; use sharder.strategy=auto"
+            )
+        exchange_ids = self._exchange_ids
+        if exchange_ids is None:
+            exchange_ids = self._method.exchange_ids[num_hosts > 1]
+        if self._on_hosts:
+            exchange_ids *= self._method.host_factor
+        return _Rules(topology, self._method, self._on_hosts, exchange_ids, self._min_partition)
+
+    def _small_tables(self, task: ShardingTask) -> Sequence[Table]:
+        """Return the tables to replicate, the smallest ones first."""
+        topology = task.topology
+        if topology.world_size == 1:
+            return []
+        small = [
+            table
+            for table in task.tables
+            if num_weights(table) * REPLICA_WEIGHT_BYTES < self._replicate_below_bytes
+            and table.embedding_dim <= topology.max_shard_columns
+        ]
+        return sorted(small, key=lambda table: (num_weights(table), -table.pooling_factor))
+
+    def _plan(
+        self, task: ShardingTask, replicated: Sequence[Table], rules: _Rules
+    ) -> ShardingPlan | None:
+        """Return the best plan with these replicas; None if none was found within the memory."""
+        world_size = task.topology.world_size
+        replicas = [s for table in replicated for s in Replicas(world_size).shards(table)]
+        names = {table.name for table in replicated}
+        tables = [table for table in task.tables if table.name not in names]
+        used = ShardingPlan(world_size, tuple(replicas)).bytes_by_rank(task.topology)
+        free = np.array(task.topology.rank_memory_bytes, dtype=np.int64) - used
+        if free.min() < 0:
+            return None
+        shards = Placer(tables, task.topology, free, rules).best_shards(self._num_placements)
+        return None if shards is None else ShardingPlan(world_size, (*replicas, *shards))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    topology: Topology
+    method: Method
+    on_hosts: bool
+    exchange_ids: float
+    min_partition: int
 
     def first(self, table: Table) -> Split:
-        """Return the coarsest split of the table."""
+        first = in_one_host if self.on_hosts else whole_table
+        return first(table, self.topology)
 
-    def finer(self, table: Table, split: Split) -> list[Split]:
-        """Return the next finer splits of the table to choose from; none at the end."""
+    def finer(self, table: Table, split: Split) -> Split | None:
+        columns = None
+        if not self.on_hosts:
+            columns = halved_columns(table, split, self.topology, self.min_partition)
+        return columns or larger_group(table, split, self.topology)
 
     def load(self, table: Table, num_cols: int, group_size: int) -> float:
-        """Return the load that a piece of a table adds to each rank that holds a part of it."""
-
-
-def whole_table(table: Table, topology: Topology) -> Split:
-    """Return the split into the fewest pieces that lookups support; one for most tables."""
-    return Split(num_pieces=-(-table.embedding_dim // topology.max_shard_columns))
-
-
-def in_one_host(table: Table, topology: Topology) -> Split:
-    """Return row blocks on the ranks of a host, or the whole table if it has too few rows."""
-    split = Split(group_size=topology.ranks_per_host)
-    return split if _can_split(table, split, topology) else whole_table(table, topology)
-
-
-def halved_columns(
-    table: Table, split: Split, topology: Topology, min_partition: int
-) -> list[Split]:
-    """Return twice as many column pieces; no split if they are too narrow or too many."""
-    finer = Split(num_pieces=2 * split.num_pieces)
-    narrowest = table.embedding_dim // COLUMN_MULTIPLE // finer.num_pieces * COLUMN_MULTIPLE
-    is_possible = finer.num_pieces <= topology.world_size and narrowest >= min_partition
-    return [finer] if is_possible and split.group_size == 1 else []
-
-
-def larger_group(table: Table, split: Split, topology: Topology) -> list[Split]:
-    """Return row blocks on the next larger group: the ranks of one host, or all ranks."""
-    for group_size in sorted(topology.group_sizes):
-        finer = Split(group_size=group_size)
-        if group_size > split.group_size and _can_split(table, finer, topology):
-            return [finer]
-    return []
-
-
-def smallest_tables(task: ShardingTask, below_bytes: float) -> list[Table]:
-    """Return the tables below a size that can be replicated, the smallest ones first.
-
-    Args:
-        below_bytes: size of the weights at `REPLICA_WEIGHT_BYTES` each.
-    """
-    topology = task.topology
-    if topology.world_size == 1:
-        return []
-    small = [
-        table
-        for table in task.tables
-        if _num_weights(table) * REPLICA_WEIGHT_BYTES < below_bytes
-        and table.embedding_dim <= topology.max_shard_columns
-    ]
-    return sorted(small, key=lambda table: (_num_weights(table), -table.pooling_factor))
-
-
-def plan_by_halving(
-    task: ShardingTask, replicated: Sequence[Table], rules: SplitRules, num_placements: int
-) -> ShardingPlan:
-    """Return the best of some placements, each with finer splits than the one before.
-
-    Where the replicas leave too little memory for the other tables, the larger half of them is
-    placed like these. What fits nowhere without replicas either is packed whole, by size.
-
-    Args:
-        replicated: tables to replicate, the smallest ones first.
-
-    Raises:
-        InfeasibleTaskError: no placement fits the memory of the ranks.
-    """
-    if reason := why_too_wide(task):
-        raise InfeasibleTaskError(reason)
-    num_replicated = len(replicated)
-    while True:
-        plan = _plan(task, replicated[:num_replicated], rules, num_placements)
-        if plan is not None:
-            return plan
-        if num_replicated == 0:
-            return GreedySharder("size").shard(task)
-        num_replicated //= 2
-
-
-def _plan(
-    task: ShardingTask, replicated: Sequence[Table], rules: SplitRules, num_placements: int
-) -> ShardingPlan | None:
-    world_size = task.topology.world_size
-    replicas = [s for table in replicated for s in Replicas(world_size).shards(table)]
-    names = {table.name for table in replicated}
-    tables = tuple(table for table in task.tables if table.name not in names)
-    used = ShardingPlan(world_size, tuple(replicas)).bytes_by_rank(task.topology)
-    free = np.array(task.topology.rank_memory_bytes, dtype=np.int64) - used
-    if free.min() < 0:
-        return None
-    shards = _Placer(tables, task.topology, free, rules).best_shards(num_placements)
-    return None if shards is None else ShardingPlan(world_size, (*replicas, *shards))
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A range of a table's columns.
-
-    Args:
-        load: what it adds to each rank of its group.
-    """
-
-    table: Table
-    cols: Interval
-    group_size: int
-    load: float
-
-    def shards(self, group: int) -> list[Shard]:
-        """Return the shards on the group of a number: on one rank, or row blocks on several."""
-        first = group * self.group_size
-        if self.group_size > 1:
-            return RowBlocks(range(first, first + self.group_size)).shards(self.table)
-        return [dataclasses.replace(Shard.whole(self.table, first), cols=self.cols)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Placement:
-    """Pieces on ranks.
-
-    Args:
-        pieces: all pieces, in descending order of their load.
-        misfit: the first table of which a piece fits nowhere; None if all pieces are placed.
-        max_load: highest load of a rank.
-    """
-
-    splits: Mapping[str, Split]
-    pieces: Sequence[_Piece]
-    shards: Sequence[Shard]
-    misfit: Table | None
-    max_load: float
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key, lowest for the best placement."""
-        return self.misfit is not None, self.max_load
-
-
-@dataclass(frozen=True, slots=True)
-class _Placer:
-    """Places the tables that are not replicated.
-
-    Args:
-        free: [W], memory of each rank.
-    """
-
-    tables: Sequence[Table]
-    topology: Topology
-    free: np.ndarray[tuple[int], np.dtype[np.int64]]
-    rules: SplitRules
-
-    def best_shards(self, num_placements: int) -> Sequence[Shard] | None:
-        """Return the shards of the best placement; None if none fits."""
-        first = {table.name: self.rules.first(table) for table in self.tables}
-        placement = self._place(first)
-        best = min(self._place(self._even(first)), placement, key=lambda p: p.rank)
-        for _ in range(num_placements - 1):
-            finer = self._split_once(placement)
-            if finer is None:
-                break
-            placement = finer
-            best = min(best, placement, key=lambda p: p.rank)
-        return None if best.misfit else best.shards
-
-    def _even(self, first: Mapping[str, Split]) -> dict[str, Split]:
-        """Return row blocks on all ranks for every table that allows them."""
-        rows = Split(group_size=self.topology.world_size)
-        return {
-            table.name: rows if _can_split(table, rows, self.topology) else first[table.name]
-            for table in self.tables
-        }
-
-    def _split_once(self, placement: _Placement) -> _Placement | None:
-        """Split the table that fits nowhere, or else the busiest one that can be split."""
-        misfit = placement.misfit
-        for table in [misfit] if misfit else [piece.table for piece in placement.pieces]:
-            finer = [
-                self._place({**placement.splits, table.name: split})
-                for split in self.rules.finer(table, placement.splits[table.name])
-            ]
-            if finer:
-                return min(finer, key=lambda p: p.rank)
-        return None
-
-    def _place(self, splits: Mapping[str, Split]) -> _Placement:
-        pieces = [piece for table in self.tables for piece in self._pieces(table, splits)]
-        pieces.sort(key=lambda piece: (-piece.load, -_num_weights(piece.table)))
-        load, free, shards = np.zeros(len(self.free)), self.free.copy(), list[Shard]()
-        groups_of_table: dict[str, list[int]] = defaultdict(list)
-        misfit = None
-        for piece in pieces:
-            size = piece.shards(0)[0].bytes_on(self.topology)
-            group_load = load.reshape(-1, piece.group_size).max(axis=1)
-            group_free = free.reshape(-1, piece.group_size).min(axis=1)
-            fits = group_free >= size
-            # two pieces of one table on a rank would be one wider piece
-            fits[groups_of_table[piece.table.name]] = False
-            if not fits.any():
-                misfit = misfit or piece.table
-                break
-            lowest = np.flatnonzero(fits & (group_load == group_load[fits].min()))
-            group = int(lowest[group_free[lowest].argmax()])
-            groups_of_table[piece.table.name].append(group)
-            shards += piece.shards(group)
-            ranks = slice(group * piece.group_size, (group + 1) * piece.group_size)
-            load[ranks] += piece.load
-            free[ranks] -= size
-        return _Placement(splits, pieces, shards, misfit, float(load.max()))
-
-    def _pieces(self, table: Table, splits: Mapping[str, Split]) -> list[_Piece]:
-        split, pieces, start = splits[table.name], list[_Piece](), 0
-        for width in column_widths(table, split.num_pieces):
-            load = self.rules.load(table, width, split.group_size)
-            pieces.append(_Piece(table, (start, start + width), split.group_size, load))
-            start += width
-        return pieces
-
-
-def _can_split(table: Table, split: Split, topology: Topology) -> bool:
-    """Return whether TorchRec trains the table's row blocks on groups of ranks."""
-    is_narrow = table.embedding_dim <= topology.max_shard_columns
-    return (
-        split.group_size > 1 and is_narrow and RowBlocks(range(split.group_size)).is_possible(table)
-    )
-
-
-def _num_weights(table: Table) -> int:
-    return table.num_embeddings * table.embedding_dim
+        """Return the price of a piece: of a host's ranks together if hosts are the buckets."""
+        together = self.topology.ranks_per_host if self.on_hosts else 1
+        num_ids = table.pooling_factor * together / group_size
+        return self.method.load(
+            num_ids, num_cols, num_cols / table.embedding_dim, self.exchange_ids
+        )

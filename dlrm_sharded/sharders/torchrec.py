@@ -31,7 +31,13 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
+from dlrm_sharded.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    check_count,
+    check_flag,
+)
 from dlrm_sharded.layouts import can_split_rows
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import SharderContext
@@ -88,6 +94,7 @@ class TorchRecSharder:
                 f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
+        check_flag("sharder.replicate", replicate)
         self.name = "torchrec" if informed else "torchrec_blind"
         if cost_model is not None:
             self.name = "torchrec_calibrated"
