@@ -115,8 +115,8 @@ class _Placement:
     max_load: float
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key, lowest for the best placement."""
+    def sort_key(self) -> tuple[bool, float]:
+        """Lowest for the best placement."""
         return self.misfit is not None, self.max_load
 
 
@@ -142,8 +142,8 @@ class Placer:
             if finer is None:
                 break
             placement = finer
-            best = min(best, placement, key=lambda p: p.rank)
-        best = min(best, self._place(self._even(first)), key=lambda p: p.rank)
+            best = min(best, placement, key=lambda p: p.sort_key)
+        best = min(best, self._place(self._even(first)), key=lambda p: p.sort_key)
         return None if best.misfit else best.shards
 
     def _even(self, first: Mapping[str, Split]) -> dict[str, Split]:
@@ -177,7 +177,7 @@ class Placer:
             # two pieces of one table on a rank would be one wider piece
             fits[groups_of_table[piece.table.name]] = False
             if not fits.any():
-                misfit = misfit or piece.table
+                misfit = piece.table
                 break
             lowest = np.flatnonzero(fits & (group_load == group_load[fits].min()))
             group = int(lowest[group_free[lowest].argmax()])

@@ -95,6 +95,11 @@ class TorchRecSharder:
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
         check_flag("sharder.replicate", replicate)
+        if not informed and (full or replicate):
+            raise ConfigError(
+                "sharder.full and sharder.replicate are for an informed planner, which counts the "
+                "memory of replicas; set sharder.informed=true"
+            )
         self.name = "torchrec" if informed else "torchrec_blind"
         if cost_model is not None:
             self.name = "torchrec_calibrated"

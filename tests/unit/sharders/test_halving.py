@@ -94,6 +94,31 @@ def test_nvidias_plan_of_ranks_on_two_hosts() -> None:
     assert max(ids_per_rank(plan, task, exchange_ids=67 / 4)) == 41.75
 
 
+def columns_per_rank(plan: ShardingPlan, task: ShardingTask, exchange_ids: float) -> list[float]:
+    """The load by which EMBark's planner judges a plan: columns read and exchanged."""
+    tables, load = {table.name: table for table in task.tables}, np.zeros(plan.world_size)
+    for shard in plan.shards:
+        table = tables[shard.table]
+        num_ids = table.pooling_factor * shard.num_rows / table.num_embeddings
+        load[shard.rank] += 0 if shard.replicated else shard.num_cols * (num_ids + exchange_ids)
+    return list(load)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "exchange_ids", "published"),
+    [(8, 7 / 4, (29.0, 29.25)), (16, 60 / 4, (40.0, 32.5))],
+    ids=["w8", "w16"],
+)
+def test_embark_is_near_the_published_code(
+    world_size: int, exchange_ids: float, published: tuple[float, float]
+) -> None:
+    """Within 2 % of the better one of its plans, by rows alone and by columns, too."""
+    task = mlperf(world_size)
+    plan = EMBARK().shard(task)
+    assert len(replicas(plan)) == 13
+    assert max(columns_per_rank(plan, task, exchange_ids)) / 128 <= 1.02 * min(published)
+
+
 @PLANNERS
 @pytest.mark.parametrize("strategy", ["auto", "hier_auto"])
 @pytest.mark.parametrize(

@@ -120,6 +120,11 @@ def test_bad_options(options: dict[str, Any]) -> None:
         TorchRecSharder(**options)
 
 
+def test_a_blind_planner_replicates_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"sharder\.informed=true"):
+        TorchRecSharder(informed=False, replicate=True)
+
+
 MANY = tuple(Table(f"t{i}", 1000 + 10 * i, 16, 1.0) for i in range(40))
 
 
