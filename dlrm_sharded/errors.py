@@ -114,6 +114,12 @@ def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> No
         raise ConfigError(f"{key} is {value!r}, must be an integer {limit}")
 
 
+def check_flag(key: str, value: object) -> None:
+    """Raise ConfigError unless a configured value is true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} is {value!r}, must be true or false")
+
+
 def check_path(key: str, value: object) -> None:
     """Raise ConfigError unless a configured value is the path of a file or folder."""
     if not isinstance(value, str | PathLike) or not str(value) or "\0" in str(value):

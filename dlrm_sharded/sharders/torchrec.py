@@ -12,11 +12,9 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner import Topology as TorchRecTopology
-from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.proposers import (
-    GreedyProposer,
-    GridSearchProposer,
-    UniformProposer,
+from torchrec.distributed.planner.partitioners import (
+    GreedyPerfPartitioner,
+    MemoryBalancedPartitioner,
 )
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import (
@@ -25,7 +23,6 @@ from torchrec.distributed.planner.storage_reservations import (
 )
 from torchrec.distributed.planner.types import (
     PlannerError,
-    Proposer,
     ShardEstimator,
     ShardingOption,
     Storage,
@@ -34,11 +31,18 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, check_count
+from dlrm_sharded.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    check_count,
+    check_flag,
+)
 from dlrm_sharded.layouts import can_split_rows
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.time_box import TimeBox
+from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
@@ -47,13 +51,13 @@ from dlrm_sharded.validation import validate
 
 log = logging.getLogger(__name__)
 
-OPTIONS_PER_LOOK = 256
-"""Number of sharding options that are priced between two looks at the clock."""
-
 SPLIT_COLUMN_TYPES = [ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value]
 COLUMN_TYPES = [ShardingType.TABLE_WISE.value, *SPLIT_COLUMN_TYPES]
 ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
-"""Sharding types that plans can express: all except data-parallel and grid types."""
+"""Sharding types that plans can express, beside data-parallel ones: all except grid types."""
+
+KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
+"""Kernels of lookups; TorchRec uses the dense one for data-parallel tables, and for no other."""
 
 
 class TorchRecSharder:
@@ -69,6 +73,9 @@ class TorchRecSharder:
         timeout_s: the planner stops looking for better plans after this time, which includes the
             pricing of its options; it ends with an error if it has no plan by then.
         cost_model: prices the options of an informed planner; None for TorchRec's own estimate.
+        full: whether an informed planner may also split rows on CPUs, tries the plans of TorchRec's
+            dynamic programming, and balances the memory of plans that cost about the same.
+        replicate: whether an informed planner may replicate tables; never done on one rank.
     """
 
     def __init__(
@@ -78,6 +85,8 @@ class TorchRecSharder:
         min_partition: int = 32,
         timeout_s: int = 300,
         cost_model: AdditiveCostModel | None = None,
+        full: bool = False,
+        replicate: bool = False,
     ) -> None:
         check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
         if min_partition % COLUMN_MULTIPLE:
@@ -85,10 +94,20 @@ class TorchRecSharder:
                 f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
             )
         check_count("sharder.timeout_s", timeout_s, least=1)
+        check_flag("sharder.replicate", replicate)
+        if not informed and (full or replicate):
+            raise ConfigError(
+                "sharder.full and sharder.replicate are for an informed planner, which counts the "
+                "memory of replicas; set sharder.informed=true"
+            )
         self.name = "torchrec" if informed else "torchrec_blind"
         if cost_model is not None:
             self.name = "torchrec_calibrated"
+        if full:
+            self.name = "torchrec_dp"
         self._cost_model = cost_model
+        self._full = full
+        self._replicate = replicate
         self._informed = informed
         self._min_partition = min_partition
         self._timeout_s = timeout_s
@@ -100,7 +119,7 @@ class TorchRecSharder:
             dataclasses.replace(table, name=alias)
             for alias, table in zip(names, task.tables, strict=True)
         ]
-        search = _Search(TimeBox(self._timeout_s))
+        search = TimedSearch(TimeBox(self._timeout_s))
         try:
             plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)), search)
         except PlannerError as error:
@@ -124,26 +143,28 @@ class TorchRecSharder:
             ) from error
         return plan
 
-    def _shard(self, task: ShardingTask, search: _Search) -> ShardingPlan:
+    def _shard(self, task: ShardingTask, search: TimedSearch) -> ShardingPlan:
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
         make_planner = self._informed_planner if self._informed else self._blind_planner
+        module_sharder = _RowWiseOnCpus() if self._full else EmbeddingBagCollectionSharder()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
-            torchrec_plan = make_planner(task, search).plan(
-                collection, [EmbeddingBagCollectionSharder()]
-            )
+            torchrec_plan = make_planner(task, search).plan(collection, [module_sharder])
         module_plan: Any = torchrec_plan.plan[""]
         world_size = task.topology.world_size
         return ShardingPlan(world_size, from_torchrec(module_plan, task.tables, world_size))
 
-    def _informed_planner(self, task: ShardingTask, search: _Search) -> EmbeddingShardingPlanner:
-        topology = _torchrec_topology(task.topology)
+    def _informed_planner(
+        self, task: ShardingTask, search: TimedSearch
+    ) -> EmbeddingShardingPlanner:
+        memory = "hbm" if self._full or task.topology.compute_device == "cuda" else "ddr"
+        topology = _torchrec_topology(task.topology, memory)
         constraints = {
             table.name: ParameterConstraints(
-                sharding_types=_sharding_types(table, task.topology),
-                compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+                sharding_types=_sharding_types(table, task.topology, replicate=self._replicate),
+                compute_kernels=KERNELS,
                 pooling_factors=[table.pooling_factor],
                 min_partition=self._min_partition
                 if table.embedding_dim > self._min_partition
@@ -156,7 +177,7 @@ class TorchRecSharder:
             topology=topology,
             batch_size=local_batch_size,
             constraints=constraints,
-            enumerator=_TimedEnumerator(
+            enumerator=TimedEnumerator(
                 search,
                 topology=topology,
                 batch_size=local_batch_size,
@@ -165,15 +186,16 @@ class TorchRecSharder:
                     EmbeddingPerfEstimator(topology=topology, constraints=constraints)
                     if self._cost_model is None
                     else CalibratedPerfEstimator(self._cost_model, task),
-                    _TableStorage(task.topology),
+                    _TableStorage(task.topology, memory),
                 ],
             ),
-            proposer=search.proposers(),
+            proposer=search.proposers(dynamic_programming=self._full),
+            partitioner=MemoryBalancedPartitioner() if self._full else GreedyPerfPartitioner(),
             storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
             debug=False,
         )
 
-    def _blind_planner(self, task: ShardingTask, search: _Search) -> EmbeddingShardingPlanner:
+    def _blind_planner(self, task: ShardingTask, search: TimedSearch) -> EmbeddingShardingPlanner:
         topology = TorchRecTopology(
             world_size=task.topology.world_size,
             local_world_size=task.topology.ranks_per_host,
@@ -182,7 +204,7 @@ class TorchRecSharder:
         constraints = {
             table.name: ParameterConstraints(
                 sharding_types=_sharding_types(table, task.topology),
-                compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+                compute_kernels=KERNELS,
             )
             for table in task.tables
         }
@@ -192,7 +214,7 @@ class TorchRecSharder:
             batch_size=local_batch_size,
             storage_reservation=HeuristicalStorageReservation(percentage=0.05),
             constraints=constraints,
-            enumerator=_TimedEnumerator(
+            enumerator=TimedEnumerator(
                 search, topology=topology, batch_size=local_batch_size, constraints=constraints
             ),
             proposer=search.proposers(),
@@ -217,77 +239,17 @@ def calibrated_sharder(
     )
 
 
-class _Search:
-    """One search of the planner in its time box.
+def full_sharder(
+    *, replicate: bool = True, min_partition: int = 32, timeout_s: int = 300
+) -> TorchRecSharder:
+    """Build the informed sharder with everything that TorchRec's planner offers for plans here.
 
-    TorchRec's own limit does not include the pricing, which takes a minute for 2,000 tables.
+    Args:
+        replicate: whether it may replicate tables (data parallelism).
     """
-
-    def __init__(self, box: TimeBox) -> None:
-        self.box = box
-        self.num_proposals = 0
-        self.was_cut = False
-
-    def proposers(self) -> list[Proposer]:
-        """Return the proposers that TorchRec's planner has by default, in the box."""
-        defaults = [
-            GridSearchProposer(),
-            GreedyProposer(),
-            GreedyProposer(use_depth=False),
-            UniformProposer(),
-        ]
-        return [_TimedProposer(proposer, self) for proposer in defaults]
-
-
-class _TimedProposer(Proposer):
-    """Makes the proposals of another proposer until the time is over; the first one always."""
-
-    def __init__(self, proposer: Proposer, search: _Search) -> None:
-        self._proposer = proposer
-        self._search = search
-
-    def load(self, *arguments: Any, **options: Any) -> None:
-        self._proposer.load(*arguments, **options)
-
-    def feedback(self, *arguments: Any, **options: Any) -> None:
-        self._proposer.feedback(*arguments, **options)
-
-    def propose(self) -> list[ShardingOption] | None:
-        search = self._search
-        proposal: list[ShardingOption] | None = self._proposer.propose()
-        if proposal and search.num_proposals and search.box.is_over:
-            search.was_cut = True
-            return None
-        if proposal:
-            search.num_proposals += 1
-            search.box.report(f"TorchRec's planner made {search.num_proposals:,} proposals")
-        return proposal
-
-
-class _TimedEnumerator(EmbeddingEnumerator):
-    """Prices the sharding options in small groups, and stops when the time is over."""
-
-    def __init__(self, search: _Search, **options: Any) -> None:
-        super().__init__(**options)
-        self._search = search
-
-    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        box, num_priced = self._search.box, 0
-        for first in range(0, len(sharding_options), OPTIONS_PER_LOOK):
-            options = sharding_options[first : first + OPTIONS_PER_LOOK]
-            if box.is_over:
-                raise InfeasibleTaskError(
-                    f"TorchRec's planner has no plan yet after sharder.timeout_s = "
-                    f"{box.limit_s:g} s, in which it priced {num_priced:,} of "
-                    f"{len(sharding_options):,} ways to place shards; raise sharder.timeout_s, or "
-                    "use sharder=neuroshard"
-                )
-            super().populate_estimates(options)
-            num_priced = first + len(options)
-            box.report(
-                f"TorchRec's planner priced {num_priced:,} of {len(sharding_options):,} ways to "
-                "place shards"
-            )
+    return TorchRecSharder(
+        min_partition=min_partition, timeout_s=timeout_s, full=True, replicate=replicate
+    )
 
 
 class _TableStorage(ShardEstimator):
@@ -296,27 +258,46 @@ class _TableStorage(ShardEstimator):
     TorchRec's own estimate adds input and output buffers, which a task's memory leaves out.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, memory: str) -> None:
         self._topology = topology
+        self._memory = memory
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        on_cpu = self._topology.compute_device == "cpu"
         for option in sharding_options:
+            replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
             for shard in option.shards:
                 num_rows, num_cols = shard.size
-                size = self._topology.shard_bytes(num_rows, num_cols)
-                shard.storage = Storage(hbm=0 if on_cpu else size, ddr=size if on_cpu else 0)
+                size = self._topology.shard_bytes(num_rows, num_cols, replicated=replicated)
+                shard.storage = dataclasses.replace(Storage(hbm=0, ddr=0), **{self._memory: size})
 
 
-def _sharding_types(table: Table, topology: Topology) -> list[str]:
+class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
+    """Offers the same sharding types on CPUs as on GPUs, where all of them train, too."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = super().sharding_types("cuda")
+        return types
+
+
+def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:
     """Return the types that FBGEMM can train: without whole tables where these are too wide."""
     if table.embedding_dim > topology.max_shard_columns:
         return SPLIT_COLUMN_TYPES
-    return COLUMN_TYPES + ROW_TYPES if can_split_rows(table, topology) else COLUMN_TYPES
+    types = COLUMN_TYPES + ROW_TYPES if can_split_rows(table, topology) else COLUMN_TYPES
+    return (
+        [*types, ShardingType.DATA_PARALLEL.value]
+        if replicate and topology.world_size > 1
+        else types
+    )
 
 
-def _torchrec_topology(topology: Topology) -> TorchRecTopology:
-    """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms."""
+def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
+    """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms.
+
+    Args:
+        memory: "hbm" or "ddr", as which the memory of ranks counts; TorchRec's dynamic programming
+            and its balancing of memory know the former only.
+    """
     known: dict[str, Any] = {}
     if topology.intra_host_bytes_per_s is not None:
         known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
@@ -330,14 +311,13 @@ def _torchrec_topology(topology: Topology) -> TorchRecTopology:
     )
     # Not as CustomTopologyData: TorchRec would cut rows into blocks in proportion to the memory,
     # which it does not train.
-    memory = "ddr" if topology.compute_device == "cpu" else "hbm"
     devices = torchrec_topology.devices
     for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
         device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
     return torchrec_topology
 
 
-def _why_none(task: ShardingTask, error: PlannerError, search: _Search) -> str:
+def _why_none(task: ShardingTask, error: PlannerError, search: TimedSearch) -> str:
     if search.was_cut:
         return (
             f"TorchRec's planner found no plan that fits within sharder.timeout_s = "

@@ -28,10 +28,13 @@ MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 SPLIT_FREELY = (
     "autoshard",
     "dreamshard",
+    "embark",
+    "hugectr",
     "neuroshard",
     "torchrec",
     "torchrec_blind",
     "torchrec_calibrated",
+    "torchrec_dp",
 )
 """Sharders that split tables into any number of shards."""
 
@@ -98,6 +101,9 @@ def test_finds_all_yamls() -> None:
         "torchrec",
         "torchrec_blind",
         "torchrec_calibrated",
+        "torchrec_dp",
+        "hugectr",
+        "embark",
         "plan_file",
         "neuroshard",
         "neuroshard_paper",

@@ -18,6 +18,7 @@ TRANSLATORS = {
     "torchrec_adapter.py",
     "torchrec_estimator.py",
     "sharders/torchrec.py",
+    "sharders/torchrec_search.py",
 }
 
 
@@ -54,6 +55,7 @@ def test_values_need_no_other_library() -> None:
     [
         ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
+        ("dlrm_sharded.sharders.halving", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
         ("dlrm_sharded.sharders.neuroshard", ["torch", "torchrec", "fbgemm_gpu"]),
         ("dlrm_sharded.sharders.neuroshard_paper", ["torch"]),

@@ -4,16 +4,19 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
+from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.sharders import torchrec
+from dlrm_sharded.layouts import is_replicated, is_row_wise
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.sharders import torchrec, torchrec_search
 from dlrm_sharded.sharders.time_box import TimeBox
-from dlrm_sharded.sharders.torchrec import TorchRecSharder
+from dlrm_sharded.sharders.torchrec import TorchRecSharder, full_sharder
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.validation import validate
 
 
@@ -44,6 +47,54 @@ def test_memory_of_each_rank(large: int, compute_device: str) -> None:
         TorchRecSharder().shard(dataclasses.replace(task, topology=equal))
 
 
+def replicas(plan: ShardingPlan) -> set[str]:
+    return {name for name, shards in plan.shards_by_table().items() if is_replicated(shards)}
+
+
+@pytest.mark.parametrize("compute_device", ["cpu", "cuda"])
+def test_replicates_small_tables(compute_device: str) -> None:
+    """With all that it offers, and only if it is allowed; there are no replicas on one rank."""
+    topology = Topology(2, 8 * GIB, compute_device=compute_device, optimizer_bytes_per_row=4)
+    task = ShardingTask(criteo_kaggle(), topology, 8192)
+    small = {table.name for table in task.tables if table.num_embeddings < 100}
+    plan = full_sharder().shard(task)
+    validate(plan, task)
+    assert replicas(plan) & small
+    for others in (
+        full_sharder(replicate=False),
+        TorchRecSharder(),
+        TorchRecSharder(informed=False),
+    ):
+        assert not replicas(others.shard(task))
+    alone = dataclasses.replace(task, topology=dataclasses.replace(topology, world_size=1))
+    assert not replicas(full_sharder().shard(alone))
+
+
+def test_replicas_count_with_their_gradients() -> None:
+    """TorchRec replicates a tiny table, unless the gradients of its replicas fit no rank."""
+    large, tiny = Table("large", 50_000, 16, 1.0), Table("tiny", 10, 16, 1.0)
+    topology = Topology(2, 50_000 * 16 * 4 // 2 + 10 * 16 * 12, compute_device="cuda")
+    task = ShardingTask((large, tiny), topology, 8192)
+    plan = full_sharder().shard(task)
+    validate(plan, task)
+    assert replicas(plan) == {"tiny"}
+    short = dataclasses.replace(topology, memory_bytes=topology.memory_bytes - 1)
+    plan = full_sharder().shard(dataclasses.replace(task, topology=short))
+    validate(plan, dataclasses.replace(task, topology=short))
+    assert replicas(plan) == set()
+
+
+def test_splits_rows_on_cpus_too() -> None:
+    """TorchRec's planner does not offer it there by itself, and the columns cannot be split."""
+    task = ShardingTask(
+        (Table("t", 3000, 4, 1.0),), Topology(2, 30_000, compute_device="cpu"), batch_size=64
+    )
+    shards = full_sharder().shard(task).shards
+    assert [shard.num_rows for shard in shards] == [1500, 1500]
+    with pytest.raises(InfeasibleTaskError):
+        TorchRecSharder().shard(task)
+
+
 def test_blocks_of_rows_stay_even() -> None:
     """TorchRec would split a table's rows in proportion to the memory, which it does not train."""
     table = Table("t", 3000, 16, 10.0)
@@ -54,12 +105,24 @@ def test_blocks_of_rows_stay_even() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"min_partition": 6}, {"min_partition": 0}, {"timeout_s": 0}, {"timeout_s": "abc"}]
+    "options",
+    [
+        {"min_partition": 6},
+        {"min_partition": 0},
+        {"timeout_s": 0},
+        {"timeout_s": "abc"},
+        {"replicate": "no"},
+    ],
 )
-def test_bad_options(options: dict[str, int]) -> None:
+def test_bad_options(options: dict[str, Any]) -> None:
     (key,) = options
     with pytest.raises(ConfigError, match=f"sharder.{key}"):
         TorchRecSharder(**options)
+
+
+def test_a_blind_planner_replicates_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"sharder\.informed=true"):
+        TorchRecSharder(informed=False, replicate=True)
 
 
 MANY = tuple(Table(f"t{i}", 1000 + 10 * i, 16, 1.0) for i in range(40))
@@ -80,7 +143,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def boxed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def start(ticks_s: float) -> None:
         monkeypatch.setattr(torchrec, "TimeBox", partial(TimeBox, clock=clock_of(ticks_s)))
-        monkeypatch.setattr(torchrec, "OPTIONS_PER_LOOK", 20)
+        monkeypatch.setattr(torchrec_search, "OPTIONS_PER_LOOK", 20)
 
     return start
 

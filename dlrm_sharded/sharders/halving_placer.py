@@ -1,0 +1,210 @@
+"""Greedy placement that splits the busiest table again and again.
+
+Pieces of tables are placed in descending order of the load that they add to a rank, each on the
+least loaded rank or group of ranks that has memory for it. Then the table with the busiest piece is
+split once more, and all pieces are placed anew. The best of all these placements is the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dlrm_sharded.layouts import RowBlocks, column_widths
+from dlrm_sharded.plan import Interval, Shard
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.task import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How one table is split.
+
+    Args:
+        num_pieces: number of ranges of columns, each on one rank.
+        group_size: number of ranks that hold row blocks of the table; 1 if only columns are split.
+    """
+
+    num_pieces: int = 1
+    group_size: int = 1
+
+
+class SplitRules(Protocol):
+    """What a planner does with one table."""
+
+    def first(self, table: Table) -> Split:
+        """Return the coarsest split of the table."""
+
+    def finer(self, table: Table, split: Split) -> Split | None:
+        """Return the next finer split of the table; None at the end."""
+
+    def load(self, table: Table, num_cols: int, group_size: int) -> float:
+        """Return the load that a piece of a table adds to each rank that holds a part of it."""
+
+
+def whole_table(table: Table, topology: Topology) -> Split:
+    """Return the split into the fewest pieces that lookups support; one for most tables."""
+    return Split(num_pieces=-(-table.embedding_dim // topology.max_shard_columns))
+
+
+def in_one_host(table: Table, topology: Topology) -> Split:
+    """Return row blocks on the ranks of a host, or the whole table if it has too few rows."""
+    split = Split(group_size=topology.ranks_per_host)
+    return split if _can_split(table, split, topology) else whole_table(table, topology)
+
+
+def halved_columns(
+    table: Table, split: Split, topology: Topology, min_partition: int
+) -> Split | None:
+    """Return twice as many column pieces; None if they are too narrow or too many."""
+    finer = Split(num_pieces=2 * split.num_pieces)
+    narrowest = table.embedding_dim // COLUMN_MULTIPLE // finer.num_pieces * COLUMN_MULTIPLE
+    is_possible = finer.num_pieces <= topology.world_size and narrowest >= min_partition
+    return finer if is_possible and split.group_size == 1 else None
+
+
+def larger_group(table: Table, split: Split, topology: Topology) -> Split | None:
+    """Return row blocks on the next larger group: the ranks of one host, or all ranks."""
+    for group_size in sorted(topology.group_sizes):
+        finer = Split(group_size=group_size)
+        if group_size > split.group_size and _can_split(table, finer, topology):
+            return finer
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A range of a table's columns.
+
+    Args:
+        load: what it adds to each rank of its group.
+    """
+
+    table: Table
+    cols: Interval
+    group_size: int
+    load: float
+
+    def shards(self, group: int) -> list[Shard]:
+        """Return the shards on the group of a number: on one rank, or row blocks on several."""
+        first = group * self.group_size
+        if self.group_size > 1:
+            return RowBlocks(range(first, first + self.group_size)).shards(self.table)
+        return [dataclasses.replace(Shard.whole(self.table, first), cols=self.cols)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Pieces on ranks.
+
+    Args:
+        pieces: all pieces, in descending order of their load.
+        misfit: the first table of which a piece fits nowhere; None if all pieces are placed.
+        max_load: highest load of a rank.
+    """
+
+    splits: Mapping[str, Split]
+    pieces: Sequence[_Piece]
+    shards: Sequence[Shard]
+    misfit: Table | None
+    max_load: float
+
+    @property
+    def sort_key(self) -> tuple[bool, float]:
+        """Lowest for the best placement."""
+        return self.misfit is not None, self.max_load
+
+
+@dataclass(frozen=True, slots=True)
+class Placer:
+    """Places tables by the rules of a planner.
+
+    Args:
+        free: [W], memory of each rank.
+    """
+
+    tables: Sequence[Table]
+    topology: Topology
+    free: np.ndarray[tuple[int], np.dtype[np.int64]]
+    rules: SplitRules
+
+    def best_shards(self, num_placements: int) -> Sequence[Shard] | None:
+        """Return the shards of the best placement; None if none fits."""
+        first = {table.name: self.rules.first(table) for table in self.tables}
+        placement = best = self._place(first)
+        for _ in range(num_placements - 1):
+            finer = self._split_once(placement)
+            if finer is None:
+                break
+            placement = finer
+            best = min(best, placement, key=lambda p: p.sort_key)
+        best = min(best, self._place(self._even(first)), key=lambda p: p.sort_key)
+        return None if best.misfit else best.shards
+
+    def _even(self, first: Mapping[str, Split]) -> dict[str, Split]:
+        """Return row blocks on all ranks for every table that allows them."""
+        rows = Split(group_size=self.topology.world_size)
+        return {
+            table.name: rows if _can_split(table, rows, self.topology) else first[table.name]
+            for table in self.tables
+        }
+
+    def _split_once(self, placement: _Placement) -> _Placement | None:
+        """Split the table that fits nowhere, or else the busiest one that can be split."""
+        misfit = placement.misfit
+        for table in [misfit] if misfit else [piece.table for piece in placement.pieces]:
+            finer = self.rules.finer(table, placement.splits[table.name])
+            if finer is not None:
+                return self._place({**placement.splits, table.name: finer})
+        return None
+
+    def _place(self, splits: Mapping[str, Split]) -> _Placement:
+        pieces = [piece for table in self.tables for piece in self._pieces(table, splits)]
+        pieces.sort(key=lambda piece: (-piece.load, -num_weights(piece.table)))
+        load, free, shards = np.zeros(len(self.free)), self.free.copy(), list[Shard]()
+        groups_of_table: dict[str, list[int]] = defaultdict(list)
+        misfit = None
+        for piece in pieces:
+            size = piece.shards(0)[0].bytes_on(self.topology)
+            group_load = load.reshape(-1, piece.group_size).max(axis=1)
+            group_free = free.reshape(-1, piece.group_size).min(axis=1)
+            fits = group_free >= size
+            # two pieces of one table on a rank would be one wider piece
+            fits[groups_of_table[piece.table.name]] = False
+            if not fits.any():
+                misfit = piece.table
+                break
+            lowest = np.flatnonzero(fits & (group_load == group_load[fits].min()))
+            group = int(lowest[group_free[lowest].argmax()])
+            groups_of_table[piece.table.name].append(group)
+            shards += piece.shards(group)
+            ranks = slice(group * piece.group_size, (group + 1) * piece.group_size)
+            load[ranks] += piece.load
+            free[ranks] -= size
+        return _Placement(splits, pieces, shards, misfit, float(load.max()))
+
+    def _pieces(self, table: Table, splits: Mapping[str, Split]) -> list[_Piece]:
+        split, pieces, start = splits[table.name], list[_Piece](), 0
+        for width in column_widths(table, split.num_pieces):
+            load = self.rules.load(table, width, split.group_size)
+            pieces.append(_Piece(table, (start, start + width), split.group_size, load))
+            start += width
+        return pieces
+
+
+def _can_split(table: Table, split: Split, topology: Topology) -> bool:
+    """Return whether TorchRec trains the table's row blocks on groups of ranks."""
+    is_narrow = table.embedding_dim <= topology.max_shard_columns
+    return (
+        split.group_size > 1 and is_narrow and RowBlocks(range(split.group_size)).is_possible(table)
+    )
+
+
+def num_weights(table: Table) -> int:
+    """Return the number of weights of a table."""
+    return table.num_embeddings * table.embedding_dim
