@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
 from dlrm_sharded.fused_optimizers import fuse
-from dlrm_sharded.replicas import replica_optimizer
+from dlrm_sharded.replicas import replica_optimizer, replicas_of
 from dlrm_sharded.tables import Table
 from dlrm_sharded.torchrec_adapter import bag_configs, sharding_env
 
@@ -76,8 +76,9 @@ class Bench:
             group=group,
             replica_optimizer=replica_optimizer(embeddings, self._optimizer, LEARNING_RATE),
         )
-        if self._device.type == "cuda":
-            # Sharded modules are in reference cycles, and on CUDA they own their tables.
+        if self._device.type == "cuda" or replicas_of(embeddings):
+            # Sharded modules are in reference cycles, and on CUDA they own their tables. Everywhere
+            # they own their replicas.
             del embeddings
             gc.collect()
         return measured
