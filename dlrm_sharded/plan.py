@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -22,7 +23,7 @@ SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated"}
 """Keys of a shard in plan.json; the last one only where it is true."""
 
 PLAN_KEYS = {
-    *("sharder", "world_size", "shards", "solve_s"),
+    *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
@@ -94,10 +95,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """The shards of all tables; they tile every table exactly, or are whole on every rank."""
+    """The shards of all tables; they tile every table exactly, or are whole on every rank.
+
+    Args:
+        exchange_precision: precision of what the ranks exchange.
+    """
 
     world_size: int
     shards: tuple[Shard, ...]
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
         """Return the shards by table, ordered by their place in it."""
@@ -114,11 +120,17 @@ class ShardingPlan:
         return used
 
     def to_json(self) -> dict[str, Any]:
-        """Return what plan.json says of the plan itself."""
-        return {
+        """Return what plan.json says of the plan itself.
+
+        It names a precision other than fp32 only, of which older readers warn.
+        """
+        fields: dict[str, Any] = {
             "world_size": self.world_size,
             "shards": [shard.to_json() for shard in self.shards],
         }
+        if not self.exchange_precision.is_exact:
+            fields["exchange_precision"] = self.exchange_precision.to_json()
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
@@ -132,10 +144,13 @@ class ShardingPlan:
             return cls(
                 world_size=_integer(fields["world_size"]),
                 shards=tuple(Shard.from_json(shard) for shard in fields["shards"]),
+                exchange_precision=ExchangePrecision.parse(
+                    fields.get("exchange_precision", FP32_EXCHANGE)
+                ),
             )
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ConfigError) as error:
             raise InvalidPlanError(
                 f"the plan does not have the form of a plan.json: {error}"
             ) from error

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import is_replicated, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.precision import why_not_exchanged
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 
@@ -20,8 +21,9 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split; a table is replicated in part only; or a rank needs more memory
-            than it has. The message has the numbers.
+            does not train a split; a table is replicated in part only; the ranks do not exchange
+            numbers of the plan's precision; or a rank needs more memory than it has. The message
+            has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -45,6 +47,11 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         if not is_replicated(shards):
             _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
+    local_batch_size = task.batch_size // topology.world_size
+    if reason := why_not_exchanged(
+        plan.exchange_precision, topology.compute_device, local_batch_size
+    ):
+        raise InvalidPlanError(f"the plan's {reason}")
     _check_memory(plan, task)
 
 

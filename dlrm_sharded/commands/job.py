@@ -148,7 +148,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         task.tables,
         topology,
         seed=setup.seed,
-        exchange_precision=cfg.exchange_precision,
     )
     optimizer = setup.optimizer.build(sharded)
     state = model_state(
@@ -164,7 +163,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 planned.plan,
                 task,
                 measured.cost,
-                exchange_precision=cfg.exchange_precision,
             )
         writer.plan(
             planned.plan,

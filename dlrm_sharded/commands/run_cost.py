@@ -71,15 +71,13 @@ def note_run(
     plan: ShardingPlan,
     task: ShardingTask,
     cost: PlanCost,
-    *,
-    exchange_precision: str,
 ) -> None:
     """Append the measured plan to the journal of the hardware; rank 0 calls it.
 
     Runs whose exchanges are not in fp32 are left out, as the prices of exchanges are those of fp32.
     """
     conditions = conditions_of(context)
-    if journal is None or conditions is None or exchange_precision != "fp32":
+    if journal is None or conditions is None or not plan.exchange_precision.is_exact:
         return
     run = measured_run(plan, task, cost)
     if run is not None:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded import sharded_model
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.sharded_model import check_exchange_precision, fill_table
+from dlrm_sharded.sharded_model import fill_table
 
 
 def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
@@ -50,23 +49,3 @@ def test_weights_are_uniform_and_all_different() -> None:
     first_rows = [whole[start, :4] for start in (0, 65_536)] + [whole[0, 4:]]
     others = [filled((0, 70_000), (0, 4), 70_000, **c)[0] for c in ({"seed": 4}, {"table": "u"})]
     assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "message"),
-    [
-        ("int8", "cuda", r"exchange_precision is 'int8'; known: fp32, bf16, fp16"),
-        (None, "cpu", r"exchange_precision is None; known: fp32, bf16, fp16"),
-        ("bf16", "cpu", r"exchange_precision is 'bf16', which gloo does not exchange; use fp16"),
-    ],
-)
-def test_bad_exchange_precision(precision: object, device: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_exchange_precision(precision, torch.device(device))
-
-
-@pytest.mark.parametrize(
-    ("precision", "device"), [("fp32", "cpu"), ("fp16", "cpu"), ("bf16", "cuda")]
-)
-def test_good_exchange_precision(precision: str, device: str) -> None:
-    check_exchange_precision(precision, torch.device(device))
