@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,15 +108,41 @@ def exchange_codecs(precision: ExchangePrecision) -> dict[str, QuantizedCommCode
 
 def _codecs(precision: ExchangePrecision) -> QuantizedCommCodecs:
     has_rows = "fp8" in (precision.forward, precision.backward)
-    return get_qcomm_codecs(
+    codecs = get_qcomm_codecs(
         QCommsConfig(
             forward_precision=CommType(precision.forward),
             backward_precision=CommType(precision.backward),
-            backward_loss_scale=FP16_LOSS_SCALE if precision.backward == "fp16" else None,
             fp8_quantize_dim=QUANTIZED_ROW if has_rows else None,
             fp8_quantize_dim_bwd=QUANTIZED_ROW if has_rows else None,
         )
     )
+    if precision.backward == "fp16":
+        codecs.backward = _ScaledCodec(codecs.backward, FP16_LOSS_SCALE)
+    return codecs
+
+
+class _ScaledCodec:
+    """Multiplies numbers before an exchange, and divides them after it, in fp32.
+
+    FBGEMM's own loss scale divides in fp16, which loses the small numbers that it was to save:
+    gradients of 1e-6 would keep 4 bits.
+    """
+
+    def __init__(self, codec: Any, scale: float) -> None:
+        self._codec = codec
+        self._scale = scale
+
+    def encode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:
+        encoded: Tensor = self._codec.encode(input_tensor * self._scale, ctx)
+        return encoded
+
+    def decode(self, input_grad: Tensor, ctx: Any = None) -> Tensor:
+        decoded: Tensor = self._codec.decode(input_grad, ctx)
+        return decoded / self._scale
+
+    def __getattr__(self, name: str) -> Any:
+        """Sizes, types and contexts are those of the codec."""
+        return getattr(self._codec, name)
 
 
 class _DenseInOwnGroup(DefaultDataParallelWrapper):

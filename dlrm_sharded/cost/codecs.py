@@ -58,14 +58,14 @@ CPU_CODECS = {
 that convert 16 MB at once (`calibration.codec_times`)."""
 
 MOVED_BYTES = {
-    "fp16": (14.0, 6.0, 22.0, 10.0),
+    "fp16": (14.0, 6.0, 22.0, 14.0),
     "bf16": (14.0, 6.0, 14.0, 6.0),
     "int8": (9.25, 5.25, 9.25, 5.25),
     "fp8": (9.25, 5.25, 9.25, 5.25),
 }
 """Bytes that FBGEMM's codecs read and write on a GPU for a number, in the order of the first four
 fields of `CodecTimes`. fp16 and bf16 clamp (8 B) and then round (6 B); gradients in fp16 are scaled
-before (8 B) and after (4 B). Rows of int8 and fp8 are read twice, once for their range."""
+before and after (8 B each). Rows of int8 and fp8 are read twice, once for their range."""
 
 
 def gpu_codecs(memory_gb_per_s: float) -> dict[str, CodecTimes]:

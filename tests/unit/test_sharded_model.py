@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded import sharded_model
-from dlrm_sharded.sharded_model import fill_table
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.sharded_model import exchange_codecs, fill_table
 
 
 def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
@@ -49,3 +50,19 @@ def test_weights_are_uniform_and_all_different() -> None:
     first_rows = [whole[start, :4] for start in (0, 65_536)] + [whole[0, 4:]]
     others = [filled((0, 70_000), (0, 4), 70_000, **c)[0] for c in ({"seed": 4}, {"table": "u"})]
     assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
+
+
+@pytest.mark.parametrize("collective", ["ALL_TO_ALL", "REDUCE_SCATTER"])
+def test_small_gradients_survive_fp16(collective: str) -> None:
+    """They are below the normal numbers of fp16, which have 11 bits."""
+    codecs = exchange_codecs(ExchangePrecision("fp16", "fp16"))
+    assert codecs is not None
+    codec = codecs[f"POOLED_EMBEDDINGS_{collective}"].backward
+    gradients = 1e-6 * torch.linspace(0.1, 1.0, 64)
+    encoded = codec.encode(gradients, codec.create_context())
+    assert encoded.dtype == codec.quantized_dtype == torch.float16
+    torch.testing.assert_close(codec.decode(encoded), gradients, rtol=2**-10, atol=0.0)
+
+
+def test_fp32_needs_no_codecs() -> None:
+    assert exchange_codecs(FP32_EXCHANGE) is None
