@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
-from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 
-SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated"}
-"""Keys of a shard in plan.json; the last one only where it is true."""
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision"}
+"""Keys of a shard in plan.json; the last two only where they are true and not fp32."""
 
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
@@ -35,6 +36,7 @@ class Shard:
 
     Args:
         replicated: whether every rank holds this whole table and looks up its own samples in it.
+        precision: of the weights, one of `TABLE_BYTES`; the same for all shards of a table.
     """
 
     table: str
@@ -42,6 +44,7 @@ class Shard:
     rows: Interval
     cols: Interval
     replicated: bool = False
+    precision: str = "fp32"
 
     @property
     def num_rows(self) -> int:
@@ -54,16 +57,30 @@ class Shard:
     @classmethod
     def whole(cls, table: Table, rank: int) -> Shard:
         """Return a whole table as one shard."""
-        return cls(table.name, rank, (0, table.num_embeddings), (0, table.embedding_dim))
+        return cls(
+            table.name,
+            rank,
+            (0, table.num_embeddings),
+            (0, table.embedding_dim),
+            precision=table.precision,
+        )
 
     def bytes_on(self, topology: Topology) -> int:
         """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
-        return topology.shard_bytes(self.num_rows, self.num_cols, replicated=self.replicated)
+        return topology.shard_bytes(
+            self.num_rows, self.num_cols, replicated=self.replicated, precision=self.precision
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights alone."""
+        return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a shard in plan.json.
 
-        Only replicas have the key `replicated`, which readers that do not know it refuse.
+        Only replicas have the key `replicated`, and only tables that are not in fp32 the key
+        `precision`. Readers that do not know them refuse such plans.
         """
         fields = {
             "table": self.table,
@@ -71,7 +88,11 @@ class Shard:
             "rows": list(self.rows),
             "cols": list(self.cols),
         }
-        return fields | ({"replicated": True} if self.replicated else {})
+        return (
+            fields
+            | ({"replicated": True} if self.replicated else {})
+            | ({"precision": self.precision} if self.precision != "fp32" else {})
+        )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Shard:
@@ -82,6 +103,7 @@ class Shard:
             rows=_interval(fields["rows"]),
             cols=_interval(fields["cols"]),
             replicated=_truth(fields.get("replicated", False)),
+            precision=_precision(fields.get("precision", "fp32")),
         )
 
     def __str__(self) -> str:
@@ -111,6 +133,10 @@ class ShardingPlan:
         for shard in sorted(self.shards, key=lambda s: (s.rows, s.cols, s.rank)):
             grouped[shard.table].append(shard)
         return dict(grouped)
+
+    def half_tables(self) -> list[str]:
+        """Return the names of the tables whose weights are in fp16, sorted."""
+        return sorted({shard.table for shard in self.shards if shard.precision == "fp16"})
 
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
@@ -169,6 +195,18 @@ def read_plan(path: str | Path) -> ShardingPlan:
     return ShardingPlan.from_json(fields)
 
 
+def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
+    """Return the task with the tables in the precisions of a plan."""
+    by_table = {shard.table: shard.precision for shard in plan.shards}
+    if all(table.precision == by_table.get(table.name, "fp32") for table in task.tables):
+        return task
+    tables = (
+        dataclasses.replace(table, precision=by_table.get(table.name, "fp32"))
+        for table in task.tables
+    )
+    return dataclasses.replace(task, tables=tuple(tables))
+
+
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
     """Place every table whole on a rank.
 
@@ -192,6 +230,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not the name of a table")
     return value
+
+
+def _precision(value: Any) -> str:
+    if value not in list(TABLE_BYTES):
+        raise ValueError(f"the precision of a shard is {value!r}; known: {', '.join(TABLE_BYTES)}")
+    return str(value)
 
 
 def _interval(bounds: Any) -> Interval:

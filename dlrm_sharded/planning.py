@@ -19,7 +19,7 @@ from dlrm_sharded.cost.base import (
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Diagnosis, PlanReport, ProfileValue
 from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
@@ -102,6 +102,7 @@ class Planner:
     def _report(
         self, plan: ShardingPlan, unprofiled: ShardingTask, task: ShardingTask, solve_s: float
     ) -> PlanReport:
+        task, unprofiled = with_precisions(task, plan), with_precisions(unprofiled, plan)
         model = for_precision(self.cost_model, plan.exchange_precision)
         caveat = None if model is None else caveat_of(model, task.topology)
         bound_ms = diagnosis = profile_value = None

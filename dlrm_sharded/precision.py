@@ -1,7 +1,7 @@
-"""The precision of numbers in exchanges between ranks, forward and backward apart.
+"""Precisions: of the weights of tables, and of numbers in exchanges between ranks.
 
-A precision is the name of one of TorchRec's communication types. Tables are in fp32 whatever their
-vectors are rounded to on the way, and so is everything that is computed with them.
+A precision of an exchange is the name of one of TorchRec's communication types. Whatever tables
+have and whatever their vectors are rounded to on the way, everything is computed in fp32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.errors import ConfigError
+
+TABLE_BYTES = {"fp32": 4, "fp16": 2}
+"""Bytes of a table's weight, by precision. The state of its optimizer is in fp32."""
 
 QUANTIZED_ROW = 32
 """Numbers that share a scale and an offset of 4 bytes each, in int8 and in fp8."""

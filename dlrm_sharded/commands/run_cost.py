@@ -74,10 +74,12 @@ def note_run(
 ) -> None:
     """Append the measured plan to the journal of the hardware; rank 0 calls it.
 
-    Runs whose exchanges are not in fp32 are left out, as the prices of exchanges are those of fp32.
+    Runs whose tables or exchanges are not all in fp32 are left out: measured prices are of fp32.
     """
     conditions = conditions_of(context)
-    if journal is None or conditions is None or not plan.exchange_precision.is_exact:
+    if journal is None or conditions is None:
+        return
+    if plan.half_tables() or not plan.exchange_precision.is_exact:
         return
     run = measured_run(plan, task, cost)
     if run is not None:

@@ -133,6 +133,9 @@ class PiecePricer:
         self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
         none = (0.0,) * NUM_REUSE_BINS
         self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
+        self._is_half = np.array([t.precision == "fp16" for t in task.tables])
+        topology = task.topology
+        self._element_bytes = np.array([topology.element_bytes(t.precision) for t in task.tables])
 
     def columns(self, table: Indices, num_cols: Indices) -> Pieces:
         """Price column shards.
@@ -178,6 +181,7 @@ class PiecePricer:
             num_cols=num_cols.astype(np.float64),
             num_ids=self._num_ids[table] * num_rows / self._whole[table],
             reuse_histogram=self._histograms[table],
+            is_half=self._is_half[table] if self._is_half.any() else None,
         )
         volume = num_cols.astype(np.float64) * column_volume(batch_size, topology.world_size)
         # a group of all ranks has nothing left to exchange after its reduction
@@ -185,6 +189,6 @@ class PiecePricer:
         return Pieces(
             vectors=self._compute.vectors(workload),
             size_bytes=num_rows
-            * (num_cols * topology.bytes_per_element + topology.optimizer_bytes_per_row),
+            * (num_cols * self._element_bytes[table] + topology.optimizer_bytes_per_row),
             volume=volume * share,
         )

@@ -53,6 +53,12 @@ def rounding(precision: ExchangePrecision) -> str:
     return "" if precision.is_exact else f" with exchanges in {precision}"
 
 
+def halves(plan: ShardingPlan) -> str:
+    """Write how many tables are in fp16, to be appended to a text; nothing for none."""
+    names = plan.half_tables()
+    return f", {len(names)} tables in fp16" if names else ""
+
+
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
@@ -212,7 +218,7 @@ def explain(
     lines = [
         f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
         f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
-        f"{rounding(plan.exchange_precision)}."
+        f"{halves(plan)}{rounding(plan.exchange_precision)}."
     ]
     if report.caveat is not None:
         lines += ["", f"**Caveat**: {report.caveat}.", ""]

@@ -27,7 +27,12 @@ from dlrm_sharded.errors import (
     check_number,
 )
 from dlrm_sharded.plan import ShardingPlan, read_plan
-from dlrm_sharded.precision import SAMPLE_MULTIPLE, ExchangePrecision, why_not_exchanged
+from dlrm_sharded.precision import (
+    SAMPLE_MULTIPLE,
+    TABLE_BYTES,
+    ExchangePrecision,
+    why_not_exchanged,
+)
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -39,6 +44,11 @@ from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
+from dlrm_sharded.sharders.table_precision import (
+    in_half,
+    plan_that_fits,
+    with_precisions_of,
+)
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.validation import validate
@@ -61,6 +71,8 @@ class NeuroShardSharder:
             it (`python scripts/benchmark.py splits`).
         exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
             cheapest, see `precision_choice`; None for that of the run.
+        table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
+            `table_precision`.
         pin, together, apart, unsplit, reserved_gib: see `Constraints`.
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
@@ -79,6 +91,7 @@ class NeuroShardSharder:
         patience: int = 10,
         split_error: float = 0.05,
         exchange_precision: Any = None,
+        table_precision: str = "fp32",
         pin: Mapping[str, Sequence[int]] | None = None,
         together: Sequence[Sequence[str]] = (),
         apart: Sequence[Sequence[str]] = (),
@@ -97,6 +110,11 @@ class NeuroShardSharder:
         check_number("sharder.time_budget_s", time_budget_s, above=True)
         check_count("sharder.patience", patience, least=0)
         check_number("sharder.split_error", split_error)
+        if table_precision not in (*TABLE_BYTES, AUTO):
+            raise ConfigError(
+                f"sharder.table_precision is {table_precision!r}; known: "
+                f"{', '.join(TABLE_BYTES)}, auto"
+            )
         if max_moved_tables is not None:
             check_count("sharder.max_moved_tables", max_moved_tables, least=0)
         if max_moved_gib is not None:
@@ -108,6 +126,7 @@ class NeuroShardSharder:
             )
         self._cost_model = context.cost_model
         self.chooses_exchange_precision = exchange_precision is not None
+        self._table_precision = table_precision
         self._finds_precision = exchange_precision == AUTO
         self._precision = _stated_precision(exchange_precision, context.run.device)
         self._critical_path_share = critical_path_share
@@ -123,6 +142,14 @@ class NeuroShardSharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         task = with_expected_profiles(task, self._cost_model.compute)
         self._constraints.check(task)
+        if self._table_precision == AUTO:
+            return plan_that_fits(task, self._plan)
+        if self._table_precision == "fp16":
+            return self._plan(in_half(task, [table.name for table in task.tables]))
+        return self._plan(task)
+
+    def _plan(self, task: ShardingTask) -> ShardingPlan:
+        """Return the best plan for tables in the precisions that the task has."""
         if self._finds_precision:
             half_s = self._time_budget_s / 2
             return plan_of_best_precision(
@@ -160,7 +187,8 @@ class NeuroShardSharder:
                 raise InfeasibleTaskError(reason or _not_found(problem))
             state = best
         by_table = None if earlier is None else earlier.shards_by_table()
-        return ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        return with_precisions_of(plan, task)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()

@@ -165,7 +165,7 @@ class _RankLoad:
         tables = {table.name: table for table in task.tables}
         local_batch_size = task.batch_size // plan.world_size
         shards = [shard for shard in plan.shards if shard.rank == rank]
-        weight_bytes = sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in shards)
+        weight_bytes = sum(shard.weight_bytes for shard in shards)
         # Ids are spread over a table's rows, so a block of rows gets its share of them.
         ids_per_sample = sum(
             tables[shard.table].pooling_factor * shard.num_rows / tables[shard.table].num_embeddings
