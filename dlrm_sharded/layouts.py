@@ -104,7 +104,7 @@ class RowBlocks:
         blocks = row_blocks(table.num_embeddings, self.group_size)
         cols = (0, table.embedding_dim)
         return [
-            Shard(table.name, rank, rows, cols)
+            Shard(table.name, rank, rows, cols, precision=table.precision)
             for rank, rows in zip(self.ranks, blocks, strict=True)
         ]
 
@@ -121,6 +121,7 @@ class RowBlocks:
                 "only at the full width"
             )
         placed = sorted(shards, key=lambda shard: shard.rank)
+        table = dataclasses.replace(table, precision=placed[0].precision)
         for size in topology.group_sizes:
             first = placed[0].rank - placed[0].rank % size
             layout = cls(range(first, first + size))

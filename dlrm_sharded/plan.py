@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import InvalidPlanError
+from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -18,11 +20,11 @@ log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 
-SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated"}
-"""Keys of a shard in plan.json; the last one only where it is true."""
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision"}
+"""Keys of a shard in plan.json; the last two only where they are true and not fp32."""
 
 PLAN_KEYS = {
-    *("sharder", "world_size", "shards", "solve_s"),
+    *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
@@ -34,6 +36,7 @@ class Shard:
 
     Args:
         replicated: whether every rank holds this whole table and looks up its own samples in it.
+        precision: of the weights, one of `TABLE_BYTES`; the same for all shards of a table.
     """
 
     table: str
@@ -41,6 +44,7 @@ class Shard:
     rows: Interval
     cols: Interval
     replicated: bool = False
+    precision: str = "fp32"
 
     @property
     def num_rows(self) -> int:
@@ -53,16 +57,30 @@ class Shard:
     @classmethod
     def whole(cls, table: Table, rank: int) -> Shard:
         """Return a whole table as one shard."""
-        return cls(table.name, rank, (0, table.num_embeddings), (0, table.embedding_dim))
+        return cls(
+            table.name,
+            rank,
+            (0, table.num_embeddings),
+            (0, table.embedding_dim),
+            precision=table.precision,
+        )
 
     def bytes_on(self, topology: Topology) -> int:
         """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
-        return topology.shard_bytes(self.num_rows, self.num_cols, replicated=self.replicated)
+        return topology.shard_bytes(
+            self.num_rows, self.num_cols, replicated=self.replicated, precision=self.precision
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights alone."""
+        return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a shard in plan.json.
 
-        Only replicas have the key `replicated`, which readers that do not know it refuse.
+        Only replicas have the key `replicated`, and only tables that are not in fp32 the key
+        `precision`. Readers that do not know them refuse such plans.
         """
         fields = {
             "table": self.table,
@@ -70,7 +88,11 @@ class Shard:
             "rows": list(self.rows),
             "cols": list(self.cols),
         }
-        return fields | ({"replicated": True} if self.replicated else {})
+        return (
+            fields
+            | ({"replicated": True} if self.replicated else {})
+            | ({"precision": self.precision} if self.precision != "fp32" else {})
+        )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Shard:
@@ -81,6 +103,7 @@ class Shard:
             rows=_interval(fields["rows"]),
             cols=_interval(fields["cols"]),
             replicated=_truth(fields.get("replicated", False)),
+            precision=_precision(fields.get("precision", "fp32")),
         )
 
     def __str__(self) -> str:
@@ -94,10 +117,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """The shards of all tables; they tile every table exactly, or are whole on every rank."""
+    """The shards of all tables; they tile every table exactly, or are whole on every rank.
+
+    Args:
+        exchange_precision: precision of what the ranks exchange.
+    """
 
     world_size: int
     shards: tuple[Shard, ...]
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
         """Return the shards by table, ordered by their place in it."""
@@ -111,6 +139,10 @@ class ShardingPlan:
         """Names of the tables that every rank has, in the order of the plan."""
         return tuple(dict.fromkeys(shard.table for shard in self.shards if shard.replicated))
 
+    def half_tables(self) -> list[str]:
+        """Return the names of the tables whose weights are in fp16, sorted."""
+        return sorted({shard.table for shard in self.shards if shard.precision == "fp16"})
+
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size
@@ -119,11 +151,17 @@ class ShardingPlan:
         return used
 
     def to_json(self) -> dict[str, Any]:
-        """Return what plan.json says of the plan itself."""
-        return {
+        """Return what plan.json says of the plan itself.
+
+        It names a precision other than fp32 only, of which older readers warn.
+        """
+        fields: dict[str, Any] = {
             "world_size": self.world_size,
             "shards": [shard.to_json() for shard in self.shards],
         }
+        if not self.exchange_precision.is_exact:
+            fields["exchange_precision"] = self.exchange_precision.to_json()
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
@@ -137,10 +175,13 @@ class ShardingPlan:
             return cls(
                 world_size=_integer(fields["world_size"]),
                 shards=tuple(Shard.from_json(shard) for shard in fields["shards"]),
+                exchange_precision=ExchangePrecision.parse(
+                    fields.get("exchange_precision", FP32_EXCHANGE)
+                ),
             )
         except KeyError as error:
             raise InvalidPlanError(f"the plan lacks the key {error}") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ConfigError) as error:
             raise InvalidPlanError(
                 f"the plan does not have the form of a plan.json: {error}"
             ) from error
@@ -157,6 +198,18 @@ def read_plan(path: str | Path) -> ShardingPlan:
     if unknown := sorted(set(fields) - PLAN_KEYS):
         log.warning("the plan file %s has unknown keys, which have no effect: %s", path, unknown)
     return ShardingPlan.from_json(fields)
+
+
+def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
+    """Return the task with the tables in the precisions of a plan."""
+    by_table = {shard.table: shard.precision for shard in plan.shards}
+    if all(table.precision == by_table.get(table.name, "fp32") for table in task.tables):
+        return task
+    tables = (
+        dataclasses.replace(table, precision=by_table.get(table.name, "fp32"))
+        for table in task.tables
+    )
+    return dataclasses.replace(task, tables=tuple(tables))
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
@@ -182,6 +235,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not the name of a table")
     return value
+
+
+def _precision(value: Any) -> str:
+    if value not in list(TABLE_BYTES):
+        raise ValueError(f"the precision of a shard is {value!r}; known: {', '.join(TABLE_BYTES)}")
+    return str(value)
 
 
 def _interval(bounds: Any) -> Interval:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.tables import Table
 
@@ -129,6 +130,7 @@ class PlanReport:
         lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
         profile_value: None if all profiles are known, or the cost model is not additive.
+        exchange_precision: precision of the plan's exchanges.
     """
 
     sharder: str
@@ -139,6 +141,7 @@ class PlanReport:
     lower_bound_ms: float | None = None
     diagnosis: Diagnosis | None = None
     profile_value: ProfileValue | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     @property
     def gap(self) -> float | None:

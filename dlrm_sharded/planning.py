@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, caveat_of, standing_of
+from dlrm_sharded.cost.base import (
+    AdditiveCostModel,
+    CostModel,
+    caveat_of,
+    for_precision,
+    standing_of,
+)
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import Diagnosis, PlanReport, ProfileValue
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
-from dlrm_sharded.sharders.base import Sharder, sharder_name
+from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.validation import validate
 
@@ -35,12 +43,14 @@ class Planner:
         diagnose: explains the prediction; None for no explanation.
         value_profiles: says what measured profiles would be worth where tables have none; None for
             no such figures.
+        exchange_precision: precision of plans whose sharder does not choose one.
     """
 
     sharder: Sharder
     cost_model: CostModel | None
     diagnose: Diagnose | None = None
     value_profiles: ValueProfiles | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
@@ -58,6 +68,7 @@ class Planner:
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
             raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
+        plan = self._with_precision(plan)
         validate(plan, task)
         return plan, self._report(plan, unprofiled, task, solve_s)
 
@@ -72,9 +83,15 @@ class Planner:
         Raises:
             InvalidPlanError: the plan does not fit the task.
         """
-        profiled = self._profiled(task)
+        profiled, plan = self._profiled(task), self._with_precision(plan)
         validate(plan, profiled)
         return plan, self._report(plan, task, profiled, solve_s)
+
+    def _with_precision(self, plan: ShardingPlan) -> ShardingPlan:
+        """Return a plan with the precision of the run, unless the plan has one of its own."""
+        if chooses_precision(self.sharder) or not plan.exchange_precision.is_exact:
+            return plan
+        return dataclasses.replace(plan, exchange_precision=self.exchange_precision)
 
     def _profiled(self, task: ShardingTask) -> ShardingTask:
         """Return the task with an assumed profile for every table that has none."""
@@ -85,7 +102,8 @@ class Planner:
     def _report(
         self, plan: ShardingPlan, unprofiled: ShardingTask, task: ShardingTask, solve_s: float
     ) -> PlanReport:
-        model = self.cost_model
+        task, unprofiled = with_precisions(task, plan), with_precisions(unprofiled, plan)
+        model = for_precision(self.cost_model, plan.exchange_precision)
         caveat = None if model is None else caveat_of(model, task.topology)
         bound_ms = diagnosis = profile_value = None
         if isinstance(model, AdditiveCostModel):
@@ -103,6 +121,7 @@ class Planner:
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
             profile_value=profile_value,
+            exchange_precision=plan.exchange_precision,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,19 +18,19 @@ from torchrec.distributed.embeddingbag import (
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
-    get_qcomm_codecs_registry,
+    get_qcomm_codecs,
 )
 from torchrec.distributed.model_parallel import (
     DefaultDataParallelWrapper,
     DistributedModelParallel,
 )
-from torchrec.distributed.types import QuantizedCommCodecs, ShardingEnv
+from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from dlrm_sharded.distributed import new_group
-from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.precision import QUANTIZED_ROW, ExchangePrecision
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
 from dlrm_sharded.torchrec_adapter import sharding_env, to_torchrec
@@ -40,7 +41,6 @@ INIT_BLOCK_ROWS = 65_536
 EMBEDDINGS = "sparse_arch.embedding_bag_collection"
 """Path of the embedding collection in a model."""
 
-EXCHANGE_PRECISIONS = ("fp32", "bf16", "fp16")
 FP16_LOSS_SCALE = 1024.0
 """Factor of gradients in an exchange in fp16, whose smallest number is 6e-8."""
 
@@ -52,18 +52,13 @@ def shard_model(
     topology: Topology,
     *,
     seed: int,
-    exchange_precision: str = "fp32",
 ) -> DistributedModelParallel:
     """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
 
     The seed alone decides the initial weights, so runs under different plans start from one model.
-
-    Args:
-        exchange_precision: precision of pooled vectors and their gradients between ranks, which
-            passes `check_exchange_precision`.
     """
     device = next(model.dense_arch.parameters()).device
-    codecs = _codecs(exchange_precision, device)
+    codecs = exchange_codecs(plan.exchange_precision)
     is_alone = topology.world_size == 1
     wrapped = DistributedModelParallel(
         module=model,
@@ -109,26 +104,57 @@ def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topolo
     return TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)})
 
 
-def check_exchange_precision(precision: object, device: torch.device) -> None:
-    """Raise ConfigError if ranks on such devices do not exchange numbers of this precision."""
-    if precision not in EXCHANGE_PRECISIONS:
-        raise ConfigError(
-            f"exchange_precision is {precision!r}; known: {', '.join(EXCHANGE_PRECISIONS)}"
-        )
-    if precision == "bf16" and device.type == "cpu":
-        raise ConfigError("exchange_precision is 'bf16', which gloo does not exchange; use fp16")
+def exchange_codecs(precision: ExchangePrecision) -> dict[str, QuantizedCommCodecs] | None:
+    """Return what TorchRec converts pooled vectors with, by collective; None if nothing is.
+
+    TorchRec's own registry replaces bf16 by fp16 on CPUs, and makes codecs for int8 in reductions,
+    which fail there. gloo does exchange bf16, and reductions have `in_reductions`.
+    """
+    if precision.is_exact:
+        return None
+    return {
+        CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: _codecs(precision),
+        CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name: _codecs(precision.in_reductions),
+    }
 
 
-def _codecs(precision: str, device: torch.device) -> dict[str, QuantizedCommCodecs] | None:
-    """Return what TorchRec converts pooled vectors with, before and after their exchange."""
-    return get_qcomm_codecs_registry(
+def _codecs(precision: ExchangePrecision) -> QuantizedCommCodecs:
+    has_rows = "fp8" in (precision.forward, precision.backward)
+    codecs = get_qcomm_codecs(
         QCommsConfig(
-            forward_precision=CommType(precision),
-            backward_precision=CommType(precision),
-            backward_loss_scale=FP16_LOSS_SCALE if precision == "fp16" else None,
-        ),
-        device=device,
+            forward_precision=CommType(precision.forward),
+            backward_precision=CommType(precision.backward),
+            fp8_quantize_dim=QUANTIZED_ROW if has_rows else None,
+            fp8_quantize_dim_bwd=QUANTIZED_ROW if has_rows else None,
+        )
     )
+    if precision.backward == "fp16":
+        codecs.backward = _ScaledCodec(codecs.backward, FP16_LOSS_SCALE)
+    return codecs
+
+
+class _ScaledCodec:
+    """Multiplies numbers before an exchange, and divides them after it, in fp32.
+
+    FBGEMM's own loss scale divides in fp16, which loses the small numbers that it was to save:
+    gradients of 1e-6 would keep 4 bits.
+    """
+
+    def __init__(self, codec: Any, scale: float) -> None:
+        self._codec = codec
+        self._scale = scale
+
+    def encode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:
+        encoded: Tensor = self._codec.encode(input_tensor * self._scale, ctx)
+        return encoded
+
+    def decode(self, input_grad: Tensor, ctx: Any = None) -> Tensor:
+        decoded: Tensor = self._codec.decode(input_grad, ctx)
+        return decoded / self._scale
+
+    def __getattr__(self, name: str) -> Any:
+        """Sizes, types and contexts are those of the codec."""
+        return getattr(self._codec, name)
 
 
 class _DenseInOwnGroup(DefaultDataParallelWrapper):

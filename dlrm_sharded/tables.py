@@ -31,6 +31,7 @@ class Table:
         reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
+        precision: of the weights; a plan decides it, so a task.json does not have it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Table:
     embedding_dim: int
     pooling_factor: float
     reuse_histogram: tuple[float, ...] | None = None
+    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -81,7 +83,7 @@ class Table:
         """
         if not isinstance(fields, Mapping):
             raise ConfigError(f"a table is {fields!r}, must be an object")
-        unknown = set(fields) - {field.name for field in dataclasses.fields(cls)}
+        unknown = set(fields) - ({field.name for field in dataclasses.fields(cls)} - {"precision"})
         if unknown:
             raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
         missing = {"name", "num_embeddings", "embedding_dim", "pooling_factor"} - set(fields)

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.precision import TABLE_BYTES
 from dlrm_sharded.tables import MAX_SHARD_COLUMNS, Table
 
 GIB = 2**30
@@ -113,18 +114,26 @@ class Topology:
         least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
         return f"{most} GiB" if least == most else f"{least} to {most} GiB"
 
-    def shard_bytes(self, num_rows: int, num_cols: int, *, replicated: bool = False) -> int:
+    def element_bytes(self, precision: str) -> int:
+        """Return the memory of one weight of a precision with its element-wise optimizer state."""
+        return self.bytes_per_element - TABLE_BYTES["fp32"] + TABLE_BYTES[precision]
+
+    def shard_bytes(
+        self, num_rows: int, num_cols: int, *, replicated: bool = False, precision: str = "fp32"
+    ) -> int:
         """Return the memory of `num_rows` x `num_cols` weights and their optimizer state.
 
         Args:
             replicated: whether the weights are a replica, which has gradients in memory, too.
         """
-        per_element = self.bytes_per_element + replicated * REPLICA_GRADIENT_BYTES
+        per_element = self.element_bytes(precision) + replicated * REPLICA_GRADIENT_BYTES
         return num_rows * (num_cols * per_element + self.optimizer_bytes_per_row)
 
     def table_bytes(self, table: Table) -> int:
         """Return the memory of a whole table as one shard."""
-        return self.shard_bytes(table.num_embeddings, table.embedding_dim)
+        return self.shard_bytes(
+            table.num_embeddings, table.embedding_dim, precision=table.precision
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of the topology in task.json."""

@@ -14,13 +14,16 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import Layout, Replicas, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import Topology
+
+DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+"""TorchRec's types of weights, by precision."""
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
@@ -42,6 +45,7 @@ def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
             num_embeddings=table.num_embeddings,
             embedding_dim=table.embedding_dim,
             feature_names=[table.name],
+            data_type=DATA_TYPES[table.precision],
         )
         for table in tables
     ]

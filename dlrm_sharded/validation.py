@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.layouts import is_replicated, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.precision import TABLE_BYTES, why_not_exchanged
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 
@@ -20,8 +21,10 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split; a table is replicated in part only; or a rank needs more memory
-            than it has. The message has the numbers.
+            does not train a split; a table is replicated in part only, or in fp16; the shards of a
+            table have different precisions; the ranks do not exchange
+            numbers of the plan's precision; or a rank needs more memory than it has. The message
+            has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -42,9 +45,15 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
             raise InvalidPlanError(f"table {table.name!r} is in no shard; place every table")
         for shard in shards:
             _check_rectangle(shard, table, topology)
+        _check_precision(shards, table)
         if not is_replicated(shards):
             _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
+    local_batch_size = task.batch_size // topology.world_size
+    if reason := why_not_exchanged(
+        plan.exchange_precision, topology.compute_device, local_batch_size
+    ):
+        raise InvalidPlanError(f"the plan's {reason}")
     _check_memory(plan, task)
 
 
@@ -105,6 +114,24 @@ def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
             f"{shard}: the shard has {shard.num_cols:,} columns, and FBGEMM looks up shards of "
             f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}; split "
             f"the table's columns, or {SPLITTING_ADVICE}"
+        )
+
+
+def _check_precision(shards: Sequence[Shard], table: Table) -> None:
+    found = sorted({shard.precision for shard in shards}, key=str)
+    if unknown := [precision for precision in found if precision not in TABLE_BYTES]:
+        raise InvalidPlanError(
+            f"table {table.name!r} has weights in {unknown[0]!r}; known: {', '.join(TABLE_BYTES)}"
+        )
+    if len(found) > 1:
+        raise InvalidPlanError(
+            f"table {table.name!r} has shards in {' and in '.join(found)}; all of its shards must "
+            "have the same precision"
+        )
+    if found != ["fp32"] and any(shard.replicated for shard in shards):
+        raise InvalidPlanError(
+            f"table {table.name!r} is replicated in {found[0]}; replicas are in fp32, as their "
+            "gradients are added up"
         )
 
 

@@ -13,6 +13,7 @@ python scripts/benchmark.py hosts       plans made with and without knowledge of
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
+python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
@@ -34,6 +35,7 @@ from benchmarks import (
     planning,
     plans,
     policies,
+    precision,
     priors,
     profiles,
     retuning,
@@ -54,6 +56,7 @@ PARTS = {
     "elsewhere": elsewhere,
     "priors": priors,
     "profiles": profiles,
+    "precision": precision,
     "retuning": retuning,
 }
 

@@ -22,6 +22,7 @@ from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, neuroshard_paper
+from dlrm_sharded.cost.codecs import codecs_from_json, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
@@ -94,7 +95,10 @@ def fit_cost_model(
     if config.model == "learned":
         model = fit_learned(fitted, costs.manifest, config, prior)
         ranges = model.ranges
-        arrays = learned.to_arrays(model.compute, model.communication)
+        arrays = {
+            **learned.to_arrays(model.compute, model.communication),
+            **_codec_arrays(costs.manifest),
+        }
         kind = learned.KIND
         features: dict[str, list[str]] = learned.learned_features(costs.manifest["device"])
         predict = predictor(model)
@@ -120,6 +124,17 @@ def fit_cost_model(
         "fit": dataclasses.asdict(config),
     }
     return Fitted(arrays, meta, comparisons)
+
+
+def _codec_arrays(manifest: dict[str, Any]) -> Arrays:
+    """Return the measured times to convert what is exchanged; {} where none were measured."""
+    try:
+        codecs = codecs_from_json(manifest.get("codecs", {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the manifest of the collected costs is damaged: codecs: {error}"
+        ) from error
+    return {"codecs": codecs_to_array(codecs)} if codecs else {}
 
 
 def fit_learned(

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from dlrm_sharded.calibration.bench import Bench
+from dlrm_sharded.calibration.codec_times import measure_codecs
 from dlrm_sharded.calibration.costs_file import write_costs
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
@@ -149,6 +150,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     slots = list(schedule(config, *group_sizes(rank)))
     missing = [slot for slot in slots if (slot.number, slot.attempt) not in done]
     measurer = PlanMeasurer(config, sizes, rank, {slot.world_size for slot in slots})
+    codecs = measurer.codecs()
     started, load_before = time.perf_counter(), os.getloadavg()
     bar = tqdm(
         total=len(slots), initial=len(slots) - len(missing), unit="plan", disable=not journal
@@ -174,6 +176,7 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
                 **hardware.to_meta(),
                 **_cpu(),
                 "commit": commit(),
+                "codecs": codecs,
                 "collect_s": round(time.perf_counter() - started, 1),
                 "load_average": {"before": load_before, "after": os.getloadavg()},
             },
@@ -278,6 +281,17 @@ class PlanMeasurer:
             optimizer=config.optimizer,
             table_bytes=self._limits.table_bytes if rank.rank < computing else 0,
         )
+
+    def codecs(self) -> dict[str, dict[str, float]]:
+        """Return the times to convert what is exchanged, as in `CodecTimes`; {} for one rank.
+
+        As many ranks convert at once as a run has at least, and as have cores.
+        """
+        sizes = [size for size in self._groups if size > 1]
+        if not sizes:
+            return {}
+        times = measure_codecs(self._rank.device, self._groups[min(sizes)])
+        return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
 
     def measure(self, slot: Slot) -> Sample | None:
         """Measure the plan of a slot; return None on ranks that take no part."""

@@ -28,6 +28,10 @@ ColumnBounds = Mapping[str, tuple[int, ...]]
 """By table, the columns at which its column shards begin, and its number of columns."""
 
 
+TABLE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+"""Types of tables' weights in memory and in checkpoints, by precision."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelState:
     """The logical tensors of a model. Their pieces are views of the memory that training changes.
@@ -78,13 +82,16 @@ def model_state(
                 piece = Piece((shard.rows[0], column), state.unsqueeze(1))
             pieces.setdefault(state_key(shard.table, number), []).append(piece)
 
-    def logical(key: str, num_rows: int, num_cols: int) -> LogicalTensor:
-        return LogicalTensor((num_rows, num_cols), torch.float32, tuple(pieces.get(key, ())))
+    def logical(
+        key: str, num_rows: int, num_cols: int, dtype: torch.dtype = torch.float32
+    ) -> LogicalTensor:
+        return LogicalTensor((num_rows, num_cols), dtype, tuple(pieces.get(key, ())))
 
     weights, fused, by_row = {}, {}, {}
     for table in tables:
         rows, dim = table.num_embeddings, table.embedding_dim
-        weights[table_key(table.name)] = logical(table_key(table.name), rows, dim)
+        dtype = TABLE_DTYPES[table.precision]
+        weights[table_key(table.name)] = logical(table_key(table.name), rows, dim, dtype)
         for number in range(1, element_states + row_states + 1):
             key = state_key(table.name, number)
             if number <= element_states:

@@ -45,7 +45,7 @@ from dlrm_sharded.errors import (
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
@@ -137,6 +137,8 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         logs_all_ranks=cfg.dry_run,
     )
     on_rank_zero(lambda: write_plan(run_dir, planned, task))
+    task = with_precisions(task, planned.plan)
+    on_device = functools.partial(build_model, cfg, setup, task)
     if cfg.dry_run:
         return _build_dry(on_device, planned.plan, task, rank, run_dir)
     on_rank_zero(lambda: note_start(run_dir, start, rank.world_size))
@@ -150,7 +152,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         task.tables,
         topology,
         seed=setup.seed,
-        exchange_precision=cfg.exchange_precision,
     )
     optimizer = setup.optimizer.build(sharded)
     state = model_state(
@@ -166,7 +167,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 planned.plan,
                 task,
                 measured.cost,
-                exchange_precision=cfg.exchange_precision,
             )
         writer.plan(
             planned.plan,

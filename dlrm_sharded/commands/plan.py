@@ -24,7 +24,7 @@ from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.explain.text import forecast, profile_value_text, sections
+from dlrm_sharded.explain.text import forecast, halves, profile_value_text, replicas, sections
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
@@ -58,10 +58,11 @@ def hydra_main(cfg: DictConfig) -> None:
             write_json(_task_out(cfg), task.to_json())
         used = plan.bytes_by_rank(task.topology)
         log.info(
-            "%s: %d shards of %d tables in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
+            "%s: %d shards of %d tables%s in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
             report.sharder,
             len(plan.shards),
             len(task.tables),
+            replicas(plan) + halves(plan),
             report.solve_s,
             f"{expected}; " if (expected := forecast(report)) else "",
             min(used) / GIB,

@@ -7,12 +7,14 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import for_precision
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.planning import Diagnose, Planner
+from dlrm_sharded.precision import ExchangePrecision
 from dlrm_sharded.sharders.base import SharderContext
 
 
@@ -31,13 +33,19 @@ def build_planner(
             raise ConfigError(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
-    sharder_context = SharderContext(context, cost_model)
+    precision = ExchangePrecision.parse(plain(cfg.get("exchange_precision", "fp32")))
+    sharder_context = SharderContext(context, for_precision(cost_model, precision))
     sharder = _with_context(
         "sharder", instantiate(drop_keys_of_replaced_class(cfg.sharder)), sharder_context
     )
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Planner(sharder, cost_model, diagnose, value_profiles)
+    return Planner(sharder, cost_model, diagnose, value_profiles, precision)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a config without OmegaConf's types."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _with_context(group: str, made: Any, context: RunContext | SharderContext) -> Any:

@@ -81,19 +81,15 @@ def note_run(
     plan: ShardingPlan,
     task: ShardingTask,
     cost: PlanCost,
-    *,
-    exchange_precision: str,
 ) -> None:
     """Append the measured plan to the journal of the hardware; rank 0 calls it.
 
-    Runs whose exchanges are not in fp32 are left out, as the prices of exchanges are those of fp32.
-    So are runs with replicas, whose all-reduce and dense gradients no journal describes.
+    Runs whose tables or exchanges are not all in fp32 are left out: measured prices are of fp32.
     """
     conditions = conditions_of(context)
-    if journal is None or conditions is None or exchange_precision != "fp32":
+    if journal is None or conditions is None:
         return
-    if any(shard.replicated for shard in plan.shards):
-        log.info("the run is not noted in %s: its plan has replicated tables", journal.path)
+    if plan.half_tables() or not plan.exchange_precision.is_exact:
         return
     run = measured_run(plan, task, cost)
     if run is not None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.start import Start
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.explain.text import forecast, profile_value_text
+from dlrm_sharded.explain.text import forecast, halves, profile_value_text, replicas
 from dlrm_sharded.fused_optimizers import check_replicable
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
@@ -52,10 +52,16 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
         task.batch_size,
     )
     plan, report = _kept_or_new(planner, task, start, cfg)
-    if any(shard.replicated for shard in plan.shards):
+    if plan.replicated_tables:
         check_replicable(cfg.optimizer.embedding)
-    summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
+    shards = f"{len(plan.shards)} shards{replicas(plan)}{halves(plan)}"
+    summary_of_plan = f"{report.sharder}: {shards} in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    if plan.half_tables() and topology.compute_device == "cpu":
+        log.warning(
+            "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
+            "a 2000th of a weight are lost; on GPUs it rounds at random"
+        )
     if report.profile_value is not None:
         log.info("%s", profile_value_text(report.profile_value))
     if report.standing is not None:

@@ -10,12 +10,13 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.planner import plain
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.model import Dlrm
+from dlrm_sharded.precision import ExchangePrecision, why_not_exchanged
 from dlrm_sharded.runs.result import OBJECTIVES
-from dlrm_sharded.sharded_model import check_exchange_precision
 from dlrm_sharded.task import MAX_BATCH_SIZE, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -56,7 +57,10 @@ def build_setup(cfg: DictConfig, rank: Rank) -> RunSetup:
         )
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
-    check_exchange_precision(cfg.exchange_precision, rank.device)
+    precision = ExchangePrecision.parse(plain(cfg.exchange_precision))
+    local_batch_size = batch_size // rank.world_size
+    if reason := why_not_exchanged(precision, rank.device.type, local_batch_size):
+        raise ConfigError(reason)
     topology: Topology = instantiate(cfg.topology)
     return RunSetup(
         dataset=build_dataset(cfg),

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
 """File in a run's folder with the run's id and its starts."""
 
-PLANNING = ("sharder", "cost_model", "topology")
-"""Config groups that decide a plan: while they stay, a run goes on with its plan."""
+PLANNING = ("sharder", "cost_model", "topology", "exchange_precision")
+"""Keys of the config that decide a plan: while they stay, a run goes on with its plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.precision import ExchangePrecision
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class CostModel(Protocol):
     """Predicts the cost that `calibration.measure` would measure.
 
-    A cost model may have a method `caveat(topology)`, see `caveat_of`, and a `standing`, see
-    `standing_of`.
+    A cost model may have a method `caveat(topology)`, see `caveat_of`, a `standing`, see
+    `standing_of`, and a method `for_precision(precision)`, see `for_precision`.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
@@ -79,3 +80,16 @@ def for_task(model: AdditiveCostModel, task: ShardingTask) -> AdditiveCostModel:
     """
     of_task = getattr(model, "for_task", None)
     return model if of_task is None else of_task(task)
+
+
+M = TypeVar("M", bound="CostModel | None")
+
+
+def for_precision(model: M, precision: ExchangePrecision) -> M:
+    """Return the model whose exchanges have a precision.
+
+    A model without such prices has the same ones for all precisions. The same model and precision
+    give the same object.
+    """
+    of_precision = getattr(model, "for_precision", None)
+    return model if of_precision is None else of_precision(precision)

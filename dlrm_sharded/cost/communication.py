@@ -19,7 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.features import Exchange, Floats
+from dlrm_sharded.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.task import Topology
 
 STEP_EXCHANGES = ("fwd_comm", "bwd_comm")
@@ -79,6 +81,11 @@ def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
 
 
 _EXCHANGE_PART, _REDUCE_PART = _parts(EXCHANGE_TERMS), _parts(REDUCE_TERMS)
+_FIXED = EXCHANGE_PARTS.index("fixed")
+
+REDUCED_SHARE = 0.5
+"""Largest share of a rank's numbers that it has after a reduction or before a gathering: that of
+two ranks. More ranks have less, so their time to convert it is counted too high, not too low."""
 
 ASSUMED_MS_PER_MB = 1.0
 """Time of a MB on a link whose bandwidth was neither measured nor stated: 1 GB/s."""
@@ -243,6 +250,34 @@ class CommunicationModel:
             self.reduce * parts[:, _REDUCE_PART],
             all_reduce,
         )
+
+    def with_precision(
+        self, precision: ExchangePrecision, codecs: Mapping[str, CodecTimes]
+    ) -> CommunicationModel:
+        """Return the model of exchanges whose numbers have a precision; volumes stay those of fp32.
+
+        Args:
+            codecs: times to convert numbers to each precision and back; none where it has none.
+        """
+        exchange, reduce = self.exchange.copy(), self.reduce.copy()
+        for kind, direction in zip(STEP_EXCHANGES, ("forward", "backward"), strict=True):
+            i = EXCHANGES.index(kind)
+            name: str = getattr(precision, direction)
+            exchange[i, _EXCHANGE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
+            times = codecs.get(name, CodecTimes())
+            # A rank has the vectors of its own columns before the exchange and those of its samples
+            # after it. Their gradients go the other way.
+            own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
+            exchange[i, EXCHANGE_TERMS.index("own_bytes")] += own_ms
+            exchange[i, EXCHANGE_TERMS.index("all_bytes")] += of_all_ms
+            name = getattr(precision.in_reductions, direction)
+            reduce[i, _REDUCE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
+            times = codecs.get(name, CodecTimes())
+            own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
+            added_ms = times.reduce if kind == "fwd_comm" else 0.0  # gradients are gathered
+            reduce[i, REDUCE_TERMS.index("bytes")] += own_ms + added_ms + REDUCED_SHARE * of_all_ms
+        # Gradients of replicas are averaged in fp32, whatever the vectors are exchanged in.
+        return CommunicationModel(exchange, reduce, self.all_reduce_weights)
 
     def parts_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W, P], the `EXCHANGE_PARTS` of a time; they sum to `exchange_ms`."""

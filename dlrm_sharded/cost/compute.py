@@ -30,6 +30,10 @@ from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, 
 
 DIRECTIONS = ("forward", "backward")
 
+CPU_HALF = (0.9, 2.9)
+"""Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such
+rows is not vectorized there: docs/training.md has the measurement."""
+
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the
 priced work of both directions, and on GPUs `widest.width_vectors`."""
@@ -169,7 +173,9 @@ class ComputeModel:
         dense_ms = self._dense_ms(workload)
         parts = []
         for i, net in enumerate((self.forward, self.backward)):
-            in_cache = workload.by_rank(net.times_in_cache_ms(work, profile))
+            in_cache = workload.by_rank(
+                net.times_in_cache_ms(work, profile) * self._half_factors(workload)[i]
+            )
             terms = in_cache * (1.0 + net.overflow(read_mb) @ net.cache_gain.T)
             by_direction = [terms, launches * [net.launch_ms, net.next_launch_ms]]
             if self.widest_ms is not None:
@@ -182,9 +188,13 @@ class ComputeModel:
     def vectors(self, workload: Workload) -> Floats:
         """Return [S, V], each shard's contribution to its rank: priced work, and MB (`READ_MB`)."""
         scaled, work = self._scaled_profile(workload), workload.work(self.device)
-        priced = [net.priced(work, scaled) for net in (self.forward, self.backward)]
-        for of_direction, dense_ms in zip(priced, self._dense_ms(workload).T, strict=True):
-            of_direction[:, 0] += dense_ms  # it streams through memory, whatever caches hold
+        factors, dense_ms = self._half_factors(workload), self._dense_ms(workload)
+        priced = [
+            net.priced(work, scaled) * factor
+            for net, factor in zip((self.forward, self.backward), factors, strict=True)
+        ]
+        for of_direction, of_replicas_ms in zip(priced, dense_ms.T, strict=True):
+            of_direction[:, 0] += of_replicas_ms  # gradients stream through memory, not caches
         widths = [] if self.widest_ms is None else [width_vectors(workload)]
         return np.column_stack([*priced, *widths, workload.unique_bytes() / 1e6])
 
@@ -256,6 +266,14 @@ class ComputeModel:
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
         scaled: Floats = (profile - self.profile_mean) / self.profile_std
         return scaled
+
+    def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:
+        """Return factors of both directions, [S, 1] each: other than 1 for fp16 on a CPU."""
+        if workload.is_half is None or self.device.has_warps:
+            return 1.0, 1.0
+        is_half = workload.is_half[:, None]
+        forward, backward = CPU_HALF
+        return np.where(is_half, forward, 1.0), np.where(is_half, backward, 1.0)
 
     @property
     def _num_priced(self) -> int:

@@ -29,11 +29,13 @@ from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
     REDUCE_TERMS,
+    STEP_EXCHANGES,
     CommunicationModel,
     Hosts,
 )
 from dlrm_sharded.cost.features import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
+from dlrm_sharded.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.task import ShardingTask
 
 ADAPTER_SHARE = 0.95
@@ -169,6 +171,25 @@ class ExchangeCurves:
         )
         lines = CommunicationModel(exchange, reduce, all_reduce)
         return lines if self.factors is None else lines.scaled(self.factors)
+
+    def at_precision(self, even: EvenVolumes, precision: ExchangePrecision) -> CommunicationModel:
+        """Return lines that meet the curves where even volumes lie in a precision.
+
+        Their slopes are still those of a byte that is exchanged.
+        """
+        lines = self.at(even)
+        exchange, reduce = lines.exchange.copy(), lines.reduce.copy()
+        all_reduce = lines.all_reduce
+        for kind, direction in zip(STEP_EXCHANGES, ("forward", "backward"), strict=True):
+            i = EXCHANGES.index(kind)
+            for weights, name in (
+                (exchange, getattr(precision, direction)),
+                (reduce, getattr(precision.in_reductions, direction)),
+            ):
+                volume = even.volume * EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
+                lines = self.at(dataclasses.replace(even, volume=max(volume, LEAST_BYTES)))
+                weights[i] = (lines.exchange if weights is exchange else lines.reduce)[i]
+        return CommunicationModel(exchange, reduce, all_reduce)
 
     def scaled(self, factors: Mapping[str, Floats]) -> ExchangeCurves:
         """Return curves whose lines have parts that are multiplied by factors, too."""

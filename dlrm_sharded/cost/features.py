@@ -7,7 +7,7 @@ G sizes of thread groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +153,7 @@ class Workload:
             see `layouts.Layout`.
         num_ids: ids that reach the shard in one step.
         reuse_histogram: [S, 17], of those ids: a replica sees the samples of its rank alone.
+        is_half: [S], whether the weights are in fp16; None if none are.
     """
 
     world_size: int
@@ -164,6 +165,7 @@ class Workload:
     num_cols: Floats
     num_ids: Floats
     reuse_histogram: Floats
+    is_half: NDArray[np.bool_] | None = None
 
     @property
     def is_replica(self) -> NDArray[np.bool_]:
@@ -197,8 +199,10 @@ class Workload:
     def work(self, device: DeviceWork = CPU_WORK) -> Floats:
         """Return [S, K], the `terms` of a device for every shard, in thousands."""
         cols, ids, unique = self.num_cols, self.num_ids, self.num_unique
-        # a row is fetched in whole cache lines, however few of a line's columns it has
-        lines = np.ceil(cols / LINE_COLUMNS)
+        # A row is fetched in whole cache lines, however few of a line's columns it has. On a GPU
+        # rows in fp16 have half as many; CPUs have measured factors, see `compute.CPU_HALF`.
+        row_cols = cols if not device.has_warps else cols * self.weight_bytes() / FLOAT_BYTES
+        lines = np.ceil(row_cols / LINE_COLUMNS)
         # every sample has a bag in every table, also where the bag is empty
         bags = self.num_samples
         # the backward pass sorts ids by row, a few bits of the row's number at a time
@@ -211,12 +215,12 @@ class Workload:
             ids,
             ids * passes,
             ids * lines,
-            ids * cols / LINE_COLUMNS,
+            ids * row_cols / LINE_COLUMNS,
             *(ids * lines * _beyond(self.unique_bytes(), size) for size in device.cache_mb),
             *(ids * lines * _beyond(gradient_bytes, size) for size in device.cache_mb),
             unique,
             unique * lines,
-            unique * cols / LINE_COLUMNS,
+            unique * row_cols / LINE_COLUMNS,
         ]
         if device.has_warps:
             terms.append(ids * GROUP_COLUMNS[self.thread_group] / WARP_COLUMNS)
@@ -224,7 +228,11 @@ class Workload:
 
     def unique_bytes(self) -> Floats:
         """Return [S], bytes of the different weights that one step reads."""
-        return self.num_unique * self.num_cols * FLOAT_BYTES
+        return self.num_unique * self.num_cols * self.weight_bytes()
+
+    def weight_bytes(self) -> Floats | float:
+        """Return [S], bytes of a weight; one number if it is the same for all."""
+        return FLOAT_BYTES if self.is_half is None else np.where(self.is_half, 2.0, FLOAT_BYTES)
 
     def extent(self) -> Floats:
         """Return [E, 2], lowest and highest value of each of `EXTENT`."""
@@ -352,9 +360,11 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
     histograms = np.array([tables[shard.table].reuse_histogram or none for shard in plan.shards])
     is_replica = np.array([shard.replicated for shard in plan.shards], dtype=bool)
     histograms[is_replica] = local_histograms(histograms[is_replica], world_size)
-    return workload_of_rows(
+    workload = workload_of_rows(
         world_size, task.topology.ranks_per_host, task.batch_size, rows, histograms
     )
+    is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
+    return replace(workload, is_half=is_half) if is_half.any() else workload
 
 
 def workload_of_rows(

@@ -22,6 +22,7 @@ from dlrm_sharded.artifact import (
 )
 from dlrm_sharded.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, codecs_from_array, gpu_codecs
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -54,6 +55,7 @@ from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -87,6 +89,9 @@ class LearnedCostModel:
         exchange_curves: times of exchanges that are not linear, of a prior; None if `communication`
             was fitted. `for_task` replaces them by lines; before that, `communication` has the
             lines of a made-up task.
+        codecs: times to convert what is exchanged; None for those of hardware nobody measured.
+        exchange_precision: precision that `communication` prices, see `for_precision`.
+        exact: this model with exchanges in fp32; None if it is that model.
     """
 
     compute: ComputeModel
@@ -97,6 +102,14 @@ class LearnedCostModel:
     measured_links: tuple[str, ...]
     standing: Standing | None = None
     exchange_curves: ExchangeCurves | None = None
+    codecs: Mapping[str, CodecTimes] | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    exact: LearnedCostModel | None = None
+
+    def for_precision(self, precision: ExchangePrecision) -> LearnedCostModel:
+        """Return the model of exchanges in a precision; the same object for the same precision."""
+        exact = self.exact or self
+        return exact if precision.is_exact else _with_precision(exact, precision)
 
     def for_task(self, task: ShardingTask) -> LearnedCostModel:
         """Return the model whose `communication` is right for a task.
@@ -115,9 +128,15 @@ class LearnedCostModel:
         return _with_lines(self, EvenVolumes.of_workload(workload, hosts))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
+        """Predict a plan; warn of assumptions and of quantities outside the fitted range.
+
+        The exchanges are those of the plan's precision, or of the model's if the plan has fp32.
+        """
         workload = workload_of_plan(plan, with_expected_profiles(task, self.compute))
-        model = self.for_task(task)
+        model = self
+        if not plan.exchange_precision.is_exact:
+            model = self.for_precision(plan.exchange_precision)
+        model = model.for_task(task)
         self._warn(workload, task.topology)
         return model.predict_workload(workload, model.hosts(task.topology))
 
@@ -283,16 +302,41 @@ def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) 
         measured_links=LINKS,
         standing=prior.standing,
         exchange_curves=prior.exchanges,
+        codecs=gpu_codecs(prior.spec.memory_gb_per_s),
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _with_lines(model: LearnedCostModel, even: EvenVolumes) -> LearnedCostModel:
     """Return the model with lines for exchanges; cached, as models are compared by identity."""
-    assert model.exchange_curves is not None
+    curves, precision = model.exchange_curves, model.exchange_precision
+    assert curves is not None
+    communication = curves.at(even)
+    if not precision.is_exact:
+        # fewer bytes are on another part of a curve
+        communication = curves.at_precision(even, precision)
+        communication = communication.with_precision(precision, _codecs(model))
+    return dataclasses.replace(model, communication=communication, exchange_curves=None)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_precision(exact: LearnedCostModel, precision: ExchangePrecision) -> LearnedCostModel:
+    """Return the model of exchanges in a precision; cached like `_with_lines`."""
     return dataclasses.replace(
-        model, communication=model.exchange_curves.at(even), exchange_curves=None
+        exact,
+        communication=exact.communication.with_precision(precision, _codecs(exact)),
+        exchange_precision=precision,
+        exact=exact,
     )
+
+
+def _codecs(model: LearnedCostModel) -> Mapping[str, CodecTimes]:
+    """Return the measured times to convert numbers, or what to expect of the hardware."""
+    if model.codecs is not None:
+        return model.codecs
+    if model.device == "cuda":
+        return gpu_codecs(gpu_prior(model.name, None).spec.memory_gb_per_s)
+    return CPU_CODECS
 
 
 def _from_artifact(loaded: Artifact) -> LearnedCostModel:
@@ -301,6 +345,7 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
     measured_links = tuple(loaded.meta["measured_links"])
     if not set(measured_links) <= set(LINKS):
         raise ValueError(f"measured_links is {measured_links}")
+    codecs = loaded.arrays.get("codecs")
     return LearnedCostModel(
         compute,
         communication,
@@ -308,6 +353,7 @@ def _from_artifact(loaded: Artifact) -> LearnedCostModel:
         device=loaded.meta["device"],
         ranges=ranges,
         measured_links=measured_links,
+        codecs=None if codecs is None else codecs_from_array(codecs),
     )
 
 
@@ -319,6 +365,7 @@ def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
         model,
         compute=model.compute.scaled(forward=factor, backward=factor),
         communication=with_stated(exchanges, measured=model.measured_links),
+        codecs={name: times.scaled(factor) for name, times in _codecs(model).items()},
     )
 
 

@@ -153,6 +153,9 @@ class PiecePricer:
         self._num_ids = task.batch_size * np.array([t.pooling_factor for t in task.tables])
         none = (0.0,) * NUM_REUSE_BINS
         self._histograms = np.array([t.reuse_histogram or none for t in task.tables])
+        self._is_half = np.array([t.precision == "fp16" for t in task.tables])
+        topology = task.topology
+        self._element_bytes = np.array([topology.element_bytes(t.precision) for t in task.tables])
 
     def columns(self, table: Indices, num_cols: Indices) -> Pieces:
         """Price column shards.
@@ -185,13 +188,13 @@ class PiecePricer:
         )
 
     def replicas(self) -> ReplicaShapes:
-        """Price every table on every rank."""
+        """Price every table on every rank; the dense kernel has fp32 only."""
         topology = self._task.topology
         workload = self._workload(
             np.arange(len(self._whole)), self._whole, self._dims, group_size=REPLICA_GROUP
         )
         return ReplicaShapes(
-            possible=self._dims <= topology.max_shard_columns,
+            possible=(self._dims <= topology.max_shard_columns) & ~self._is_half,
             replica=Pieces(
                 vectors=self._compute.vectors(workload),
                 size_bytes=self._size_bytes(
@@ -221,6 +224,7 @@ class PiecePricer:
             num_cols=num_cols.astype(np.float64),
             num_ids=num_ids,
             reuse_histogram=histograms,
+            is_half=self._is_half[table] if self._is_half.any() else None,
         )
 
     def _pieces(
@@ -233,11 +237,13 @@ class PiecePricer:
         share = 0.0 if group_size == topology.world_size > 1 else 1.0 / group_size
         return Pieces(
             vectors=self._compute.vectors(workload),
-            size_bytes=self._size_bytes(num_rows, num_cols, topology.bytes_per_element),
+            size_bytes=self._size_bytes(num_rows, num_cols, self._element_bytes[table]),
             volume=volume * share,
         )
 
-    def _size_bytes(self, num_rows: Indices, num_cols: Indices, per_element: int) -> Indices:
+    def _size_bytes(
+        self, num_rows: Indices, num_cols: Indices, per_element: Indices | int
+    ) -> Indices:
         """Return [n], memory of shards; `Topology.shard_bytes` for arrays."""
         per_row = self._task.topology.optimizer_bytes_per_row
         size_bytes: Indices = num_rows * (num_cols * per_element + per_row)

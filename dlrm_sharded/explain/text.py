@@ -17,6 +17,7 @@ from dlrm_sharded.plan_report import (
     ShardCost,
     SplitGain,
 )
+from dlrm_sharded.precision import ExchangePrecision
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import GIB, ShardingTask
 
@@ -37,7 +38,7 @@ def forecast(report: PlanReport) -> str | None:
     """Write the predicted cost of a plan and its distance from the optimum; None if not known."""
     if report.cost is None:
         return None
-    text = f"predicted {report.cost.cost_ms:.2f} ms"
+    text = f"predicted {report.cost.cost_ms:.2f} ms{rounding(report.exchange_precision)}"
     if report.standing is not None:
         text += f" ({report.standing.short_text})"
     if report.caveat is not None:
@@ -45,6 +46,23 @@ def forecast(report: PlanReport) -> str | None:
     if report.gap is None:
         return text
     return f"{text}, at most {100 * report.gap:z.1f} % above the best possible"
+
+
+def rounding(precision: ExchangePrecision) -> str:
+    """Write what the exchanges are rounded to, to be appended to a text; nothing for fp32."""
+    return "" if precision.is_exact else f" with exchanges in {precision}"
+
+
+def replicas(plan: ShardingPlan) -> str:
+    """Write how many tables are replicated, to be appended to a text; nothing for none."""
+    names = plan.replicated_tables
+    return f", {len(names)} tables on every rank" if names else ""
+
+
+def halves(plan: ShardingPlan) -> str:
+    """Write how many tables are in fp16, to be appended to a text; nothing for none."""
+    names = plan.half_tables()
+    return f", {len(names)} tables in fp16" if names else ""
 
 
 def profile_value_text(value: ProfileValue) -> str:
@@ -206,7 +224,8 @@ def explain(
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in ranks}
     lines = [
         f"**{report.sharder}**: {len(plan.shards)} shards of {len(task.tables)} tables on "
-        f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB."
+        f"{plan.world_size} ranks, {sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
+        f"{halves(plan)}{rounding(plan.exchange_precision)}."
     ]
     if plan.replicated_tables:
         lines.append(f"Every rank has a replica of {', '.join(plan.replicated_tables)}.")

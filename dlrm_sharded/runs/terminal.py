@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlrm_sharded.explain.text import difference
+from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plan_report import PlanReport
 
@@ -91,7 +91,7 @@ def closing_text(
     return "\n".join(
         [
             f"done: sharder {report.sharder}, {len(cost.per_rank)} ranks, "
-            f"{training.num_steps} steps",
+            f"{training.num_steps} steps{rounding(report.exchange_precision)}",
             f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
             f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
             *launch_bound,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from dlrm_sharded.layouts import Layout, is_replicated, is_row_wise, layout_of
@@ -56,7 +57,8 @@ def _column_shards(
     for rank in sorted(widths, key=lambda r: (first_column.get(r, table.embedding_dim), r)):
         # The last step of a table may have fewer columns than the others.
         stop = min(start + widths[rank] * step, table.embedding_dim)
-        shards.append(Shard(table.name, rank, (0, table.num_embeddings), (start, stop)))
+        whole = Shard.whole(table, rank)
+        shards.append(dataclasses.replace(whole, cols=(start, stop)))
         start = stop
     return shards
 
@@ -74,7 +76,7 @@ def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Sha
             cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
             # What overlaps the old shard on the same rank stays.
             if shard.rank == old.rank and rows > 0 and cols > 0:
-                moved -= topology.shard_bytes(rows, cols)
+                moved -= topology.shard_bytes(rows, cols, precision=shard.precision)
     return max(moved, 0)
 
 

@@ -16,7 +16,8 @@ class Sharder(Protocol):
 
     `shard` is pure: the same task and seed give the same plan; it uses no device, no process group
     and no global random state, and it does not change the task. A sharder may have a `name`, which
-    reports show; without it they show the name of its class.
+    reports show; without it they show the name of its class. One that chooses the precision of
+    exchanges says so by `chooses_exchange_precision = True`; the plans of others get the run's.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -36,7 +37,8 @@ class SharderContext:
     the keys of the yaml are its other arguments.
 
     Args:
-        cost_model: the run's cost model; None with `cost_model=none`.
+        cost_model: the run's cost model, for exchanges in the run's precision; None with
+            `cost_model=none`.
     """
 
     run: RunContext = field(default_factory=RunContext)
@@ -46,3 +48,8 @@ class SharderContext:
 def sharder_name(sharder: Sharder) -> str:
     """Return the name that reports show."""
     return str(getattr(sharder, "name", type(sharder).__name__))
+
+
+def chooses_precision(sharder: Sharder) -> bool:
+    """Return whether the precision of exchanges in the sharder's plans is its choice."""
+    return bool(getattr(sharder, "chooses_exchange_precision", False))

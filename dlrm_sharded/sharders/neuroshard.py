@@ -10,12 +10,14 @@ published search, each for one of its faults, which `neuroshard_paper` keeps:
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import AdditiveCostModel, for_precision
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import (
@@ -27,6 +29,12 @@ from dlrm_sharded.errors import (
 )
 from dlrm_sharded.layouts import CAN_REPLICATE
 from dlrm_sharded.plan import ShardingPlan, read_plan
+from dlrm_sharded.precision import (
+    SAMPLE_MULTIPLE,
+    TABLE_BYTES,
+    ExchangePrecision,
+    why_not_exchanged,
+)
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -37,10 +45,17 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
+from dlrm_sharded.sharders.table_precision import (
+    in_half,
+    plan_that_fits,
+    with_precisions_of,
+)
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.validation import validate
 
+AUTO = "auto"
 GOOD_GAP = 0.003
 
 
@@ -56,6 +71,10 @@ class NeuroShardSharder:
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it (`python scripts/benchmark.py splits`).
+        exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
+            cheapest, see `precision_choice`; None for that of the run.
+        table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
+            `table_precision`.
         pin, together, apart, unsplit, reserved_gib, replicate: see `Constraints`.
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
@@ -73,6 +92,8 @@ class NeuroShardSharder:
         time_budget_s: float = 10.0,
         patience: int = 10,
         split_error: float = 0.05,
+        exchange_precision: Any = None,
+        table_precision: str = "fp32",
         pin: Mapping[str, Sequence[int]] | None = None,
         together: Sequence[Sequence[str]] = (),
         apart: Sequence[Sequence[str]] = (),
@@ -92,6 +113,11 @@ class NeuroShardSharder:
         check_number("sharder.time_budget_s", time_budget_s, above=True)
         check_count("sharder.patience", patience, least=0)
         check_number("sharder.split_error", split_error)
+        if table_precision not in (*TABLE_BYTES, AUTO):
+            raise ConfigError(
+                f"sharder.table_precision is {table_precision!r}; known: "
+                f"{', '.join(TABLE_BYTES)}, auto"
+            )
         if max_moved_tables is not None:
             check_count("sharder.max_moved_tables", max_moved_tables, least=0)
         if max_moved_gib is not None:
@@ -102,6 +128,10 @@ class NeuroShardSharder:
                 "earlier plan; name its plan.json in sharder.warm_start"
             )
         self._cost_model = context.cost_model
+        self.chooses_exchange_precision = exchange_precision is not None
+        self._table_precision = table_precision
+        self._finds_precision = exchange_precision == AUTO
+        self._precision = _stated_precision(exchange_precision, context.run.device)
         self._critical_path_share = critical_path_share
         self._seed = seed
         self._time_budget_s = time_budget_s
@@ -120,14 +150,37 @@ class NeuroShardSharder:
         self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        clock = Clock(time.perf_counter() + self._time_budget_s)
-        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         task = with_expected_profiles(task, self._cost_model.compute)
         self._constraints.check(task)
+        if self._table_precision == AUTO:
+            return plan_that_fits(task, self._plan)
+        if self._table_precision == "fp16":
+            return self._plan(in_half(task, [table.name for table in task.tables]))
+        return self._plan(task)
+
+    def _plan(self, task: ShardingTask) -> ShardingPlan:
+        """Return the best plan for tables in the precisions that the task has."""
+        if self._finds_precision:
+            half_s = self._time_budget_s / 2
+            return plan_of_best_precision(
+                task, self._cost_model, lambda model: self._search(task, model, half_s)
+            )
+        if self._precision is None:
+            return self._search(task, self._cost_model, self._time_budget_s)
+        model = for_precision(self._cost_model, self._precision)
+        plan = self._search(task, model, self._time_budget_s)
+        return dataclasses.replace(plan, exchange_precision=self._precision)
+
+    def _search(
+        self, task: ShardingTask, model: AdditiveCostModel, time_budget_s: float
+    ) -> ShardingPlan:
+        """Return the best plan under the prices of a model, whatever its precision."""
+        clock = Clock(time.perf_counter() + time_budget_s)
+        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = build_problem(
             task,
-            self._cost_model,
+            model,
             self._constraints,
             critical_path_share=self._critical_path_share,
             split_error=self._split_error,
@@ -138,14 +191,15 @@ class NeuroShardSharder:
         if earlier is not None:
             state = self._near(problem, earlier, clock)
         else:
-            bound_ms = lower_bound_ms(task, self._cost_model)
+            bound_ms = lower_bound_ms(task, model)
             reason = why_infeasible(problem)
             best = None if reason else find_state(problem, bound_ms, self._seed, stopping)
             if best is None:
                 raise InfeasibleTaskError(reason or _not_found(problem))
             state = best
         by_table = None if earlier is None else earlier.shards_by_table()
-        return ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        return with_precisions_of(plan, task)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
@@ -159,6 +213,19 @@ class NeuroShardSharder:
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
         improve_within(state, budget, self._seed, clock)
         return state
+
+
+def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
+    """Return the precision that the key names; None if it names none."""
+    if value is None or value == AUTO:
+        return None
+    try:
+        precision = ExchangePrecision.parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"sharder.{error}, or auto") from error
+    if reason := why_not_exchanged(precision, device, SAMPLE_MULTIPLE):
+        raise ConfigError(f"sharder.{reason}")
+    return precision
 
 
 def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:

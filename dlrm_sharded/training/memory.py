@@ -186,7 +186,7 @@ class _RankLoad:
             return num_samples(shard) * table.pooling_factor * share
 
         def weight_bytes(held: Sequence[Shard]) -> int:
-            return sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in held)
+            return sum(shard.weight_bytes for shard in held)
 
         def pooled_bytes(held: Sequence[Shard]) -> int:
             return sum(FLOAT_BYTES * num_samples(shard) * shard.num_cols for shard in held)

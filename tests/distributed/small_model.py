@@ -1,5 +1,6 @@
 """A small model, its batches and plans of every kind, for jobs of a few ranks."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dlrm_sharded.distributed import Rank
 from dlrm_sharded.layouts import Replicas, row_blocks
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
@@ -146,7 +148,7 @@ def make_sharded(
     embedding: str,
     *,
     compile_mode: str | None = None,
-    exchange_precision: str = "fp32",
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """The model on the rank's device under a valid plan, and its optimizers."""
     topology = Topology(
@@ -155,14 +157,12 @@ def make_sharded(
         local_world_size=rank.local_world_size,
         compute_device=rank.device.type,
     )
-    plan = make_plan(kind, rank.world_size)
+    plan = replace(make_plan(kind, rank.world_size), exchange_precision=exchange_precision)
     validate(plan, ShardingTask(TABLES, topology, LOCAL_BATCH_SIZE * rank.world_size))
     config = optimizers(embedding)
     model = make_model(rank.device, compile_mode=compile_mode)
     config.fuse_into(model)
-    sharded = shard_model(
-        model, plan, TABLES, topology, seed=7, exchange_precision=exchange_precision
-    )
+    sharded = shard_model(model, plan, TABLES, topology, seed=7)
     return sharded, config.build(sharded)
 
 

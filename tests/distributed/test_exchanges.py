@@ -1,55 +1,107 @@
 """Exchanges between ranks: their groups, and the precision of what they carry."""
 
+import dataclasses
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from dlrm_sharded.calibration import codec_times
 from dlrm_sharded.distributed import Rank
+from dlrm_sharded.precision import ExchangePrecision
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.task import Topology
-from tests.distributed.ranks import run_ranks
+from tests.distributed import small_model
+from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     TABLES,
     global_batches,
+    local_shards,
     make_model,
     make_plan,
+    make_sharded,
     optimizers,
     share,
 )
+from tests.distributed.test_sharded_equals_unsharded import initial_tables, train_unsharded
+
+NUM_SAMPLES = 8
+"""Samples of a rank: rows of int8 have 32 numbers, and shards are 4 columns wide or more."""
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2}
+"""Of the changes of weights and logits relative to the largest one: rounding errors of 2 ** -11,
+2 ** -8 and of a 255th of the range of 32 numbers, of which several add up."""
 
 
-def logits(rank: Rank, precision: str) -> torch.Tensor:
-    """Logits of all steps on this rank."""
-    config = optimizers("sgd")
-    model = make_model()
-    config.fuse_into(model)
-    topology = Topology(rank.world_size, 10**9, compute_device="cpu")
-    sharded = shard_model(
-        model,
-        make_plan("rows_and_columns", rank.world_size),
-        TABLES,
-        topology,
-        seed=7,
-        exchange_precision=precision,
-    )
-    optimizer = config.build(sharded)
-    steps = []
-    for batch in global_batches(rank.world_size):
-        optimizer.zero_grad()
-        loss, (_, step_logits, _) = sharded(share(batch, rank.rank))
-        loss.backward()
-        optimizer.step()
-        steps.append(step_logits)
-    return torch.stack(steps)
+def trained(rank: Rank, kind: str, precisions: list[ExchangePrecision]) -> list[dict[str, Any]]:
+    """Train in each precision; what came out, of all ranks."""
+    small_model.LOCAL_BATCH_SIZE = NUM_SAMPLES
+    results = []
+    for precision in precisions:
+        sharded, optimizer = make_sharded(rank, kind, "sgd", exchange_precision=precision)
+        logits = []
+        for batch in global_batches(rank.world_size):
+            optimizer.zero_grad()
+            loss, (_, step_logits, _) = sharded(share(batch, rank.rank))
+            loss.backward()
+            optimizer.step()
+            logits.append(step_logits.detach())
+        results.append(
+            {
+                "initial": initial_tables(rank.device),
+                "logits": torch.cat(gathered(rank, torch.stack(logits)), dim=1),
+                "shards": [s for shards in gathered(rank, local_shards(sharded)) for s in shards],
+            }
+        )
+    return results
 
 
-def test_less_precise_exchange_trains_nearly_alike() -> None:
-    exact, rounded = run_ranks(logits, 2, "fp32"), run_ranks(logits, 2, "fp16")
-    assert not torch.equal(rounded[0], exact[0])
-    # 11 bits of a vector, and of gradients from the second step on
-    torch.testing.assert_close(rounded, exact, rtol=2e-3, atol=2e-3)
+def relative(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / scale.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["columns_uneven", "row_wise", "rows_and_columns"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_trains_within_rounding_of_the_unsharded_model(
+    world_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_model, "LOCAL_BATCH_SIZE", NUM_SAMPLES)
+    precisions = [
+        *(ExchangePrecision(p, p) for p in ("fp32", "fp16", "bf16", "int8")),
+        ExchangePrecision("fp16", "fp32"),
+        ExchangePrecision("fp32", "int8"),
+    ]
+    results = run_ranks(trained, world_size, kind, precisions)
+    exact, initial = results[0], results[0]["initial"]
+    expected = train_unsharded(kind, "sgd", world_size, initial)
+    for precision, found in zip(precisions, results, strict=True):
+        tolerance = max(TOLERANCE[precision.forward], TOLERANCE[precision.backward])
+        logits = expected["logits"]
+        assert relative(found["logits"], logits, logits - logits.mean()) <= tolerance, precision
+        for name, (row, col), weights in found["shards"]:
+            place = (slice(row, row + len(weights)), slice(col, col + weights.shape[1]))
+            change = expected["tables"][name] - initial[name]
+            off = relative(weights, expected["tables"][name][place], change)
+            assert off <= tolerance, f"{precision}: {name}"
+        # one rank exchanges nothing, so nothing is rounded
+        is_same = torch.equal(found["logits"], exact["logits"])
+        assert is_same == (world_size == 1 or precision.is_exact), precision
+
+
+def measured_codecs(rank: Rank) -> dict[str, dict[str, float]]:
+    codec_times.MEGABYTES["cpu"] = 1
+    times = codec_times.measure_codecs(rank.device)
+    return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
+
+
+def test_codecs_are_measured() -> None:
+    times = run_ranks(measured_codecs, 2)
+    assert set(times) == {"fp16", "bf16", "int8"}
+    for of_precision in times.values():
+        assert of_precision.pop("reduce") >= 0
+        assert all(0 < ms < 1e3 for ms in of_precision.values())
 
 
 def groups(rank: Rank) -> dict[str, Any]:

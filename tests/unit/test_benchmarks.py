@@ -223,3 +223,24 @@ def test_replicas_have_a_price() -> None:
     priced = replicas.priced_with_replicas(task, model, lambda _: GreedySharder("dim"))
     assert 0 < priced.exchanges_ms < priced.cost_ms
     assert priced.cost_ms == priced.lookups_ms + priced.exchanges_ms
+
+
+def test_a_precision_is_judged_by_pairs() -> None:
+    difference = importlib.import_module("benchmarks.precision").Difference
+    exact = [1.0, 1.2, 0.9, 1.1]
+    alike = difference.of_runs(exact, [1.001, 1.199, 0.901, 1.101])
+    assert alike.mean == pytest.approx(0.0005)
+    assert alike.spread == pytest.approx(np.std(exact, ddof=1))
+    low, high = ttest_1samp([0.001, -0.001, 0.001, 0.001], 0).confidence_interval(0.95)
+    assert alike.mean - alike.half_width == pytest.approx(low)
+    assert alike.mean + alike.half_width == pytest.approx(high)
+    assert alike.verdict == "within the spread of seeds"
+    verdicts = [
+        difference.of_runs(exact, [x + d for x, d in zip(exact, changes, strict=True)]).verdict
+        for changes in ([0.5, 0.51, 0.5, 0.51], [-0.5, -0.51, -0.5, -0.5], [0.9, -0.9, 0.8, -0.7])
+    ]
+    assert verdicts == [
+        "worse than the spread of seeds",
+        "better than the spread of seeds",
+        "not decided: use more seeds",
+    ]

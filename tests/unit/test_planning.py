@@ -22,6 +22,7 @@ from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plan_report import Diagnosis, plan_json
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
@@ -188,3 +189,38 @@ def test_predictions_are_numbers(time_ms: float) -> None:
     """plan.json could not hold others."""
     with pytest.raises(ConfigError, match=r"the cost model predicts .* ms for rank 1"):
         Planner(Fixed(PLAN), Nonsense(time_ms)).plan(TASK)
+
+
+class Choosing(Fixed):
+    """Chooses the precision of exchanges."""
+
+    chooses_exchange_precision = True
+
+
+def test_plans_have_the_precision_of_the_run(model: LearnedCostModel) -> None:
+    """Unless the plan has one, or the sharder decided for fp32."""
+    run, fp16 = ExchangePrecision("bf16", "bf16"), ExchangePrecision("fp16", "fp32")
+    rounded = dataclasses.replace(PLAN, exchange_precision=fp16)
+    for sharder, expected in (
+        (Fixed(PLAN), run),
+        (Fixed(rounded), fp16),
+        (Choosing(PLAN), FP32_EXCHANGE),
+        (Choosing(rounded), fp16),
+    ):
+        planner = Planner(sharder, model, exchange_precision=run)
+        plan, report = planner.plan(TASK)
+        assert plan.exchange_precision == report.exchange_precision == expected
+        assert planner.adopt(sharder.shard(TASK), TASK, solve_s=1.0)[0] == plan
+        assert report.cost == model.predict(plan, planner._profiled(TASK))
+        fields = plan_json(plan, report)
+        assert ("exchange_precision" in fields) == (expected != FP32_EXCHANGE)
+        text = f" with exchanges in {expected}"
+        is_named = expected != FP32_EXCHANGE
+        assert (text in str(forecast(report))) == is_named
+        assert (text in explain(plan, report, TASK, None)) == is_named
+
+
+def test_a_plan_in_a_precision_that_ranks_lack_is_refused() -> None:
+    planner = Planner(Fixed(PLAN), None, exchange_precision=ExchangePrecision("fp8", "fp8"))
+    with pytest.raises(InvalidPlanError, match="'fp8', which ranks on cpu cannot exchange"):
+        planner.plan(TASK)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded import sharded_model
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.sharded_model import check_exchange_precision, fill_table
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.sharded_model import exchange_codecs, fill_table
 
 
 def filled(rows: tuple[int, int], cols: tuple[int, int], num_rows: int, **changes: Any) -> Tensor:
@@ -52,21 +52,17 @@ def test_weights_are_uniform_and_all_different() -> None:
     assert len({tuple(row.tolist()) for row in [*first_rows, *others]}) == 5
 
 
-@pytest.mark.parametrize(
-    ("precision", "device", "message"),
-    [
-        ("int8", "cuda", r"exchange_precision is 'int8'; known: fp32, bf16, fp16"),
-        (None, "cpu", r"exchange_precision is None; known: fp32, bf16, fp16"),
-        ("bf16", "cpu", r"exchange_precision is 'bf16', which gloo does not exchange; use fp16"),
-    ],
-)
-def test_bad_exchange_precision(precision: object, device: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_exchange_precision(precision, torch.device(device))
+@pytest.mark.parametrize("collective", ["ALL_TO_ALL", "REDUCE_SCATTER"])
+def test_small_gradients_survive_fp16(collective: str) -> None:
+    """They are below the normal numbers of fp16, which have 11 bits."""
+    codecs = exchange_codecs(ExchangePrecision("fp16", "fp16"))
+    assert codecs is not None
+    codec = codecs[f"POOLED_EMBEDDINGS_{collective}"].backward
+    gradients = 1e-6 * torch.linspace(0.1, 1.0, 64)
+    encoded = codec.encode(gradients, codec.create_context())
+    assert encoded.dtype == codec.quantized_dtype == torch.float16
+    torch.testing.assert_close(codec.decode(encoded), gradients, rtol=2**-10, atol=0.0)
 
 
-@pytest.mark.parametrize(
-    ("precision", "device"), [("fp32", "cpu"), ("fp16", "cpu"), ("bf16", "cuda")]
-)
-def test_good_exchange_precision(precision: str, device: str) -> None:
-    check_exchange_precision(precision, torch.device(device))
+def test_fp32_needs_no_codecs() -> None:
+    assert exchange_codecs(FP32_EXCHANGE) is None

@@ -1,6 +1,7 @@
 """The sharder as a whole: against all plans there are, on many tasks and on odd ones."""
 
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -17,6 +18,7 @@ import pytest
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
@@ -24,6 +26,7 @@ from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.planning import Planner
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
@@ -324,3 +327,54 @@ def test_odd_tasks_without_plans(task: str) -> None:
         assert f"{impossible.table_bytes:,} B" in str(raised.value)
         if impossible.topology.memory_bytes_by_rank is None:
             assert lower_bound_ms(impossible, model_of(name)) == math.inf
+
+
+def with_codecs(codec_ms: float) -> LearnedCostModel:
+    """A model that converts numbers in so many ms per MB."""
+    times = CodecTimes(*(codec_ms,) * 5)
+    return dataclasses.replace(model_of("plain"), codecs={"fp16": times})
+
+
+@pytest.mark.parametrize(
+    ("codec_ms", "expected"), [(0.0, "fp16"), (100.0, "fp32")], ids=["free", "dear"]
+)
+def test_precision_is_chosen_by_price(codec_ms: float, expected: str) -> None:
+    task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
+    model = with_codecs(codec_ms)
+    sharder = NeuroShardSharder(
+        SharderContext(cost_model=model), exchange_precision="auto", time_budget_s=0.4
+    )
+    plan, report = Planner(sharder, model).plan(task)
+    assert plan.exchange_precision == ExchangePrecision.parse(expected)
+    assert report.exchange_precision == plan.exchange_precision
+    assert report.cost is not None
+    exact = dataclasses.replace(plan, exchange_precision=FP32_EXCHANGE)
+    assert report.cost.cost_ms <= model.predict(exact, task).cost_ms
+    assert report.gap is not None
+    assert report.gap >= -1e-7
+
+
+def test_a_small_gain_rounds_nothing() -> None:
+    """Halving the bytes saves less than 1 % where lookups are nearly all of the cost."""
+    task = with_profiles(odd(same(4, 10**5, 4, 500.0), 2, 10**9))
+    model = with_codecs(0.0)
+    plan = NeuroShardSharder(
+        SharderContext(cost_model=model), exchange_precision="auto", time_budget_s=0.4
+    ).shard(task)
+    rounded = dataclasses.replace(plan, exchange_precision=ExchangePrecision.parse("fp16"))
+    exact_ms, rounded_ms = (model.predict(p, task).cost_ms for p in (plan, rounded))
+    assert 0.99 * exact_ms < rounded_ms < exact_ms
+    assert plan.exchange_precision == FP32_EXCHANGE
+
+
+def test_a_stated_precision_is_that_of_the_plan() -> None:
+    task = with_profiles(odd(same(3, 1000, 64, 2.0), 2, 10**7))
+    stated = neuroshard("plain", exchange_precision={"forward": "fp16", "backward": "fp32"})
+    assert stated.shard(task).exchange_precision == ExchangePrecision("fp16", "fp32")
+    assert not neuroshard("plain").chooses_exchange_precision
+    for value, message in (
+        ("half", r"sharder.exchange_precision is 'half'; known: .*, or auto"),
+        ("fp8", r"sharder.exchange_precision is 'fp8', which ranks on cpu cannot exchange"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            neuroshard("plain", exchange_precision=value)

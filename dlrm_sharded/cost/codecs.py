@@ -1,0 +1,101 @@
+"""Times that ranks take to convert the numbers of an exchange to another precision and back.
+
+A rank converts its own vectors before an exchange and those that it received after it. In a
+reduction the numbers are also added up in that precision, which gloo does in software for fp16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.precision import EXCHANGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CodecTimes:
+    """Times of one precision, in ms per MB of the numbers in fp32.
+
+    Args:
+        forward_encode, forward_decode: conversion of pooled vectors.
+        backward_encode, backward_decode: conversion of gradients, with the scale of those in fp16.
+        reduce: time by which a reduction of as many bytes takes longer than in fp32.
+    """
+
+    forward_encode: float = 0.0
+    forward_decode: float = 0.0
+    backward_encode: float = 0.0
+    backward_decode: float = 0.0
+    reduce: float = 0.0
+
+    def of_columns(self, direction: str) -> float:
+        """Return the time to convert the vectors of a rank's columns, of all samples."""
+        return self.forward_encode if direction == "forward" else self.backward_decode
+
+    def of_samples(self, direction: str) -> float:
+        """Return the time to convert the vectors of a rank's samples, of all columns."""
+        return self.forward_decode if direction == "forward" else self.backward_encode
+
+    def scaled(self, factor: float) -> CodecTimes:
+        """Return times multiplied by a factor."""
+        return CodecTimes(*(factor * ms for ms in dataclasses.astuple(self)))
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(CodecTimes))
+CODEC_PRECISIONS = tuple(p for p in EXCHANGE_BYTES if p != "fp32")
+
+CPU_CODECS = {
+    "fp16": CodecTimes(0.20, 0.09, 0.54, 0.13, 1.1),
+    "bf16": CodecTimes(0.19, 0.08, 0.19, 0.08, 0.4),
+    "int8": CodecTimes(0.10, 0.08, 0.10, 0.08),
+}
+"""Times for CPUs that nobody has measured: of one thread of an AMD EPYC with AVX-512, on 2 ranks
+that convert 16 MB at once (`calibration.codec_times`)."""
+
+MOVED_BYTES = {
+    "fp16": (14.0, 6.0, 22.0, 14.0),
+    "bf16": (14.0, 6.0, 14.0, 6.0),
+    "int8": (9.25, 5.25, 9.25, 5.25),
+    "fp8": (9.25, 5.25, 9.25, 5.25),
+}
+"""Bytes that FBGEMM's codecs read and write on a GPU for a number, in the order of the first four
+fields of `CodecTimes`. fp16 and bf16 clamp (8 B) and then round (6 B); gradients in fp16 are scaled
+before and after (8 B each). Rows of int8 and fp8 are read twice, once for their range."""
+
+
+def gpu_codecs(memory_gb_per_s: float) -> dict[str, CodecTimes]:
+    """Return the times on a GPU, whose memory bounds them: nothing is reused between kernels."""
+    return {
+        precision: CodecTimes(*(num_bytes / 4.0 / memory_gb_per_s for num_bytes in moved))
+        for precision, moved in MOVED_BYTES.items()
+    }
+
+
+def codecs_to_array(codecs: Mapping[str, CodecTimes]) -> Floats:
+    """Return [P, 5], the times of `CODEC_PRECISIONS`; -1 where a precision has none."""
+    none = (-1.0,) * len(FIELDS)
+    return np.array(
+        [dataclasses.astuple(codecs[p]) if p in codecs else none for p in CODEC_PRECISIONS]
+    )
+
+
+def codecs_from_array(times: Floats) -> dict[str, CodecTimes]:
+    """Read what `codecs_to_array` returned."""
+    return {
+        precision: CodecTimes(*row)
+        for precision, row in zip(CODEC_PRECISIONS, times.tolist(), strict=True)
+        if min(row) >= 0
+    }
+
+
+def codecs_from_json(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, CodecTimes]:
+    """Read the times in the manifest of collected costs; TypeError or ValueError for others."""
+    return {
+        precision: CodecTimes(**{name: float(ms) for name, ms in times.items()})
+        for precision, times in fields.items()
+    }

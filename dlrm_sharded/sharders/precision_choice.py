@@ -1,0 +1,66 @@
+"""Chooses the precision of a plan's exchanges by predicted cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+
+from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
+from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.task import ShardingTask
+
+log = logging.getLogger(__name__)
+
+SHORTER = "fp16"
+"""Precision that is weighed against fp32: it has 11 bits, and every backend adds it up."""
+
+MIN_GAIN = 0.01
+"""Smallest gain in predicted cost for which numbers are rounded; smaller ones are within what
+searches and measurements of one plan differ by."""
+
+CANDIDATES = tuple(
+    ExchangePrecision(*directions) for directions in itertools.product(("fp32", SHORTER), repeat=2)
+)
+
+Search = Callable[[AdditiveCostModel], ShardingPlan]
+
+
+def plan_of_best_precision(
+    task: ShardingTask, model: AdditiveCostModel, search: Search
+) -> ShardingPlan:
+    """Return the cheapest plan, in fp32 unless rounding what is exchanged gains over 1 %.
+
+    Plans are searched for with exchanges in fp32 and with both directions rounded. Each of them is
+    then priced with every direction rounded or not.
+
+    Args:
+        task: its tables all have a reuse histogram.
+        search: makes a plan under a cost model.
+    """
+    exact = search(for_precision(model, FP32_EXCHANGE))
+    rounded = search(for_precision(model, ExchangePrecision.parse(SHORTER)))
+    exact_ms = _cost_ms(exact, task, model)
+    candidates = [
+        dataclasses.replace(plan, exchange_precision=precision)
+        for plan, precision in itertools.product((exact, rounded), CANDIDATES)
+    ]
+    best = min(candidates, key=lambda plan: _cost_ms(plan, task, model))
+    best_ms = _cost_ms(best, task, model)
+    is_better = best_ms < exact_ms * (1 - MIN_GAIN)
+    log.info(
+        "exchanges in %s: predicted %.2f ms with fp32, %.2f ms with %s",
+        best.exchange_precision if is_better else "fp32",
+        exact_ms,
+        best_ms,
+        best.exchange_precision,
+    )
+    return best if is_better else exact
+
+
+def _cost_ms(plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> float:
+    model = for_task(for_precision(model, plan.exchange_precision), task)
+    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology)).cost_ms

@@ -1,0 +1,186 @@
+"""Prices of exchanges in other precisions: fewer bytes, and the time to convert them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.artifact import SHIPPED
+from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
+from dlrm_sharded.calibration.samples import CollectedCosts
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.base import for_precision
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.codecs import (
+    CPU_CODECS,
+    CodecTimes,
+    codecs_from_array,
+    codecs_to_array,
+    gpu_codecs,
+)
+from dlrm_sharded.cost.communication import (
+    EXCHANGE_TERMS,
+    EXCHANGES,
+    REDUCE_TERMS,
+    CommunicationModel,
+    Hosts,
+)
+from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
+from dlrm_sharded.cost.features import Exchange, Floats, Reduce
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.errors import DataError
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask, Topology
+
+FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")
+FP16_FORWARD = ExchangePrecision("fp16", "fp32")
+OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
+TABLES = (Table("a", 4000, 64, 8.0), Table("b", 900, 128, 2.0), Table("c", 9, 32, 1.0))
+PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), *(Shard.whole(t, 1) for t in TABLES[1:])))
+
+
+def of_bytes(*, exchange: str = "max_busier_intra", reduce: str = "intra") -> CommunicationModel:
+    """1 ms for a MB and 0.1 ms for each exchange."""
+    weights = np.zeros((len(EXCHANGES), len(EXCHANGE_TERMS)))
+    weights[:, EXCHANGE_TERMS.index(exchange)] = 1.0
+    weights[:, EXCHANGE_TERMS.index("one")] = 0.1
+    reduces = np.zeros((len(EXCHANGES), len(REDUCE_TERMS)))
+    reduces[:, REDUCE_TERMS.index(reduce)] = 1.0
+    reduces[:, REDUCE_TERMS.index("one")] = 0.1
+    return CommunicationModel(weights, reduces)
+
+
+HOSTS = Hosts(2, 2)
+VOLUME = np.array([3e6, 1e6])
+COLUMNS = Exchange(VOLUME, np.ones(2), ())
+ROWS = Exchange(np.zeros(2), np.zeros(2), (Reduce(2, np.full(2, 2e6), np.ones(2)),))
+CODECS = {
+    "fp16": CodecTimes(0.01, 0.02, 0.04, 0.08, 0.16),
+    "int8": CodecTimes(0.1, 0.2, 0.4, 0.8),
+}
+
+
+def times(precision: ExchangePrecision, kind: str, exchange: Exchange) -> Floats:
+    return of_bytes().with_precision(precision, CODECS).exchange_ms(kind, exchange, HOSTS)
+
+
+def test_fp32_has_the_same_weights() -> None:
+    model = of_bytes().with_precision(FP32_EXCHANGE, CODECS)
+    np.testing.assert_array_equal(model.exchange, of_bytes().exchange)
+    np.testing.assert_array_equal(model.reduce, of_bytes().reduce)
+
+
+def test_halves_bytes_and_counts_codecs() -> None:
+    """Rank 0 has 6 MB of its own columns and gets 4 MB of its samples, rank 1 has 2 MB."""
+    own_mb, of_samples_mb = np.array([6.0, 2.0]), 4.0
+    forward = 0.1 + 3.0 / 2 + 0.01 * own_mb + 0.02 * of_samples_mb
+    np.testing.assert_allclose(times(FP16, "fwd_comm", COLUMNS), forward)
+    backward = 0.1 + 3.0 / 2 + 0.04 * of_samples_mb + 0.08 * own_mb
+    np.testing.assert_allclose(times(FP16, "bwd_comm", COLUMNS), backward)
+    in_int8 = 0.1 + 3.0 * 10 / 32 + 0.1 * own_mb + 0.2 * of_samples_mb
+    np.testing.assert_allclose(times(INT8, "fwd_comm", COLUMNS), in_int8)
+
+
+def test_reductions_of_int8_are_in_fp16() -> None:
+    for precision in (FP16, INT8):
+        # 4 MB of all samples are added up, 2 MB of a rank's own are converted back
+        forward = 0.1 + 2.0 / 2 + 4 * (0.01 + 0.16) + 2 * 0.02
+        np.testing.assert_allclose(times(precision, "fwd_comm", ROWS), forward)
+        backward = 0.1 + 2.0 / 2 + 2 * 0.04 + 4 * 0.08
+        np.testing.assert_allclose(times(precision, "bwd_comm", ROWS), backward)
+
+
+def test_directions_are_apart_and_ids_are_exact() -> None:
+    for kind, precision in (("bwd_comm", FP16_FORWARD), ("input_dist", FP16)):
+        for exchange in (COLUMNS, ROWS):
+            exact = of_bytes().exchange_ms(kind, exchange, HOSTS)
+            np.testing.assert_array_equal(times(precision, kind, exchange), exact)
+    assert (times(FP16_FORWARD, "fwd_comm", COLUMNS) == times(FP16, "fwd_comm", COLUMNS)).all()
+
+
+@pytest.mark.parametrize("hosts", [Hosts(4, 4), Hosts(4, 2)], ids=["1x4", "2x2"])
+def test_search_and_bound_see_the_same_prices(hosts: Hosts) -> None:
+    """Prices of bytes follow from the model, and no least price exceeds one at even volumes."""
+    model = of_bytes().with_precision(FP16, CODECS)
+    prices = ExchangePrices.from_model(model, hosts)
+    even = model.all_to_all_ms("fwd_comm", np.full((1, 4), 1e6), np.ones((1, 4)), hosts)
+    even += model.all_to_all_ms("bwd_comm", np.full((1, 4), 1e6), np.ones((1, 4)), hosts)
+    assert prices.fixed_ms + 1e6 * prices.even_byte_ms == pytest.approx(float(even[0, 0]))
+    assert prices.own_byte_ms >= 4 * (0.01 + 0.08) / 1e6 * (1 - 1e-6)
+    least = LeastExchangePrices.from_model(model, hosts)
+    assert least.own_byte_ms + 4 * least.any_byte_ms <= prices.even_byte_ms * (1 + 1e-9)
+
+
+def task(device: str, world_size: int = 2, batch_size: int = 4096) -> ShardingTask:
+    topology = Topology(world_size, 10**9, compute_device=device)
+    return with_profiles(ShardingTask(TABLES, topology, batch_size))
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def of_device(request: pytest.FixtureRequest) -> LearnedCostModel:
+    if request.param == "cuda":
+        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
+    return learned_cost_model(RunContext("cpu"), OF_A_CPU)
+
+
+def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -> None:
+    rounded = dataclasses.replace(PLAN, exchange_precision=FP16_FORWARD)
+    of_task = task(of_device.device)
+    exact, found = (of_device.predict(plan, of_task) for plan in (PLAN, rounded))
+    for ours, theirs in zip(found.per_rank, exact.per_rank, strict=True):
+        assert ours.fwd_comm_ms != theirs.fwd_comm_ms
+        assert dataclasses.replace(ours, fwd_comm_ms=theirs.fwd_comm_ms) == theirs
+    assert of_device.for_precision(FP16_FORWARD).predict(PLAN, of_task) == found
+
+
+def test_the_same_precision_is_the_same_model(of_device: LearnedCostModel) -> None:
+    assert of_device.for_precision(FP32_EXCHANGE) is of_device
+    rounded = of_device.for_precision(FP16)
+    assert rounded is not of_device
+    assert of_device.for_precision(ExchangePrecision.parse("fp16")) is rounded
+    assert rounded.for_precision(FP32_EXCHANGE) is of_device
+    assert rounded.for_precision(INT8) is of_device.for_precision(INT8)
+    assert for_precision(None, FP16) is None
+    paper = paper_cost_model(RunContext())
+    assert for_precision(paper, FP16) is paper
+
+
+def test_no_plan_undercuts_the_bound_of_its_precision(of_device: LearnedCostModel) -> None:
+    of_task = task(of_device.device)
+    model = of_device.for_precision(FP16)
+    assert model.predict(PLAN, of_task).cost_ms >= lower_bound_ms(of_task, model) > 0
+
+
+def test_large_exchanges_gain_on_gpus() -> None:
+    gpu = prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
+    of_task = task("cuda", batch_size=2**18)
+    exact, rounded = (
+        gpu.for_precision(precision).predict(PLAN, of_task).per_rank[0].fwd_comm_ms
+        for precision in (FP32_EXCHANGE, FP16)
+    )
+    assert 0.5 * exact < rounded < exact
+
+
+def test_codecs_of_gpus_move_bytes() -> None:
+    """fp16: read 4 and write 4 to clamp, then read 4 and write 2; 1 MB is 250,000 numbers."""
+    assert gpu_codecs(1000)["fp16"].forward_encode == pytest.approx(250_000 * 14 / 1e12 * 1e3)
+
+
+def test_measured_codecs_are_in_the_artefact(costs: CollectedCosts, fitted: Fitted) -> None:
+    assert "codecs" not in fitted.arrays
+    codecs = {"fp16": dataclasses.asdict(CODECS["fp16"])}
+    measured = dataclasses.replace(costs, manifest=costs.manifest | {"codecs": codecs})
+    arrays = fit_cost_model(measured, FitConfig(num_steps=2)).arrays
+    assert codecs_from_array(arrays["codecs"]) == {"fp16": CODECS["fp16"]}
+    for damaged in ({"fp16": {"encode": 1.0}}, {"fp16": 1.0}, 5):
+        manifest = costs.manifest | {"codecs": damaged}
+        with pytest.raises(DataError, match="manifest of the collected costs is damaged: codecs"):
+            fit_cost_model(dataclasses.replace(costs, manifest=manifest), FitConfig(num_steps=2))
+
+
+def test_codecs_survive_their_array() -> None:
+    assert codecs_from_array(codecs_to_array(CPU_CODECS)) == CPU_CODECS
