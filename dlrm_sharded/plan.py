@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.cached_memory import cached_shard_bytes, host_shard_bytes
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
 from dlrm_sharded.tables import Table
@@ -18,12 +19,12 @@ log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 
-SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated"}
-"""Keys of a shard in plan.json; the last one only where it is true."""
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "load_factor"}
+"""Keys of a shard in plan.json; the last two only where they are set."""
 
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s"),
-    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
+    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
 
@@ -34,6 +35,8 @@ class Shard:
 
     Args:
         replicated: whether every rank holds this whole table and looks up its own samples in it.
+        load_factor: share of the shard's rows that the device caches, while all of them are in
+            host memory; None for a shard in device memory. It is that of all shards of the table.
     """
 
     table: str
@@ -41,6 +44,7 @@ class Shard:
     rows: Interval
     cols: Interval
     replicated: bool = False
+    load_factor: float | None = None
 
     @property
     def num_rows(self) -> int:
@@ -56,21 +60,37 @@ class Shard:
         return cls(table.name, rank, (0, table.num_embeddings), (0, table.embedding_dim))
 
     def bytes_on(self, topology: Topology) -> int:
-        """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
+        """Return the memory of the shard: weights, optimizer state, gradients of a replica.
+
+        Of a cached shard, this is what lies on the device.
+        """
+        if self.load_factor is not None:
+            return cached_shard_bytes(topology, self.num_rows, self.num_cols, self.load_factor)
         return topology.shard_bytes(self.num_rows, self.num_cols, replicated=self.replicated)
+
+    def host_bytes_on(self, topology: Topology) -> int:
+        """Return the host memory of the shard; 0 unless its rows are cached."""
+        if self.load_factor is None:
+            return 0
+        return host_shard_bytes(topology, self.num_rows, self.num_cols)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a shard in plan.json.
 
-        Only replicas have the key `replicated`, which readers that do not know it refuse.
+        Only replicas have the key `replicated`, and only cached shards the key `load_factor`:
+        readers that do not know them refuse such plans.
         """
-        fields = {
+        fields: dict[str, Any] = {
             "table": self.table,
             "rank": self.rank,
             "rows": list(self.rows),
             "cols": list(self.cols),
         }
-        return fields | ({"replicated": True} if self.replicated else {})
+        if self.replicated:
+            fields["replicated"] = True
+        if self.load_factor is not None:
+            fields["load_factor"] = self.load_factor
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Shard:
@@ -81,6 +101,7 @@ class Shard:
             rows=_interval(fields["rows"]),
             cols=_interval(fields["cols"]),
             replicated=_truth(fields.get("replicated", False)),
+            load_factor=_number_or_none(fields.get("load_factor")),
         )
 
     def __str__(self) -> str:
@@ -106,11 +127,23 @@ class ShardingPlan:
             grouped[shard.table].append(shard)
         return dict(grouped)
 
+    @property
+    def load_factors(self) -> dict[str, float]:
+        """Load factors of the cached tables; empty if all tables are in device memory."""
+        return {s.table: s.load_factor for s in self.shards if s.load_factor is not None}
+
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size
         for shard in self.shards:
             used[shard.rank] += shard.bytes_on(topology)
+        return used
+
+    def host_bytes_by_rank(self, topology: Topology) -> list[int]:
+        """Return the host memory that the cached tables of each rank take."""
+        used = [0] * self.world_size
+        for shard in self.shards:
+            used[shard.rank] += shard.host_bytes_on(topology)
         return used
 
     def to_json(self) -> dict[str, Any]:
@@ -187,6 +220,12 @@ def _interval(bounds: Any) -> Interval:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
