@@ -10,13 +10,12 @@ cache has sets of 32 rows, chosen by a hash; docs/planning.md says how far that 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.stack_distances import NEVER, Ids, measure_distances
+from dlrm_sharded.stack_distances import NEVER, Accesses
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.zipf import Zipf
 
@@ -73,20 +72,14 @@ class MissRatioCurve:
         return cls(tuple(zip(shares[kept].tolist(), ratios[kept].tolist(), strict=True)))
 
 
-def measured_curve(
-    batches: Sequence[Ids], num_rows: int, *, sampling_rate: float = 1.0
-) -> MissRatioCurve:
-    """Measure the curve of a table on successive batches.
+def measured_curve(accesses: Accesses, num_rows: int) -> MissRatioCurve:
+    """Return the curve of a table whose accesses were recorded.
 
     The first half of the batches fills the cache and is not counted. A row's first use in the other
     half counts as a miss at all sizes but that of the whole table: what came before is not known.
-
-    Args:
-        batches: ids of each batch.
-        sampling_rate: share of the rows to follow, see `measure_distances`.
     """
-    accesses = measure_distances(batches, sampling_rate=sampling_rate)
-    warm_up = len(batches) // 2
+    sampling_rate = accesses.sampling_rate
+    warm_up = len(accesses.num_by_batch) // 2
     expected = sampling_rate * float(accesses.num_by_batch[warm_up:].sum())
     distance = accesses.distance[accesses.batch >= warm_up]
     if expected == 0.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -195,6 +196,17 @@ def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
     """
     shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
     return ShardingPlan(task.topology.world_size, tuple(shards))
+
+
+def with_load_factors(plan: ShardingPlan, load_factors: Mapping[str, float]) -> ShardingPlan:
+    """Return the plan with these tables cached, and no others."""
+    return ShardingPlan(
+        plan.world_size,
+        tuple(
+            dataclasses.replace(shard, load_factor=load_factors.get(shard.table))
+            for shard in plan.shards
+        ),
+    )
 
 
 def _check_keys_of_shards(shards: Any) -> None:

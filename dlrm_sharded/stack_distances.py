@@ -16,7 +16,6 @@ Letters: N accesses, M repeated accesses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,27 +46,38 @@ class Accesses:
     sampling_rate: float = 1.0
 
 
-def measure_distances(batches: Sequence[Ids], *, sampling_rate: float = 1.0) -> Accesses:
-    """Measure the stack distances of the ids of successive batches.
+class AccessRecorder:
+    """Records the ids of successive batches, and measures their stack distances.
 
     With a sampling rate below 1, only rows with a small hash are followed, all of their accesses
     (SHARDS: Waldspurger et al., FAST 2015). Their distances are as much too small as the sample.
 
     Args:
-        batches: ids of each batch, with repetitions or without.
         sampling_rate: share of the rows to follow.
     """
-    unique = [np.unique(ids).astype(np.int64) for ids in batches]
-    num_by_batch = np.array([len(ids) for ids in unique], dtype=np.int64)
-    if sampling_rate < 1.0:
-        limit = np.uint64(int(sampling_rate * 2.0**64))
-        unique = [ids[_hash(ids, _SAMPLE_SALT) < limit] for ids in unique]
-    # the order within a batch decides which of equally recent rows leaves first
-    stream = [ids[np.argsort(_hash(ids, _TIE_SALT))] for ids in unique]
-    sizes = np.array([len(ids) for ids in stream], dtype=np.int64)
-    batch = np.repeat(np.arange(len(stream)), sizes)
-    ids = np.concatenate([np.zeros(0, dtype=np.int64), *stream])
-    return Accesses(_distances(ids, batch, sizes), batch, num_by_batch, sampling_rate)
+
+    def __init__(self, sampling_rate: float = 1.0) -> None:
+        self._sampling_rate = sampling_rate
+        self._stream: list[Ids] = []
+        self._num_by_batch: list[int] = []
+
+    def add(self, ids: Ids) -> None:
+        """Record a batch, whose ids [N] may repeat."""
+        unique = np.unique(ids).astype(np.int64)
+        self._num_by_batch.append(len(unique))
+        if self._sampling_rate < 1.0:
+            limit = np.uint64(int(self._sampling_rate * 2.0**64))
+            unique = unique[_hash(unique, _SAMPLE_SALT) < limit]
+        # the order within a batch decides which of equally recent rows leaves first
+        self._stream.append(unique[np.argsort(_hash(unique, _TIE_SALT))])
+
+    def measure(self) -> Accesses:
+        """Return the accesses of all batches."""
+        sizes = np.array([len(ids) for ids in self._stream], dtype=np.int64)
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *self._stream])
+        num_by_batch = np.array(self._num_by_batch, dtype=np.int64)
+        return Accesses(_distances(ids, batch, sizes), batch, num_by_batch, self._sampling_rate)
 
 
 def _distances(ids: Ids, batch: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

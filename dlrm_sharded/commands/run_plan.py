@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.start import Start
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.explain.text import forecast, profile_value_text
+from dlrm_sharded.explain.text import cached_text, forecast, profile_value_text
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
@@ -52,6 +52,8 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
     plan, report = _kept_or_new(planner, task, start, cfg)
     summary_of_plan = f"{report.sharder}: {len(plan.shards)} shards in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    if report.cached is not None:
+        log.info("%s", cached_text(report.cached))
     if report.profile_value is not None:
         log.info("%s", profile_value_text(report.profile_value))
     if report.standing is not None:

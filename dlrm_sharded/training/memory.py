@@ -12,8 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.cached_memory import cached_weight_bytes
 from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.task import GIB, ShardingTask
 from dlrm_sharded.training.dense_trace import DenseMemory
 
@@ -139,6 +140,13 @@ def estimate_memory(
     )
 
 
+def _weight_bytes(shard: Shard) -> int:
+    """Return the memory of a shard's weights on the rank's device."""
+    if shard.load_factor is not None:
+        return cached_weight_bytes(shard.num_rows, shard.num_cols, shard.load_factor)
+    return FLOAT_BYTES * shard.num_rows * shard.num_cols
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankLoad:
     """The share of one rank in a global batch.
@@ -165,7 +173,7 @@ class _RankLoad:
         tables = {table.name: table for table in task.tables}
         local_batch_size = task.batch_size // plan.world_size
         shards = [shard for shard in plan.shards if shard.rank == rank]
-        weight_bytes = sum(FLOAT_BYTES * shard.num_rows * shard.num_cols for shard in shards)
+        weight_bytes = sum(map(_weight_bytes, shards))
         # Ids are spread over a table's rows, so a block of rows gets its share of them.
         ids_per_sample = sum(
             tables[shard.table].pooling_factor * shard.num_rows / tables[shard.table].num_embeddings
