@@ -79,10 +79,8 @@ def measured_curve(accesses: Accesses, num_rows: int) -> MissRatioCurve:
     half counts as a miss at all sizes but that of the whole table: what came before is not known.
     """
     sampling_rate = accesses.sampling_rate
-    warm_up = len(accesses.num_by_batch) // 2
-    expected = sampling_rate * float(accesses.num_by_batch[warm_up:].sum())
-    distance = accesses.distance[accesses.batch >= warm_up]
-    if expected == 0.0:
+    distance = accesses.distance[accesses.batch >= accesses.num_batches // 2]
+    if not len(distance):
         return MissRatioCurve(((0.0, 0.0), (1.0, 0.0)))
     known = np.sort(distance[distance != NEVER])
     # A step of the curve lies between a distance and the next larger size.
@@ -91,9 +89,7 @@ def measured_curve(accesses: Accesses, num_rows: int) -> MissRatioCurve:
     last = max(num_rows - 1, 1) * sampling_rate
     sizes = np.unique(np.concatenate([edges, edges + 1, [last]]))
     num_missed = len(distance) - np.searchsorted(known, sizes)
-    # Popular rows may be in the sample more or less often than their share. They hit in any cache,
-    # so what is missing counts as hits, and only the expected number of accesses is divided by.
-    return MissRatioCurve.through(sizes / sampling_rate / num_rows, num_missed / expected)
+    return MissRatioCurve.through(sizes / sampling_rate / num_rows, num_missed / len(distance))
 
 
 def expected_curve(table: Table, batch_size: int) -> MissRatioCurve:

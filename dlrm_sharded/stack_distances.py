@@ -36,13 +36,13 @@ class Accesses:
     Args:
         distance: [N], rows used more recently, of those that were sampled; `NEVER` at first use.
         batch: [N], number of each access's batch.
-        num_by_batch: unique ids of each batch, of which the sample is a part.
+        num_batches: number of batches, also of those without accesses.
         sampling_rate: share of the rows that were sampled.
     """
 
     distance: NDArray[np.int64]
     batch: NDArray[np.int64]
-    num_by_batch: NDArray[np.int64]
+    num_batches: int
     sampling_rate: float = 1.0
 
 
@@ -50,7 +50,8 @@ class AccessRecorder:
     """Records the ids of successive batches, and measures their stack distances.
 
     With a sampling rate below 1, only rows with a small hash are followed, all of their accesses
-    (SHARDS: Waldspurger et al., FAST 2015). Their distances are as much too small as the sample.
+    (SHARDS: Waldspurger et al., FAST 2015). Their distances are as much too small as the sample. As
+    a row counts once in a batch, however popular, the sample needs no correction for popular rows.
 
     Args:
         sampling_rate: share of the rows to follow.
@@ -59,12 +60,10 @@ class AccessRecorder:
     def __init__(self, sampling_rate: float = 1.0) -> None:
         self._sampling_rate = sampling_rate
         self._stream: list[Ids] = []
-        self._num_by_batch: list[int] = []
 
     def add(self, ids: Ids) -> None:
         """Record a batch, whose ids [N] may repeat."""
         unique = np.unique(ids).astype(np.int64)
-        self._num_by_batch.append(len(unique))
         if self._sampling_rate < 1.0:
             limit = np.uint64(int(self._sampling_rate * 2.0**64))
             unique = unique[_hash(unique, _SAMPLE_SALT) < limit]
@@ -76,8 +75,7 @@ class AccessRecorder:
         sizes = np.array([len(ids) for ids in self._stream], dtype=np.int64)
         batch = np.repeat(np.arange(len(sizes)), sizes)
         ids = np.concatenate([np.zeros(0, dtype=np.int64), *self._stream])
-        num_by_batch = np.array(self._num_by_batch, dtype=np.int64)
-        return Accesses(_distances(ids, batch, sizes), batch, num_by_batch, self._sampling_rate)
+        return Accesses(_distances(ids, batch, sizes), batch, len(sizes), self._sampling_rate)
 
 
 def _distances(ids: Ids, batch: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

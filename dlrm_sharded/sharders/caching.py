@@ -96,7 +96,7 @@ def cached_problem(problem: Problem, load_factors: Mapping[str, float]) -> Probl
 def where_caching_fits(problem: Problem) -> str | None:
     """Say, of a task without a plan, where one with cached tables would fit; None if nowhere."""
     task, topology = problem.task, problem.task.topology
-    device_bytes, where = int(problem.capacity_bytes.sum()), ""
+    device_bytes, where = int(problem.capacity_bytes.sum()), "with "
     if topology.compute_device != "cuda":
         device_bytes, where = GPU_BYTES * topology.world_size, "on cuda, with "
         if task.table_bytes <= FILLS[0] * device_bytes:
@@ -110,14 +110,14 @@ def where_caching_fits(problem: Problem) -> str | None:
         f"{where}{device_bytes / ranks / GIB:.0f} GiB a rank for tables and "
         f"{choice.host_bytes / ranks / GIB:.0f} GiB of host memory a rank, a plan with "
         f"{len(factors)} cached tables fits, load factors {min(factors):.2g} to "
-        f"{max(factors):.2g}, which adds about {choice.added_ms / ranks:.1f} ms to a step"
+        f"{max(factors):.2g}; caching adds about {choice.added_ms / ranks:.1f} ms to a step"
     )
     limit = _host_limit(task, 1.0)
     if topology.compute_device == "cuda" and limit is not None and choice.host_bytes > limit:
         least = least_host_bytes(options, device_bytes=int(FILLS[0] * device_bytes)) or 0
         text += (
-            f"; host memory is limited to {limit / ranks / GIB:.0f} GiB a rank, and "
-            f"{least / ranks / GIB:.0f} are needed at least ({HOST_MEMORY_KEYS})"
+            f"; host memory is limited to {limit / ranks / GIB:.0f} GiB a rank, and no choice "
+            f"with less than {least / ranks / GIB:.0f} was found ({HOST_MEMORY_KEYS})"
         )
     return text
 
