@@ -59,6 +59,25 @@ class MissRatioCurve:
         """Return the miss ratio of one size."""
         return float(self.ratios(np.array([share]))[0])
 
+    def with_tail_of(self, expected: MissRatioCurve) -> MissRatioCurve:
+        """Return the curve that falls like an expected one where it was measured no further.
+
+        A few batches use a small part of a large table. Larger caches than that have as many misses
+        in them, those of rows that were not used before, of which more batches would see less.
+        """
+        shares, ratios = np.array(self.points).T
+        if len(shares) < 3 or ratios[-2] == 0.0:
+            return self
+        end = int(np.argmax(ratios <= ratios[-2] + TOLERANCE))
+        of_end = expected.ratio(float(shares[end]))
+        tail = np.array([share for share, _ in expected.points if share > shares[end]])
+        if of_end == 0.0 or not len(tail):
+            return self
+        falling = ratios[end] * expected.ratios(tail) / of_end
+        return MissRatioCurve.through(
+            np.concatenate([shares[: end + 1], tail]), np.concatenate([ratios[: end + 1], falling])
+        )
+
     @classmethod
     def through(cls, shares: Floats, ratios: Floats) -> MissRatioCurve:
         """Return a curve through points [N] of rising shares, without those that say little."""

@@ -8,7 +8,7 @@ import time
 
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.errors import check_count
-from dlrm_sharded.miss_ratio import measured_curve
+from dlrm_sharded.miss_ratio import expected_curve, measured_curve
 from dlrm_sharded.stack_distances import AccessRecorder
 from dlrm_sharded.task import ShardingTask
 
@@ -60,7 +60,12 @@ def with_measured_curves(task: ShardingTask, dataset: Dataset, num_batches: int)
                 rates.append(min(1.0, MAX_ACCESSES / max(1, num_batches * len(ids))))
                 recorders[table.name] = AccessRecorder(rates[-1])
             recorders[table.name].add(ids)
-    curves = {t.name: measured_curve(recorders[t.name].measure(), t.num_embeddings) for t in large}
+    curves = {
+        table.name: measured_curve(
+            recorders[table.name].measure(), table.num_embeddings
+        ).with_tail_of(expected_curve(table, task.batch_size))
+        for table in large
+    }
     log.info(
         "measured the miss-ratio curves of %d tables on %d batches in %.1f s, on %.2g to %.2g of "
         "their rows",

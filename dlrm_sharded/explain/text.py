@@ -70,7 +70,8 @@ def cached_text(cached: CacheForecast) -> str:
         f"{len(cached.tables)} tables are in host memory, up to {host_gib:.1f} GiB of a rank, and "
         f"their most recent rows in device memory; caching adds up to {most_ms:.2f} ms to a step, "
         "which the prediction includes (by public figures, within a factor of 2; miss ratios of "
-        f"{measured} tables are measured, the others expected of Zipf distributions)"
+        f"{measured} tables are measured, the others expected of Zipf distributions; "
+        "explain=true leaves this time out)"
     ]
     by_time = sorted(cached.tables, key=lambda table: -table.added_ms)
     lines += [

@@ -139,6 +139,27 @@ def test_expected_curve(exponent: float) -> None:
     assert np.abs(error).max() < 0.03
 
 
+@pytest.mark.parametrize("exponent", [0.6, 0.9, 1.05])
+def test_few_batches_and_the_tail_that_is_expected(exponent: float) -> None:
+    num_rows, batch_size = 8000, 400
+    (table,) = with_expected_profile(
+        [Table("t", num_rows, 4, 1.0)], batch_size=batch_size, exponent=exponent
+    )
+    long_run = measured(zipf_batches(exponent, batch_size, num_rows, 600), num_rows)
+    few = measured(zipf_batches(exponent, batch_size, num_rows, 12), num_rows)
+    with_tail = few.with_tail_of(expected_curve(table, batch_size))
+    shares = np.linspace(0.05, 0.9, 18)
+    assert np.abs(few.ratios(shares) - long_run.ratios(shares)).max() > 0.2
+    assert np.abs(with_tail.ratios(shares) - long_run.ratios(shares)).max() < 0.05
+    seen = few.ratios(np.array([0.01, 0.02, 0.05]))
+    assert with_tail.ratios(np.array([0.01, 0.02, 0.05])) == pytest.approx(seen, abs=0.01)
+
+
+def test_a_curve_that_was_measured_to_its_end_has_no_other_tail() -> None:
+    curve = measured(cyclic_batches(300))
+    assert curve.with_tail_of(expected_curve(Table("t", NUM_ROWS, 4, 1.0), 300)) == curve
+
+
 def test_expected_curve_of_tables_without_accesses() -> None:
     for table in (Table("none", 100, 4, 0.0), Table("one", 1, 4, 3.0)):
         assert expected_curve(table, 64).ratio(0.5) == 0.0
