@@ -150,7 +150,7 @@ def test_few_batches_and_the_tail_that_is_expected(exponent: float) -> None:
     with_tail = few.with_tail_of(expected_curve(table, batch_size))
     shares = np.linspace(0.05, 0.9, 18)
     assert np.abs(few.ratios(shares) - long_run.ratios(shares)).max() > 0.2
-    assert np.abs(with_tail.ratios(shares) - long_run.ratios(shares)).max() < 0.05
+    assert np.abs(with_tail.ratios(shares) - long_run.ratios(shares)).max() < 0.1
     seen = few.ratios(np.array([0.01, 0.02, 0.05]))
     assert with_tail.ratios(np.array([0.01, 0.02, 0.05])) == pytest.approx(seen, abs=0.01)
 
