@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.cached_memory import cached_shard_bytes, host_shard_bytes
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.json_files import read_json_object
 from dlrm_sharded.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
@@ -20,12 +21,12 @@ log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
 
-SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision"}
-"""Keys of a shard in plan.json; the last two only where they are true and not fp32."""
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision", "load_factor"}
+"""Keys of a shard in plan.json; the last three only where they are set, and not to fp32."""
 
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
-    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
+    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
 
@@ -37,6 +38,8 @@ class Shard:
     Args:
         replicated: whether every rank holds this whole table and looks up its own samples in it.
         precision: of the weights, one of `TABLE_BYTES`; the same for all shards of a table.
+        load_factor: share of the shard's rows that the device caches, while all of them are in
+            host memory; None for a shard in device memory. It is that of all shards of the table.
     """
 
     table: str
@@ -45,6 +48,7 @@ class Shard:
     cols: Interval
     replicated: bool = False
     precision: str = "fp32"
+    load_factor: float | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,33 +70,47 @@ class Shard:
         )
 
     def bytes_on(self, topology: Topology) -> int:
-        """Return the memory of the shard: weights, optimizer state, gradients of a replica."""
+        """Return the memory of the shard: weights, optimizer state, gradients of a replica.
+
+        Of a cached shard, this is what lies on the device.
+        """
+        if self.load_factor is not None:
+            return cached_shard_bytes(topology, self.num_rows, self.num_cols, self.load_factor)
         return topology.shard_bytes(
             self.num_rows, self.num_cols, replicated=self.replicated, precision=self.precision
         )
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights alone."""
+        """Memory of the weights alone, wherever they are."""
         return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
+
+    def host_bytes_on(self, topology: Topology) -> int:
+        """Return the host memory of the shard; 0 unless its rows are cached."""
+        if self.load_factor is None:
+            return 0
+        return host_shard_bytes(topology, self.num_rows, self.num_cols)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a shard in plan.json.
 
-        Only replicas have the key `replicated`, and only tables that are not in fp32 the key
-        `precision`. Readers that do not know them refuse such plans.
+        Only replicas have the key `replicated`, only tables that are not in fp32 the key
+        `precision`, and only cached shards the key `load_factor`. Readers that do not know them
+        refuse such plans.
         """
-        fields = {
+        fields: dict[str, Any] = {
             "table": self.table,
             "rank": self.rank,
             "rows": list(self.rows),
             "cols": list(self.cols),
         }
-        return (
-            fields
-            | ({"replicated": True} if self.replicated else {})
-            | ({"precision": self.precision} if self.precision != "fp32" else {})
-        )
+        if self.replicated:
+            fields["replicated"] = True
+        if self.precision != "fp32":
+            fields["precision"] = self.precision
+        if self.load_factor is not None:
+            fields["load_factor"] = self.load_factor
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Shard:
@@ -104,6 +122,7 @@ class Shard:
             cols=_interval(fields["cols"]),
             replicated=_truth(fields.get("replicated", False)),
             precision=_precision(fields.get("precision", "fp32")),
+            load_factor=_number_or_none(fields.get("load_factor")),
         )
 
     def __str__(self) -> str:
@@ -143,11 +162,23 @@ class ShardingPlan:
         """Return the names of the tables whose weights are in fp16, sorted."""
         return sorted({shard.table for shard in self.shards if shard.precision == "fp16"})
 
+    @property
+    def load_factors(self) -> dict[str, float]:
+        """Load factors of the cached tables; empty if all tables are in device memory."""
+        return {s.table: s.load_factor for s in self.shards if s.load_factor is not None}
+
     def bytes_by_rank(self, topology: Topology) -> list[int]:
         """Return the memory that the plan takes on each rank."""
         used = [0] * self.world_size
         for shard in self.shards:
             used[shard.rank] += shard.bytes_on(topology)
+        return used
+
+    def host_bytes_by_rank(self, topology: Topology) -> list[int]:
+        """Return the host memory that the cached tables of each rank take."""
+        used = [0] * self.world_size
+        for shard in self.shards:
+            used[shard.rank] += shard.host_bytes_on(topology)
         return used
 
     def to_json(self) -> dict[str, Any]:
@@ -222,6 +253,17 @@ def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
     return ShardingPlan(task.topology.world_size, tuple(shards))
 
 
+def with_load_factors(plan: ShardingPlan, load_factors: Mapping[str, float]) -> ShardingPlan:
+    """Return the plan with these tables cached, and no others."""
+    return ShardingPlan(
+        plan.world_size,
+        tuple(
+            dataclasses.replace(shard, load_factor=load_factors.get(shard.table))
+            for shard in plan.shards
+        ),
+    )
+
+
 def _check_keys_of_shards(shards: Any) -> None:
     """Raise ValueError if a shard has a key that shards do not have."""
     if not isinstance(shards, list):
@@ -251,6 +293,12 @@ def _interval(bounds: Any) -> Interval:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 

@@ -5,6 +5,7 @@ A plan only says where shards are. Everything that a planner says of it is in a 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,58 @@ class ProfileValue:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTable:
+    """A table in host memory, of which the ranks' devices cache some rows.
+
+    Args:
+        load_factor: share of the rows in the caches.
+        miss_ratio: share of a batch's unique ids whose rows are fetched.
+        is_measured: whether that follows from accesses that were measured.
+        added_ms: time that the table's costliest shard adds to its rank.
+    """
+
+    table: str
+    load_factor: float
+    miss_ratio: float
+    is_measured: bool
+    added_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheForecast:
+    """What cached tables take, by a model that nobody has compared with measurements.
+
+    Args:
+        tables: the cached tables.
+        added_ms_by_rank: time for misses and for looking up the caches, which the predicted cost
+            counts in the forward computation.
+        host_bytes_by_rank: host memory of the tables.
+    """
+
+    tables: tuple[CachedTable, ...]
+    added_ms_by_rank: tuple[float, ...]
+    host_bytes_by_rank: tuple[int, ...]
+
+    def added_to(self, cost: PlanCost) -> PlanCost:
+        """Return a predicted cost with the time of the caches."""
+        return dataclasses.replace(
+            cost,
+            per_rank=tuple(
+                dataclasses.replace(rank, fwd_compute_ms=rank.fwd_compute_ms + ms)
+                for rank, ms in zip(cost.per_rank, self.added_ms_by_rank, strict=True)
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `cached` in plan.json."""
+        return {
+            "tables": [dataclasses.asdict(table) for table in self.tables],
+            "added_ms_by_rank": list(self.added_ms_by_rank),
+            "host_bytes_by_rank": list(self.host_bytes_by_rank),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """The planner's statements about a plan.
 
@@ -131,6 +184,7 @@ class PlanReport:
         diagnosis: None if it was not requested or the cost model is not additive.
         profile_value: None if all profiles are known, or the cost model is not additive.
         exchange_precision: precision of the plan's exchanges.
+        cached: what cached tables add, which `cost` includes; None if no table is cached.
     """
 
     sharder: str
@@ -142,6 +196,7 @@ class PlanReport:
     diagnosis: Diagnosis | None = None
     profile_value: ProfileValue | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    cached: CacheForecast | None = None
 
     @property
     def gap(self) -> float | None:
@@ -152,8 +207,8 @@ class PlanReport:
 
 
 def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
-    """Return the form of plan.json."""
-    return {
+    """Return the form of plan.json, which has the key `cached` only if tables are cached."""
+    fields = {
         "sharder": report.sharder,
         **plan.to_json(),
         "solve_s": report.solve_s,
@@ -164,3 +219,4 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "profiles": None if report.profile_value is None else report.profile_value.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
     }
+    return fields | ({} if report.cached is None else {"cached": report.cached.to_json()})

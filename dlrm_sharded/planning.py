@@ -17,6 +17,7 @@ from dlrm_sharded.cost.base import (
     standing_of,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.cached_tables import cache_forecast
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.plan import ShardingPlan, with_precisions
@@ -25,7 +26,7 @@ from dlrm_sharded.plan_report import Diagnosis, PlanReport, ProfileValue
 from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
 from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.task import ShardingTask, without_memory_limit
 from dlrm_sharded.validation import validate
 
 log = logging.getLogger(__name__)
@@ -104,24 +105,29 @@ class Planner:
     ) -> PlanReport:
         task, unprofiled = with_precisions(task, plan), with_precisions(unprofiled, plan)
         model = for_precision(self.cost_model, plan.exchange_precision)
+        cached = cache_forecast(plan, task, model)
+        cost = None if model is None else _finite(model.predict(plan, task))
         caveat = None if model is None else caveat_of(model, task.topology)
         bound_ms = diagnosis = profile_value = None
         if isinstance(model, AdditiveCostModel):
             # A bound of times that do not hold here would read as one of the real times.
-            bound_ms = None if caveat else lower_bound_ms(task, model)
+            # Plans that cache tables can be had in less memory, and cost no less than others.
+            bounded = task if cached is None else without_memory_limit(task)
+            bound_ms = None if caveat else lower_bound_ms(bounded, model)
             diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
-            if self.value_profiles and unprofiled != task:
+            if self.value_profiles and unprofiled != task and cached is None:
                 profile_value = self.value_profiles(plan, unprofiled, model)
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
-            cost=None if model is None else _finite(model.predict(plan, task)),
+            cost=cost if cost is None or cached is None else cached.added_to(cost),
             standing=None if model is None else standing_of(model),
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
             profile_value=profile_value,
             exchange_precision=plan.exchange_precision,
+            cached=cached,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ class Table:
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
         precision: of the weights; a plan decides it, so a task.json does not have it.
+        miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
+            share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
+            was not measured.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Table:
     pooling_factor: float
     reuse_histogram: tuple[float, ...] | None = None
     precision: str = "fp32"
+    miss_ratio_curve: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -61,6 +66,8 @@ class Table:
                 )
             for share in self.reuse_histogram:
                 check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
+        if self.miss_ratio_curve is not None:
+            _check_curve(f"{where}: miss_ratio_curve", self.miss_ratio_curve)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a table in task.json."""
@@ -72,6 +79,8 @@ class Table:
         }
         if self.reuse_histogram is not None:
             fields["reuse_histogram"] = list(self.reuse_histogram)
+        if self.miss_ratio_curve is not None:
+            fields["miss_ratio_curve"] = [list(point) for point in self.miss_ratio_curve]
         return fields
 
     @classmethod
@@ -93,4 +102,30 @@ class Table:
         if histogram is not None and not isinstance(histogram, list):
             raise ConfigError(f"table {fields['name']!r}: reuse_histogram is not a list")
         shares = None if histogram is None else tuple(histogram)
-        return cls(**{**fields, "reuse_histogram": shares})
+        curve = fields.get("miss_ratio_curve")
+        if curve is not None:
+            if not isinstance(curve, list) or not all(isinstance(point, list) for point in curve):
+                raise ConfigError(
+                    f"table {fields['name']!r}: miss_ratio_curve is not a list of [share, ratio]"
+                )
+            curve = tuple(map(tuple, curve))
+        return cls(**{**fields, "reuse_histogram": shares, "miss_ratio_curve": curve})
+
+
+def _check_curve(key: str, points: tuple[tuple[float, float], ...]) -> None:
+    """Raise ConfigError unless points are [share, ratio] from share 0 to 1, and no ratio rises."""
+    if len(points) < 2 or any(len(point) != 2 for point in points):
+        raise ConfigError(f"{key} needs two points [share, ratio] or more, and no other lengths")
+    for share, ratio in points:
+        check_number(f"{key}: a share of the rows", share, most=1.0)
+        check_number(f"{key}: a miss ratio", ratio, most=1.0)
+    if points[0][0] != 0.0 or points[-1][0] != 1.0:
+        raise ConfigError(
+            f"{key} goes from share {points[0][0]:g} to {points[-1][0]:g}, must go from 0 to 1"
+        )
+    for (share, ratio), (next_share, next_ratio) in itertools.pairwise(points):
+        if next_share <= share or next_ratio > ratio:
+            raise ConfigError(
+                f"{key} has the point [{next_share:g}, {next_ratio:g}] after [{share:g}, "
+                f"{ratio:g}]; shares must rise, and a larger cache cannot miss more"
+            )

@@ -17,6 +17,9 @@ GIB = 2**30
 MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 """Where users set the memory of a rank, for messages."""
 
+HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
+"""Where users set a rank's share of host memory, for messages."""
+
 REPLICA_GRADIENT_BYTES = 8
 """Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
 
@@ -28,6 +31,9 @@ MAX_RANKS, MAX_BYTES = 2**20, 2**60
 
 MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
 """Limits beyond any real link, in bytes/s, between which predicted times are finite."""
+
+BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s", "host_bytes_per_s")
+"""Keys of a topology that are bandwidths; all are optional."""
 
 MAX_BATCH_SIZE = 2**40
 
@@ -47,6 +53,10 @@ class Topology:
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
         intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
             ranks of its host together, and to those of other hosts; None if not known.
+        host_memory_bytes: host memory of one rank for tables of which its device caches a part;
+            the ranks of a host share theirs. None if it is not limited.
+        host_bytes_per_s: bandwidth at which a device exchanges rows with host memory, both
+            directions together; None if not known.
     """
 
     world_size: int
@@ -58,6 +68,8 @@ class Topology:
     intra_host_bytes_per_s: float | None = None
     inter_host_bytes_per_s: float | None = None
     memory_bytes_by_rank: tuple[int, ...] | None = None
+    host_memory_bytes: int | None = None
+    host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
@@ -67,7 +79,11 @@ class Topology:
         check_count(
             "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
         )
-        for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
+        if self.host_memory_bytes is not None:
+            check_count(
+                "topology.host_memory_bytes", self.host_memory_bytes, least=0, most=MAX_BYTES
+            )
+        for key in BANDWIDTHS:
             if getattr(self, key) is not None:
                 self._check_bandwidth(key)
         if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
@@ -147,7 +163,7 @@ class Topology:
         }
         if self.memory_bytes_by_rank is not None:
             fields["memory_bytes_by_rank"] = list(self.memory_bytes_by_rank)
-        for key in ("intra_host_bytes_per_s", "inter_host_bytes_per_s"):
+        for key in ("host_memory_bytes", *BANDWIDTHS):
             if getattr(self, key) is not None:
                 fields[key] = getattr(self, key)
         return fields
@@ -238,6 +254,12 @@ class ShardingTask:
             topology=Topology(**topology),
             batch_size=fields["batch_size"],
         )
+
+
+def without_memory_limit(task: ShardingTask) -> ShardingTask:
+    """Return the task on ranks whose memory holds any table."""
+    topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
+    return dataclasses.replace(task, topology=topology)
 
 
 def read_task(path: str | Path) -> ShardingTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import (
+    CacheParams,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
@@ -24,6 +26,9 @@ from dlrm_sharded.task import Topology
 
 DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 """TorchRec's types of weights, by precision."""
+
+CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+"""Kernel of tables in host memory, of which the device caches some rows."""
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
@@ -85,11 +90,14 @@ def from_torchrec(
                 f"table {name!r} is {parameter.sharding_type} without shards; a plan can say "
                 "table-, column-, row-wise and data-parallel only"
             )
+        cache = parameter.cache_params if parameter.compute_kernel == CACHED_KERNEL else None
+        load_factor = None if cache is None else cache.load_factor
         for metadata in parameter.sharding_spec.shards:
             (row, col), (num_rows, num_cols) = metadata.shard_offsets, metadata.shard_sizes
             if num_rows and num_cols:
                 rank = metadata.placement.rank()
-                shards.append(Shard(name, rank, (row, row + num_rows), (col, col + num_cols)))
+                rows, cols = (row, row + num_rows), (col, col + num_cols)
+                shards.append(Shard(name, rank, rows, cols, load_factor=load_factor))
     return tuple(shards)
 
 
@@ -103,9 +111,10 @@ def parameter_sharding(
             compute_kernel=EmbeddingComputeKernel.DENSE.value,
             ranks=list(range(topology.world_size)),
         )
+    cache = _cache_params(shards[0])
     return ParameterSharding(
         sharding_type=layout.torchrec_type(topology),
-        compute_kernel=EmbeddingComputeKernel.FUSED.value,
+        compute_kernel=EmbeddingComputeKernel.FUSED.value if cache is None else CACHED_KERNEL,
         ranks=[shard.rank for shard in shards],
         sharding_spec=EnumerableShardingSpec(
             [
@@ -119,4 +128,18 @@ def parameter_sharding(
                 for shard in shards
             ]
         ),
+        cache_params=cache,
     )
+
+
+def _cache_params(shard: Shard) -> CacheParams | None:
+    """Return the parameters of a shard's cache; None if it has none.
+
+    TorchRec puts cached tables of a rank into one module, whose one cache has the mean of their
+    load factors and rows as wide as the widest. Modules of different parameters stay apart, so each
+    table gets a number of its own: these bytes stay free on the device, which changes nothing.
+    """
+    if shard.load_factor is None:
+        return None
+    own_number = zlib.crc32(shard.table.encode()) / 2.0**8  # below 16 MiB, and exact in a float
+    return CacheParams(load_factor=shard.load_factor, reserved_memory=own_number)

@@ -10,7 +10,7 @@ from dlrm_sharded.layouts import is_replicated, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.precision import TABLE_BYTES, why_not_exchanged
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
+from dlrm_sharded.task import GIB, HOST_MEMORY_KEYS, MEMORY_KEYS, ShardingTask, Topology
 
 SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
@@ -22,9 +22,9 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
             does not train a split; a table is replicated in part only, or in fp16; the shards of a
-            table have different precisions; the ranks do not exchange
-            numbers of the plan's precision; or a rank needs more memory than it has. The message
-            has the numbers.
+            table have different precisions; a table is cached in part only, or where devices cannot
+            cache; the ranks do not exchange numbers of the plan's precision; or a rank needs more
+            memory than it has. The message has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -49,12 +49,14 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         if not is_replicated(shards):
             _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
+        _check_caching(shards, topology)
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(
         plan.exchange_precision, topology.compute_device, local_batch_size
     ):
         raise InvalidPlanError(f"the plan's {reason}")
     _check_memory(plan, task)
+    _check_host_memory(plan, topology)
 
 
 def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:
@@ -160,6 +162,58 @@ def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
             f"table {table.name!r}: rows [{start}, {stop}), cols [{edge}, {gap_end}) "
             "are in no shard; shards must cover the whole table"
         )
+
+
+def _check_caching(shards: Sequence[Shard], topology: Topology) -> None:
+    """Check the load factors of one table's shards, if any has one."""
+    name, load_factors = shards[0].table, {shard.load_factor for shard in shards}
+    if load_factors == {None}:
+        return
+    if len(load_factors) > 1:
+        found = ", ".join(f"{shard.load_factor} on rank {shard.rank}" for shard in shards)
+        raise InvalidPlanError(
+            f"table {name!r} has the load factors {found}; give all of its shards the same one, or "
+            "none"
+        )
+    load_factor = shards[0].load_factor
+    assert load_factor is not None
+    if not 0.0 < load_factor <= 1.0:
+        raise InvalidPlanError(
+            f"table {name!r} has the load factor {load_factor}, the share of its rows that the "
+            "device caches; it must be above 0 and at most 1"
+        )
+    if is_replicated(shards):
+        raise InvalidPlanError(
+            f"table {name!r} is replicated and has the load factor {load_factor}; TorchRec caches "
+            "no replicas: drop one of the two"
+        )
+    if shards[0].precision != "fp32":
+        raise InvalidPlanError(
+            f"table {name!r} is in {shards[0].precision} and has the load factor {load_factor}; "
+            "cached tables are in fp32: drop one of the two"
+        )
+    if topology.compute_device != "cuda":
+        raise InvalidPlanError(
+            f"table {name!r} has the load factor {load_factor}, but ranks that compute on "
+            f"{topology.compute_device} have no device memory to cache rows in; plan for cuda, or "
+            "without cached tables (sharder.cache_tables=never)"
+        )
+
+
+def _check_host_memory(plan: ShardingPlan, topology: Topology) -> None:
+    """Check what the ranks of each host keep in its memory."""
+    if topology.host_memory_bytes is None:
+        return
+    per_host, used = topology.ranks_per_host, plan.host_bytes_by_rank(topology)
+    limit = per_host * topology.host_memory_bytes
+    for host in range(topology.world_size // per_host):
+        on_host = sum(used[host * per_host : (host + 1) * per_host])
+        if on_host > limit:
+            raise InvalidPlanError(
+                f"the cached tables on host {host} would take {on_host:,} B of its memory "
+                f"({on_host / GIB:.2f} GiB), its {per_host} ranks may use {limit:,} B "
+                f"({limit / GIB:.2f} GiB); raise {HOST_MEMORY_KEYS}, or cache fewer tables"
+            )
 
 
 def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:

@@ -154,6 +154,10 @@ def table_shards(model: nn.Module) -> Iterator[TableShard]:
     """Yield the shards of this rank that are in fused lookups."""
     for kernel in _kernels(model):
         lookup = kernel.emb_module
+        # Rows of cached tables are in host memory: bring it up to date, and forget what is cached,
+        # as the weights may be about to change there. Other tables have no cache.
+        lookup.flush()
+        lookup.reset_cache_states()
         weights = lookup.split_embedding_weights()
         states = lookup.split_optimizer_states() or [()] * len(weights)
         for config, weight, of_table in zip(

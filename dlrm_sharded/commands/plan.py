@@ -24,7 +24,14 @@ from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, check_path
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.explain.text import forecast, halves, profile_value_text, replicas, sections
+from dlrm_sharded.explain.text import (
+    cached_text,
+    forecast,
+    halves,
+    profile_value_text,
+    replicas,
+    sections,
+)
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
@@ -70,6 +77,8 @@ def hydra_main(cfg: DictConfig) -> None:
             task.topology.rank_memory_text,
             cfg.out,
         )
+        if report.cached is not None:
+            log.info("%s", cached_text(report.cached))
         if report.profile_value is not None:
             log.info("%s", profile_value_text(report.profile_value))
         if report.standing is not None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.start import Start
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.explain.text import forecast, halves, profile_value_text, replicas
+from dlrm_sharded.explain.text import cached_text, forecast, halves, profile_value_text, replicas
 from dlrm_sharded.fused_optimizers import check_replicable
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
@@ -62,6 +62,8 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
             "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
             "a 2000th of a weight are lost; on GPUs it rounds at random"
         )
+    if report.cached is not None:
+        log.info("%s", cached_text(report.cached))
     if report.profile_value is not None:
         log.info("%s", profile_value_text(report.profile_value))
     if report.standing is not None:

@@ -6,8 +6,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 
 BYTES_PER_GB = 1e9
@@ -27,7 +28,9 @@ def task_from_data(cfg: DictConfig) -> ShardingTask:
             f"batch_size is {cfg.batch_size:,}; it is global and must be a multiple of the "
             f"{topology.world_size} ranks (topology.world_size)"
         )
-    return ShardingTask(build_dataset(cfg).tables, topology, cfg.batch_size)
+    dataset = build_dataset(cfg)
+    task = ShardingTask(dataset.tables, topology, cfg.batch_size)
+    return with_measured_curves(task, dataset, num_curve_batches(cfg.curve_batches, task))
 
 
 def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
@@ -44,8 +47,12 @@ def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
             f"topology.reserved_gib is {node.reserved_gib:g}, which leaves nothing of "
             f"topology.memory_gib = {node.memory_gib:g}; reserve less"
         )
+    host_memory_bytes = None
+    if node.host_memory_gib is not None:
+        check_number("topology.host_memory_gib", node.host_memory_gib, most=MAX_BYTES / GIB)
+        host_memory_bytes = int(node.host_memory_gib * GIB)
     bandwidths = {}
-    for link in ("intra_host", "inter_host"):
+    for link in ("intra_host", "inter_host", "host"):
         gb_per_s = node[f"{link}_gb_per_s"]
         if gb_per_s is not None:
             check_number(f"topology.{link}_gb_per_s", gb_per_s, above=True)
@@ -57,5 +64,6 @@ def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
         bytes_per_element=optimizer.bytes_per_element,
         optimizer_bytes_per_row=optimizer.bytes_per_row,
         compute_device=node.compute_device,
+        host_memory_bytes=host_memory_bytes,
         **bandwidths,
     )

@@ -198,7 +198,7 @@ class PiecePricer:
             replica=Pieces(
                 vectors=self._compute.vectors(workload),
                 size_bytes=self._size_bytes(
-                    self._whole, self._dims, topology.bytes_per_element + REPLICA_GRADIENT_BYTES
+                    self._whole, self._dims, self._element_bytes + REPLICA_GRADIENT_BYTES
                 ),
                 volume=np.zeros(len(self._whole)),
             ),

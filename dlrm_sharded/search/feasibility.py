@@ -62,9 +62,11 @@ def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
     if not problem.columns_per_step[unit]:
         return int(problem.size_bytes[problem.whole_shape[unit]])
     table = problem.task.tables[problem.tables[unit][0]]
-    return problem.task.topology.shard_bytes(
+    smallest = problem.task.topology.shard_bytes(
         table.num_embeddings, COLUMN_MULTIPLE, precision=table.precision
     )
+    # of a cached table, a step takes less than so many columns in device memory
+    return min(smallest, int(problem.size_bytes[problem.first_shape[unit]]))
 
 
 def _row_blocks_may_fit(problem: Problem, unit: int) -> bool:

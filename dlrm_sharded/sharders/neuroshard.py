@@ -11,6 +11,7 @@ published search, each for one of its faults, which `neuroshard_paper` keeps:
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from dlrm_sharded.errors import (
     check_number,
 )
 from dlrm_sharded.layouts import CAN_REPLICATE
-from dlrm_sharded.plan import ShardingPlan, read_plan
+from dlrm_sharded.plan import ShardingPlan, read_plan, with_load_factors
 from dlrm_sharded.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
@@ -45,6 +46,12 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.caching import (
+    CachedState,
+    cached_problem,
+    find_cached_state,
+    where_caching_fits,
+)
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
 from dlrm_sharded.sharders.table_precision import (
     in_half,
@@ -52,11 +59,12 @@ from dlrm_sharded.sharders.table_precision import (
     with_precisions_of,
 )
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask, without_memory_limit
 from dlrm_sharded.validation import validate
 
 AUTO = "auto"
 GOOD_GAP = 0.003
+CACHE_TABLES = ("auto", "never")
 
 
 class NeuroShardSharder:
@@ -79,6 +87,8 @@ class NeuroShardSharder:
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
             plan; None for no limit.
+        cache_tables: "auto" to keep tables in host memory and cache a part of their rows, if no
+            other plan fits GPUs; "never" to refuse such tasks.
     """
 
     name = "neuroshard"
@@ -103,6 +113,7 @@ class NeuroShardSharder:
         warm_start: str | Path | None = None,
         max_moved_tables: int | None = None,
         max_moved_gib: float | None = None,
+        cache_tables: str = "auto",
     ) -> None:
         if not isinstance(context.cost_model, AdditiveCostModel):
             raise ConfigError(
@@ -127,6 +138,10 @@ class NeuroShardSharder:
                 "sharder.max_moved_tables and sharder.max_moved_gib limit moves away from an "
                 "earlier plan; name its plan.json in sharder.warm_start"
             )
+        if cache_tables not in CACHE_TABLES:
+            raise ConfigError(
+                f"sharder.cache_tables is {cache_tables!r}, must be {' or '.join(CACHE_TABLES)}"
+            )
         self._cost_model = context.cost_model
         self.chooses_exchange_precision = exchange_precision is not None
         self._table_precision = table_precision
@@ -147,6 +162,7 @@ class NeuroShardSharder:
         )
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
+        self._cache_tables = cache_tables
         self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -175,8 +191,7 @@ class NeuroShardSharder:
         self, task: ShardingTask, model: AdditiveCostModel, time_budget_s: float
     ) -> ShardingPlan:
         """Return the best plan under the prices of a model, whatever its precision."""
-        clock = Clock(time.perf_counter() + time_budget_s)
-        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
+        clock = _clock(time_budget_s)
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = build_problem(
             task,
@@ -188,18 +203,47 @@ class NeuroShardSharder:
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
             all_replicas=earlier is not None,
         )
+        load_factors: dict[str, float] = {}
         if earlier is not None:
-            state = self._near(problem, earlier, clock)
-        else:
-            bound_ms = lower_bound_ms(task, model)
-            reason = why_infeasible(problem)
-            best = None if reason else find_state(problem, bound_ms, self._seed, stopping)
-            if best is None:
-                raise InfeasibleTaskError(reason or _not_found(problem))
+            load_factors, earlier = earlier.load_factors, with_load_factors(earlier, {})
+            state = self._near(cached_problem(problem, load_factors), earlier, clock)
+        elif (best := self._find(problem, clock)) is not None:
             state = best
+        else:
+            cached = self._with_caches(problem, time_budget_s)
+            state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
         plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
+
+    def _find(self, problem: Problem, clock: Clock) -> State | None:
+        """Return the best state found; None if none fits, or none was found."""
+        if why_infeasible(problem):
+            return None
+        bound_ms = lower_bound_ms(problem.task, problem.model)
+        if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
+            bound_ms = lower_bound_ms(without_memory_limit(problem.task), problem.model)
+        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
+        return find_state(problem, bound_ms, self._seed, stopping)
+
+    def _with_caches(self, problem: Problem, time_budget_s: float) -> CachedState:
+        """Find a plan with cached tables for a task that has no other.
+
+        Raises:
+            InfeasibleTaskError: there is none; the message says where one would fit.
+        """
+        # Tables in fp16 cannot be cached, and where they may be in fp16, that costs less.
+        if self._cache_tables == "auto" and self._table_precision == "fp32":
+            found = find_cached_state(problem, lambda p: self._find(p, _clock(time_budget_s)))
+            if found is not None:
+                return found
+        reason, elsewhere = why_infeasible(problem) or _not_found(problem), None
+        if problem.task.table_bytes > problem.capacity_bytes.sum():
+            elsewhere = where_caching_fits(problem)
+        if elsewhere is not None and self._cache_tables == "never":
+            elsewhere = f"with sharder.cache_tables=auto: {elsewhere}"
+        raise InfeasibleTaskError(reason if elsewhere is None else f"{reason}; {elsewhere}")
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
@@ -213,6 +257,10 @@ class NeuroShardSharder:
         budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
         improve_within(state, budget, self._seed, clock)
         return state
+
+
+def _clock(time_budget_s: float) -> Clock:
+    return Clock(time.perf_counter() + time_budget_s)
 
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:

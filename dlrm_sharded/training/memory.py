@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlrm_sharded.cached_memory import cached_weight_bytes
 from dlrm_sharded.errors import InfeasibleTaskError
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.task import GIB, REPLICA_GRADIENT_BYTES, ShardingTask
@@ -141,6 +142,13 @@ def estimate_memory(
     )
 
 
+def _weight_bytes(shard: Shard) -> int:
+    """Return the memory of a shard's weights on the rank's device."""
+    if shard.load_factor is not None:
+        return cached_weight_bytes(shard.num_rows, shard.num_cols, shard.load_factor)
+    return FLOAT_BYTES * shard.num_rows * shard.num_cols
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankLoad:
     """The share of one rank in a global batch.
@@ -186,7 +194,7 @@ class _RankLoad:
             return num_samples(shard) * table.pooling_factor * share
 
         def weight_bytes(held: Sequence[Shard]) -> int:
-            return sum(shard.weight_bytes for shard in held)
+            return sum(map(_weight_bytes, held))
 
         def pooled_bytes(held: Sequence[Shard]) -> int:
             return sum(FLOAT_BYTES * num_samples(shard) * shard.num_cols for shard in held)

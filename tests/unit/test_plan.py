@@ -37,6 +37,10 @@ def replica(rank: int) -> Shard:
     return dataclasses.replace(shard(rank), replicated=True)
 
 
+def cached(load_factor: float, *shards: Shard) -> list[Shard]:
+    return [dataclasses.replace(shard, load_factor=load_factor) for shard in shards]
+
+
 VALID = {
     "whole": plan(shard(1)),
     "columns": plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 16))),
@@ -47,6 +51,9 @@ VALID = {
     "rows-any_order": plan(shard(1, rows=(50, 100)), shard(0, rows=(0, 50))),
     "replicas": plan(replica(1), replica(0)),
     "replica-alone": plan(replica(0), world_size=1),
+    "cached": plan(*cached(0.25, shard(1))),
+    "cached-columns": plan(*cached(1.0, shard(0, cols=(0, 4)), shard(1, cols=(4, 16)))),
+    "cached-rows": plan(*cached(0.5, shard(0, rows=(0, 50)), shard(1, rows=(50, 100)))),
 }
 
 
@@ -61,6 +68,8 @@ def test_json_there_and_back(name: str) -> None:
     assert ShardingPlan.from_json(fields) == VALID[name]
     has_key = ["replicated" in fields_of_shard for fields_of_shard in fields["shards"]]
     assert has_key == [shard.replicated for shard in VALID[name].shards]
+    has_key = ["load_factor" in fields_of_shard for fields_of_shard in fields["shards"]]
+    assert has_key == [shard.load_factor is not None for shard in VALID[name].shards]
 
 
 INVALID = {
@@ -72,6 +81,21 @@ INVALID = {
     "rows_out": (plan(shard(0, rows=(0, 101))), r"part of \[0, 100\)"),
     "cols_out": (plan(shard(0, cols=(0, 20))), r"part of \[0, 16\)"),
     "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
+    "cached-in_part": (
+        plan(*cached(0.5, shard(0, cols=(0, 4))), shard(1, cols=(4, 16))),
+        "'t' has the load factors 0.5 on rank 0, None on rank 1; give all",
+    ),
+    "cached-unevenly": (
+        plan(*cached(0.5, shard(0, cols=(0, 4))), *cached(0.2, shard(1, cols=(4, 16)))),
+        "'t' has the load factors 0.5 on rank 0, 0.2 on rank 1; give all",
+    ),
+    "cached-nothing": (plan(*cached(0.0, shard(0))), "load factor 0.0, .* above 0 and at most 1"),
+    "cached-beyond": (plan(*cached(1.01, shard(0))), "load factor 1.01, .* above 0 and at most 1"),
+    "cached-nan": (plan(*cached(float("nan"), shard(0))), "load factor nan, .* above 0"),
+    "cached-replicas": (
+        plan(*cached(0.5, replica(0), replica(1))),
+        "'t' is replicated and has the load factor 0.5",
+    ),
     "replica-missing": (plan(replica(1)), r"replicas on the ranks \[1\]; .* all 2 ranks"),
     "replica-twice": (plan(replica(0), replica(0)), r"on the ranks \[0, 0\]"),
     "replica-mixed": (plan(replica(0), shard(1)), "has replicas and other shards"),
@@ -405,3 +429,82 @@ def test_bad_table(fields: tuple[object, ...], message: str) -> None:
 def test_same_name_twice() -> None:
     with pytest.raises(ConfigError, match="2 tables are named 't'"):
         ShardingTask((TABLE, TABLE), Topology(1, 1), 1)
+
+
+def test_cached_tables_need_gpus() -> None:
+    on_cpu = task()
+    on_cpu = dataclasses.replace(
+        on_cpu, topology=dataclasses.replace(on_cpu.topology, compute_device="cpu")
+    )
+    with pytest.raises(InvalidPlanError, match=r"load factor 0.25, but ranks .* compute on cpu"):
+        validate(VALID["cached"], on_cpu)
+
+
+def test_memory_of_a_cached_shard() -> None:
+    """25 of 100 rows take a set of 32: weights, 16 bytes for each; 4 bytes and state for all."""
+    (one,) = VALID["cached"].shards
+    topology = task(optimizer_bytes_per_row=4).topology
+    assert one.bytes_on(topology) == 32 * (16 * 4 + 16) + 100 * (4 + 4)
+    assert one.host_bytes_on(topology) == 100 * 16 * 4
+    adam = task(bytes_per_element=12).topology
+    assert one.bytes_on(adam) == 32 * (16 * 4 + 16) + 100 * 4
+    assert one.host_bytes_on(adam) == 100 * 16 * 12, "its state is in host memory"
+    assert shard(0).host_bytes_on(adam) == 0
+    needed = one.bytes_on(topology)
+    validate(VALID["cached"], task(memory=needed, optimizer_bytes_per_row=4))
+    with pytest.raises(InvalidPlanError, match="rank 1 would hold"):
+        validate(VALID["cached"], task(memory=needed - 1, optimizer_bytes_per_row=4))
+
+
+def test_host_memory_is_that_of_the_ranks_of_a_host() -> None:
+    validate(VALID["cached"], task(host_memory_bytes=3200))
+    with pytest.raises(InvalidPlanError, match=r"host 0 would take 6,400 B .* 2 ranks .* 6,398 B"):
+        validate(VALID["cached"], task(host_memory_bytes=3199))
+    with pytest.raises(InvalidPlanError, match=r"host 1 would take 6,400 B .* 1 ranks"):
+        validate(VALID["cached"], task(host_memory_bytes=3200, local_world_size=1))
+
+
+def test_topology_of_host_memory_there_and_back() -> None:
+    with_host = task(host_memory_bytes=10**9, host_bytes_per_s=3 * 10**10, local_world_size=2)
+    assert ShardingTask.from_json(json.loads(json.dumps(with_host.to_json()))) == with_host
+    assert "host_memory_bytes" not in task().to_json()["topology"]
+    with pytest.raises(ConfigError, match=r"^topology.host_memory_bytes is -1"):
+        task(host_memory_bytes=-1)
+    with pytest.raises(ConfigError, match=r"topology.host_bytes_per_s is 0, .*host_gb_per_s"):
+        task(host_bytes_per_s=0)
+
+
+def test_curve_there_and_back() -> None:
+    table = dataclasses.replace(TABLE, miss_ratio_curve=((0.0, 1.0), (0.1, 0.25), (1.0, 0.0)))
+    fields = json.loads(json.dumps(table.to_json()))
+    assert fields["miss_ratio_curve"] == [[0.0, 1.0], [0.1, 0.25], [1.0, 0.0]]
+    assert Table.from_json(fields) == table
+    assert "miss_ratio_curve" not in TABLE.to_json()
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ("steep", "is not a list of"),
+        ([1.0, 0.0], "is not a list of"),
+        ([], "needs two points"),
+        ([[0, 1, 2], [1, 0]], "needs two points"),
+        ([[0, 1.5], [1, 0]], "a miss ratio is 1.5"),
+        ([[0, 1], [1.5, 0]], "a share of the rows is 1.5"),
+        ([[0, 1], [1, None]], "a miss ratio is None"),
+        ([[0.1, 1], [1, 0]], "goes from share 0.1 to 1, must go from 0 to 1"),
+        ([[0, 1], [0.5, 0.2], [0.5, 0.1], [1, 0]], "shares must rise"),
+        ([[0, 0.5], [0.5, 0.6], [1, 0]], r"point \[0.5, 0.6\] after .*cannot miss more"),
+    ],
+)
+def test_broken_curves_are_refused(points: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^table 't': miss_ratio_curve.*{message}"):
+        Table.from_json({**TABLE.to_json(), "miss_ratio_curve": points})
+
+
+@pytest.mark.parametrize("value", ["0.5", True, [0.5]])
+def test_a_load_factor_is_a_number(value: Any) -> None:
+    fields = VALID["cached"].to_json()
+    fields["shards"][0]["load_factor"] = value
+    with pytest.raises(InvalidPlanError, match="is not a number"):
+        ShardingPlan.from_json(fields)

@@ -36,6 +36,8 @@ class GpuSpec:
         link: class of the links between GPUs of one host, "nvlink" or "pcie".
         link_gb_per_s: nominal bandwidth of a GPU's links, one way.
         adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
+        host_gb_per_s: nominal bandwidth between the GPU and host memory, one way; by default that
+            of PCIe 4.0 x16.
         bf16_tflops: dense peak; None if unknown.
         collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
     """
@@ -47,6 +49,7 @@ class GpuSpec:
     link: str
     link_gb_per_s: float
     adapter_gb_per_s: float
+    host_gb_per_s: float = 32.0
     bf16_tflops: float | None = None
     collectives: str | None = None
 

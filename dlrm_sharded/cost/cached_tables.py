@@ -1,0 +1,139 @@
+"""Prices tables of which a GPU caches some rows: misses, updates in host memory, handling.
+
+FBGEMM fetches the rows that a batch misses before it looks them up, and writes back the rows in
+whose place they come, as training has changed all rows that it read. Nothing else runs meanwhile,
+so this time adds to the forward pass. Nobody has measured it with this package. The figures are
+public ones, and each is the only one of its kind, so a factor of 2 either way is to be expected:
+
+- `EXCHANGE_SHARE`: prefetching into the cache reaches 27 to 33 GB/s, which counts each byte twice
+  (FBGEMM, bench/tbe README; the GPU is not named, PCIe 4.0 with 32 GB/s one way is assumed). With
+  the rows that are written back meanwhile, fetches and write-backs together are these 30 GB/s.
+- `UPDATE_SHARE`: what Adam's backward pass takes longer than SGD's on 350,000 unique rows whose
+  state is in host memory, 10.2 ms for 717 MB, is 1.1 times the 64 GB/s of an H100's PCIe 5.0
+  (NVIDIA/recsys-examples, benchmark_results.json).
+- `HANDLING_MS`: a cache that holds all rows of a batch still takes 3.0 ms longer for 1.05 M ids on
+  an H100 (the same file): each id is numbered, sorted and looked up in the cache.
+- `HOST_GB_PER_S`: what the memory of one host is taken to give to all its GPUs, about two thirds of
+  the nominal bandwidth of two sockets (DGX A100 410 GB/s, DGX H100 614).
+
+Letters: S shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.cached_memory import WEIGHT_BYTES
+from dlrm_sharded.cost.base import CostModel, standing_of
+from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.gpu_lookups import KERNEL_MS, NUM_KERNELS, REFERENCE_GB_PER_S
+from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
+from dlrm_sharded.miss_ratio import curve_of
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plan_report import CachedTable, CacheForecast
+from dlrm_sharded.task import ShardingTask, Topology
+
+EXCHANGE_SHARE = 0.94
+"""Bandwidth of fetches and write-backs together, relative to the nominal one way."""
+
+UPDATE_SHARE = 1.1
+"""Bandwidth at which optimizer state is read and written, likewise."""
+
+HANDLING_MS = 2.9e-3
+"""Time for 1,000 ids of a cached table, beside the lookup, on the GPU of `REFERENCE_GB_PER_S`."""
+
+HOST_GB_PER_S = 300.0
+
+NUM_CACHE_KERNELS = 12
+"""Kernels that find and fetch what is missing, besides those of the lookup."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePrices:
+    """Prices of cached tables on one kind of rank.
+
+    Args:
+        row_byte_ms: a byte of a row that is fetched or written back.
+        state_byte_ms: a byte of optimizer state that is read or written in host memory.
+        id_ms: an id of a cached table, hit or miss.
+        shard_ms: launches for a cached shard, which has a lookup module to itself.
+        state_bytes_per_element: optimizer state of one weight in host memory.
+    """
+
+    row_byte_ms: float
+    state_byte_ms: float
+    id_ms: float
+    shard_ms: float
+    state_bytes_per_element: int
+
+    @classmethod
+    def of(cls, topology: Topology, model: CostModel | None) -> CachePrices:
+        """Return the prices of the GPU whose prices a cost model has; an H100's if it has none."""
+        standing = None if model is None else standing_of(model)
+        found = None if standing is None else find_gpu_spec(standing.hardware)
+        spec = found or gpu_specs()[GENERIC]
+        if topology.host_bytes_per_s is not None:
+            row_rate = state_rate = topology.host_bytes_per_s
+        else:
+            host_rate = max(HOST_GB_PER_S / topology.ranks_per_host, 1e-3) * 1e9
+            row_rate = min(EXCHANGE_SHARE * spec.host_gb_per_s * 1e9, host_rate)
+            state_rate = min(UPDATE_SHARE * spec.host_gb_per_s * 1e9, host_rate)
+        return cls(
+            row_byte_ms=1e3 / row_rate,
+            state_byte_ms=1e3 / state_rate,
+            id_ms=HANDLING_MS / 1e3 * REFERENCE_GB_PER_S / spec.memory_gb_per_s,
+            shard_ms=(sum(NUM_KERNELS) + NUM_CACHE_KERNELS) * KERNEL_MS,
+            state_bytes_per_element=topology.bytes_per_element - WEIGHT_BYTES,
+        )
+
+    def added_ms(self, workload: Workload, miss_ratio: Floats) -> Floats:
+        """Return [S], what caching adds to the forward pass of shards.
+
+        Args:
+            miss_ratio: [S], of the shards' unique ids.
+        """
+        elements = workload.num_unique * workload.num_cols
+        # a row comes in for each that goes out
+        rows_ms = 2.0 * elements * WEIGHT_BYTES * miss_ratio * self.row_byte_ms
+        # every update reads and writes the state of its row, in the cache or not
+        state_ms = 2.0 * elements * self.state_bytes_per_element * self.state_byte_ms
+        ms: Floats = rows_ms + state_ms + workload.num_ids * self.id_ms + self.shard_ms
+        return ms
+
+
+def cache_forecast(
+    plan: ShardingPlan, task: ShardingTask, model: CostModel | None
+) -> CacheForecast | None:
+    """Predict what the cached tables of a valid plan add; None if the plan has none."""
+    load_factors = plan.load_factors
+    if not load_factors:
+        return None
+    miss_ratio = miss_ratios(task, load_factors)
+    workload = workload_of_plan(plan, task)
+    is_cached = np.array([shard.table in load_factors for shard in plan.shards])
+    by_shard = np.array([miss_ratio.get(shard.table, 0.0) for shard in plan.shards])
+    added_ms = CachePrices.of(task.topology, model).added_ms(workload, by_shard) * is_cached
+    shard_ms: dict[str, float] = {}
+    for shard, ms in zip(plan.shards, added_ms.tolist(), strict=True):
+        shard_ms[shard.table] = max(shard_ms.get(shard.table, 0.0), ms)
+    measured = {table.name for table in task.tables if table.miss_ratio_curve is not None}
+    return CacheForecast(
+        tables=tuple(
+            CachedTable(name, load_factor, miss_ratio[name], name in measured, shard_ms[name])
+            for name, load_factor in load_factors.items()
+        ),
+        added_ms_by_rank=tuple(workload.by_rank(added_ms).tolist()),
+        host_bytes_by_rank=tuple(plan.host_bytes_by_rank(task.topology)),
+    )
+
+
+def miss_ratios(task: ShardingTask, load_factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the miss ratios of tables, by their curves, at their load factors."""
+    return {
+        table.name: curve_of(table, task.batch_size).ratio(load_factors[table.name])
+        for table in task.tables
+        if table.name in load_factors
+    }
