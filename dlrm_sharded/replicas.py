@@ -29,7 +29,7 @@ REPLICAS = "replicas"
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ReplicaWeights:
     """The replicas that this rank looks up with one kernel.
 
     Args:
@@ -58,7 +58,7 @@ class Replicas:
             yield table, part if is_by_row else part.view(shape)
 
 
-def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[Replicas]:
+def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[ReplicaWeights]:
     """Return the replicas of a sharded collection; none if its plan has none."""
     return [
         _of_kernel(kernel, place, lookup.process_group)
@@ -77,9 +77,11 @@ def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]
     }
 
 
-def _of_kernel(kernel: BatchedDenseEmbeddingBag, place: int, group: dist.ProcessGroup) -> Replicas:
+def _of_kernel(
+    kernel: BatchedDenseEmbeddingBag, place: int, group: dist.ProcessGroup
+) -> ReplicaWeights:
     configs = kernel.config.embedding_tables
-    return Replicas(
+    return ReplicaWeights(
         tables=tuple(config.name for config in configs),
         shapes=tuple((config.local_rows, config.local_cols) for config in configs),
         weights=kernel.emb_module.weights,
@@ -117,7 +119,9 @@ def replica_part(optimizer: CombinedOptimizer) -> KeyedOptimizer | None:
     return dict(optimizer.optimizers).get(REPLICAS)
 
 
-def replica_states(optimizer: CombinedOptimizer, of: Replicas) -> dict[str, tuple[Tensor, ...]]:
+def replica_states(
+    optimizer: CombinedOptimizer, of: ReplicaWeights
+) -> dict[str, tuple[Tensor, ...]]:
     """Return the optimizer state of each table, one number per row, as FBGEMM's would be.
 
     The tensors are views of what training changes.
@@ -141,7 +145,7 @@ class ReplicaRowwiseAdagrad(Optimizer):
     change neither their state nor their weights.
     """
 
-    def __init__(self, replicas: Sequence[Replicas], *, lr: float) -> None:
+    def __init__(self, replicas: Sequence[ReplicaWeights], *, lr: float) -> None:
         super().__init__([of.weights for of in replicas], {"lr": lr})
         self._blocks: dict[Tensor, list[tuple[int, int]]] = {
             of.weights: _blocks_of_width(of.shapes) for of in replicas

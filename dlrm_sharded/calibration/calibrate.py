@@ -26,7 +26,7 @@ from dlrm_sharded.cost.codecs import codecs_from_json, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
-from dlrm_sharded.cost.learned import DENSE_MS_PER_MB, LearnedCostModel
+from dlrm_sharded.cost.learned import DENSE_PRICES, LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
 
@@ -204,7 +204,7 @@ def _with_dense_gradients(
     """Return the model with a price of dense gradients: the measured one, or that of the device."""
     replicated = [sample for sample in samples if sample.has_replicas]
     if not replicated:
-        return dataclasses.replace(compute, dense_ms_per_mb=DENSE_MS_PER_MB[device])
+        return dataclasses.replace(compute, dense=DENSE_PRICES[device])
     return fit_dense_gradients(
         compute,
         [workload_of_sample(sample) for sample in replicated],

@@ -26,7 +26,13 @@ from dlrm_sharded.cost.communication import (
     exchange_terms,
     reduce_terms,
 )
-from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import (
+    DIRECTIONS,
+    ComputeModel,
+    DensePrices,
+    PriceNet,
+    dense_terms,
+)
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
 from dlrm_sharded.cost.widest import widest_terms, width_vectors
 
@@ -297,28 +303,19 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
 def fit_dense_gradients(
     compute: ComputeModel, workloads: Sequence[Workload], times_ms: Sequence[Floats]
 ) -> ComputeModel:
-    """Return the model with the price of dense gradients that fits plans with replicas.
+    """Return the model with the prices of dense gradients that fit plans with replicas.
 
     Args:
         times_ms: [W] for each workload, of its backward computation.
     """
-    without = dataclasses.replace(compute, dense_ms_per_mb=0.0)
-    per_mb = []
+    without = dataclasses.replace(compute, dense=DensePrices())
+    rows, left_ms = [], []
     for workload, measured_ms in zip(workloads, times_ms, strict=True):
-        predicted_ms = without.parts_ms(workload)[1].sum(axis=1)
-        replica_mb = workload.by_rank(workload.replica_bytes()) / 1e6
-        per_mb.append((measured_ms - predicted_ms) / replica_mb)
-    # The error of the rest of a plan counts least where its replicas are large.
-    weights = [workload.by_rank(workload.replica_bytes()) for workload in workloads]
-    value = weighted_median(np.concatenate(per_mb), np.concatenate(weights))
-    return dataclasses.replace(compute, dense_ms_per_mb=max(value, 0.0))
-
-
-def weighted_median(values: Floats, weights: Floats) -> float:
-    """Return the value that half of the weights lie below."""
-    order = np.argsort(values)
-    cumulated = weights[order].cumsum()
-    return float(values[order][np.searchsorted(cumulated, cumulated[-1] / 2)])
+        rows.append(workload.by_rank(dense_terms(workload)))
+        left_ms.append(measured_ms - without.parts_ms(workload)[1].sum(axis=1))
+    # The rest of a plan may take less than is predicted; such plans say nothing of gradients.
+    weights = fit_nonnegative(np.concatenate(rows), np.concatenate(left_ms))
+    return dataclasses.replace(compute, dense=DensePrices(*weights.tolist()))
 
 
 def fit_nonnegative(terms: Floats, times_ms: Floats) -> Floats:

@@ -15,6 +15,7 @@ from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.fused_optimizers import STATE_BYTES
+from dlrm_sharded.layouts import CAN_REPLICATE
 from dlrm_sharded.task import GIB
 
 POOLED_COPIES = 8
@@ -52,6 +53,7 @@ class PlanSizes:
             ids_per_step=self.ids_per_step,
             pooled_bytes=math.inf if self.pooled_gib is None else self.pooled_gib * GIB,
             widest_cols=self.widest_cols,
+            replicas=optimizer in CAN_REPLICATE,
         )
 
 

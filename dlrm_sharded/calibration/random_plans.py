@@ -79,12 +79,14 @@ class RankLimits:
         ids_per_step: number of ids that it looks up.
         pooled_bytes: size of the pooled vectors that it looks up, before they are exchanged.
         widest_cols: range of the largest width of a plan, in powers of two.
+        replicas: whether plans may have replicas.
     """
 
     table_bytes: int
     ids_per_step: int
     pooled_bytes: float = math.inf
     widest_cols: tuple[int, int] = (MAX_COLS, MAX_COLS)
+    replicas: bool = True
 
 
 def draw_computation(
@@ -113,7 +115,7 @@ def draw_computation(
             )
             for _ in range(count)
         ]
-    tables += _draw_replicas(rng, world_size)
+    tables += _draw_replicas(rng, world_size) if limits.replicas else []
     return _within(limits, tables, world_size, batch_size)
 
 
@@ -140,7 +142,7 @@ def draw_communication(
             DrawnTable(rows, _draw_cols(rng), pooling_factor, ZipfAccesses(0.0), None)
             for _ in range(rng.integers(1, 6))
         ]
-    tables += _draw_replicas(rng, world_size)
+    tables += _draw_replicas(rng, world_size) if limits.replicas else []
     return _within(limits, tables, world_size, batch_size)
 
 
@@ -151,7 +153,7 @@ def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable
     low, high = np.log(REPLICA_BYTES)
     return [
         DrawnTable(
-            num_rows=max(int(np.exp(rng.uniform(low, high)) / (4 * cols)), 1),
+            num_rows=max(int(np.exp(rng.uniform(low, high)) / (4 * cols)), MIN_DRAWN_ROWS),
             num_cols=cols,
             pooling_factor=float(rng.uniform(0.5, 4.0)),
             accesses=ZipfAccesses(float(rng.uniform(0.0, MAX_EXPONENT))),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
-from dlrm_sharded.replicas import Replicas, replica_lookups, replicas_of
+from dlrm_sharded.replicas import ReplicaWeights, replica_lookups, replicas_of
 
 
 class ReplicaStages:
@@ -26,7 +26,7 @@ class ReplicaStages:
         optimizer: updates the replicas; None if there are none.
     """
 
-    def __init__(self, replicas: Sequence[Replicas], optimizer: Optimizer | None) -> None:
+    def __init__(self, replicas: Sequence[ReplicaWeights], optimizer: Optimizer | None) -> None:
         if replicas and optimizer is None:
             raise ValueError("the plan has replicas, but measure() got no optimizer of them")
         self._replicas = replicas

@@ -113,6 +113,30 @@ class PriceNet:
 
 
 @dataclass(frozen=True, slots=True)
+class DensePrices:
+    """Prices of the dense gradients of replicas, in addition to the work of a fused lookup.
+
+    Gradients are cleared, gathered, divided by the number of ranks, and applied to all weights.
+
+    Args:
+        replica_ms: time in the backward pass for each replica on a rank.
+        mb_ms: time for each MB of its weights.
+    """
+
+    replica_ms: float = 0.0
+    mb_ms: float = 0.0
+
+    def scaled(self, factor: float) -> DensePrices:
+        """Return the prices multiplied by a factor."""
+        return DensePrices(self.replica_ms * factor, self.mb_ms * factor)
+
+
+def dense_terms(workload: Workload) -> Floats:
+    """Return [S, 2], what `DensePrices` are paid for: replicas, and MB of their weights."""
+    return np.column_stack([workload.is_replica * 1.0, workload.replica_bytes() / 1e6])
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeModel:
     """Forward and backward computation of a rank.
 
@@ -122,8 +146,7 @@ class ComputeModel:
         device: the work that was priced.
         widest_ms: [2, Q], prices of `widest.WIDEST_TERMS` for both directions, not negative; None
             on devices without warps.
-        dense_ms_per_mb: time in the backward pass to clear, gather and apply the gradients of a MB
-            of a replica's weights, in addition to the work of a fused lookup.
+        dense: prices of the dense gradients of replicas.
     """
 
     profile_mean: Floats
@@ -134,7 +157,7 @@ class ComputeModel:
     backward: PriceNet
     device: DeviceWork = CPU_WORK
     widest_ms: Floats | None = None
-    dense_ms_per_mb: float = 0.0
+    dense: DensePrices = DensePrices()
 
     def __post_init__(self) -> None:
         assert self.device.has_warps == (self.widest_ms is not None)
@@ -161,7 +184,7 @@ class ComputeModel:
             forward=nets[0],
             backward=nets[1],
             widest_ms=widest_ms,
-            dense_ms_per_mb=self.dense_ms_per_mb * float(factors[-1, -1]),
+            dense=self.dense.scaled(float(factors[-1, -1])),
         )
 
     def parts_ms(self, workload: Workload) -> Floats:
@@ -257,7 +280,7 @@ class ComputeModel:
 
     def _dense_ms(self, workload: Workload) -> Floats:
         """Return [S, 2], time for the dense gradients of replicas, which only one direction has."""
-        backward = self.dense_ms_per_mb * workload.replica_bytes() / 1e6
+        backward = dense_terms(workload) @ [self.dense.replica_ms, self.dense.mb_ms]
         return np.column_stack([np.zeros_like(backward), backward])
 
     def _scaled_profile(self, workload: Workload) -> Floats:

@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import (
     DEVICE_WORK,
     FLOAT_BYTES,
@@ -98,7 +98,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         device=work,
         # groups of threads as large as the widest shard needs hold up the ids of all shards
         widest_ms=np.full((2, 2), WARP_MS * slower),
-        dense_ms_per_mb=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s),
+        dense=DensePrices(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
 
 

@@ -33,7 +33,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
     with_stated,
 )
-from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.exchange_curves import (
     TRIAL_VOLUMES,
     EvenVolumes,
@@ -65,8 +65,8 @@ KIND = "learned"
 ANY_VALUE = (0.0, 1e18)
 """Range of a quantity in which a prior, which was not fitted, does not extrapolate."""
 
-DENSE_MS_PER_MB = {"cpu": 1.0, "cuda": 0.004}
-"""`ComputeModel.dense_ms_per_mb` of fitted models that have none, by the type of device."""
+DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
+"""Prices of dense gradients for models that were fitted to no replicas, by the type of device."""
 
 RANGE_SLACK = 1.1
 """Factor by which a quantity may leave its fitted range without a warning."""
@@ -407,7 +407,7 @@ def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Array
         arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
     if compute.widest_ms is not None:
         arrays["widest_ms"] = compute.widest_ms
-    arrays["dense_ms_per_mb"] = np.array([compute.dense_ms_per_mb])
+    arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
     arrays["all_reduce"] = communication.all_reduce_weights
     return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
 
@@ -436,9 +436,7 @@ def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, Communicatio
         backward=net("backward"),
         device=DEVICE_WORK[device],
         widest_ms=arrays.get("widest_ms"),
-        dense_ms_per_mb=float(arrays["dense_ms_per_mb"][0])
-        if "dense_ms_per_mb" in arrays
-        else DENSE_MS_PER_MB[device],
+        dense=DensePrices(*arrays["dense"].tolist()) if "dense" in arrays else DENSE_PRICES[device],
     )
     all_reduce = arrays.get("all_reduce")  # models of before replicas lack it
     return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)

@@ -146,7 +146,7 @@ def _weight_bytes(shard: Shard) -> int:
     """Return the memory of a shard's weights on the rank's device."""
     if shard.load_factor is not None:
         return cached_weight_bytes(shard.num_rows, shard.num_cols, shard.load_factor)
-    return FLOAT_BYTES * shard.num_rows * shard.num_cols
+    return shard.weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,9 @@ def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int
         made.append(list(ranks))
         return new_group(ranks, *args, **kwargs)
 
-    def measured(embeddings: Any, *args: Any, group: dist.ProcessGroup) -> MeasuredCost:
+    def measured(
+        embeddings: Any, *args: Any, group: dist.ProcessGroup, **kwargs: Any
+    ) -> MeasuredCost:
         world_size = dist.get_world_size(group)
         assert embeddings._env.process_group is group
         assert (embeddings._env.world_size, embeddings._env.rank) == (world_size, rank)

@@ -12,6 +12,7 @@ from dlrm_sharded.calibration.random_plans import (
     MAX_DRAWN_ROWS,
     MAX_EXPONENT,
     MAX_POOLING,
+    MAX_REPLICAS,
     MAX_SHARDS,
     MIN_DRAWN_ROWS,
     DrawnTable,
@@ -54,6 +55,10 @@ def shards_by_rank(tables: list[DrawnTable], world_size: int) -> list[list[tuple
         if table.rank is not None:
             shards[table.rank].append((table.num_rows, table))
             continue
+        if table.replicated:
+            for on_rank in shards:
+                on_rank.append((table.num_rows, table))
+            continue
         blocks = row_blocks(table.num_rows, world_size)
         assert len(blocks) == world_size, "a rank has no block, which TorchRec does not train"
         for on_rank, (start, stop) in zip(shards, blocks, strict=True):
@@ -71,7 +76,10 @@ def test_computation_keeps_within_limits(world_size: int, limits: RankLimits) ->
     for tables in computation(world_size, limits):
         for shards in shards_by_rank(tables, world_size):
             ids = sum(
-                BATCH_SIZE * table.pooling_factor * rows / table.num_rows for rows, table in shards
+                BATCH_SIZE
+                * table.pooling_factor
+                * (1 / world_size if table.replicated else rows / table.num_rows)
+                for rows, table in shards
             )
             assert ids <= limits.ids_per_step * (1 + 1e-9)
             floor = sum(4 * MIN_DRAWN_ROWS * (table.num_cols + 1) for _, table in shards)
@@ -173,7 +181,8 @@ def test_communication_has_balanced_and_unbalanced_ranks(world_size: int) -> Non
 
 def test_communication_has_no_work_to_speak_of() -> None:
     for tables in communication(8):
-        assert all(table.num_rows == 64 for table in tables)
+        assert all(table.num_rows == 64 for table in tables if not table.replicated)
+        assert sum(table.replicated for table in tables) <= MAX_REPLICAS
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -56,9 +56,17 @@ def test_row_blocks_within_a_host_are_not_noted() -> None:
     assert measured_run(ShardingPlan(4, shards), hosts, cost) is None
 
 
-def test_replicas_are_not_noted() -> None:
+def test_replicas_are_noted() -> None:
     shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
-    assert measured_run(ShardingPlan(2, shards), TASK, COST) is None
+    plan = ShardingPlan(2, shards)
+    run = measured_run(plan, TASK, COST)
+    assert run is not None and run.has_replicas
+    noted, planned = workload_of_sample(run), workload_of_plan(plan, TASK)
+    assert noted.is_replica.tolist() == planned.is_replica.tolist() == [True, True, False, False]
+    assert noted.num_ids == pytest.approx(planned.num_ids)
+    assert noted.exchange(for_ids=False).replica_bytes == 4 * TABLES[0].num_embeddings * (
+        TABLES[0].embedding_dim
+    )
 
 
 def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal) -> None:

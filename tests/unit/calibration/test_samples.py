@@ -41,21 +41,23 @@ def test_reads_what_was_written(costs: Path) -> None:
     assert sorted(path.name for path in costs.parent.iterdir()) == ["costs.json", "costs.parquet"]
 
 
-def test_reads_collections_that_do_not_name_their_accesses(costs: Path) -> None:
-    """All were Zipf-distributed then."""
+@pytest.mark.parametrize("missing", [{"replicated"}, {"accesses", "replicated"}], ids=len)
+def test_reads_earlier_collections(costs: Path, missing: set[str]) -> None:
+    """There were no replicas once, and before that all accesses were Zipf-distributed."""
     edit_frame(
         lambda frame: frame.with_columns(
             shards=pl.col("shards").list.eval(
                 pl.struct(
                     pl.element().struct.field(field.name)
                     for field in SCHEMA["shards"].inner.fields
-                    if field.name != "accesses"
+                    if field.name not in missing
                 )
             )
         )
     )(costs)
     assert read_costs(costs).samples == tuple(SAMPLES)
     assert {shard.accesses for old in SAMPLES for shard in old.shards} == {"zipf"}
+    assert not any(old.has_replicas for old in SAMPLES)
 
 
 def test_first_attempts_are_of_one_kind(costs: Path) -> None:

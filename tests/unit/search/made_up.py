@@ -22,7 +22,7 @@ from dlrm_sharded.cost.communication import (
     REDUCE_TERMS,
     CommunicationModel,
 )
-from dlrm_sharded.cost.compute import ComputeModel, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
@@ -76,7 +76,7 @@ def model_of(name: str, seed: int = 0) -> LearnedCostModel:
         backward=_net(rng, len(device.terms), overflow=overflow),
         device=device,
         widest_ms=rng.exponential(0.1, (2, len(WIDEST_TERMS))) if device.has_warps else None,
-        dense_ms_per_mb=0.3,
+        dense=DensePrices(0.01, 0.3),
     )
     per_mb = {"links": 0.2, "receiving": 0.0}.get(name, 1.0)
     exchange = rng.uniform(0, 1, (len(EXCHANGES), len(EXCHANGE_TERMS)))
