@@ -22,7 +22,7 @@ from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.layouts import ColumnShards, RowBlocks
+from dlrm_sharded.layouts import ColumnShards, Layout, Replicas, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import NO_COST, PlanCost, StageCost
 from dlrm_sharded.profiles import ASSUMED_EXPONENT
@@ -47,17 +47,32 @@ class Ids:
         lengths = np.bincount(sample[inside], minlength=len(self.lengths))
         return Ids(self.values[inside] - start, lengths.astype(np.int32))
 
+    def of_rank(self, rank: int, num_ranks: int) -> Ids:
+        """Return the ids of a rank's samples; the other samples have none."""
+        size = len(self.lengths) // num_ranks
+        before, own = (int(self.lengths[: (rank + i) * size].sum()) for i in (0, 1))
+        lengths = np.zeros_like(self.lengths)
+        lengths[rank * size : (rank + 1) * size] = self.lengths[rank * size : (rank + 1) * size]
+        return Ids(self.values[before:own], lengths)
+
 
 @dataclass(frozen=True, slots=True)
 class TableIds:
-    """Tables by name, and batches of ids for each of them."""
+    """Tables by name, and batches of ids for each of them.
+
+    Args:
+        num_ranks: ranks of the plans that are measured, whose replicas see their own samples.
+    """
 
     tables: dict[str, Table]
     batches: tuple[dict[str, Ids], ...]
+    num_ranks: int = 1
 
     def shard_ids(self, shard: Shard, batch: int) -> Ids:
         """Return the ids of one batch that reach the shard."""
         ids = self.batches[batch][shard.table]
+        if shard.replicated:
+            return ids.of_rank(shard.rank, self.num_ranks)
         return ids.in_rows(*shard.rows) if self.is_row_block(shard) else ids
 
     def is_row_block(self, shard: Shard) -> bool:
@@ -72,6 +87,7 @@ def draw_ids(
     num_batches: int,
     seed: int,
     accesses: AccessPattern = TYPICAL_ACCESSES,
+    num_ranks: int = 1,
 ) -> TableIds:
     """Draw ids, by default with the skew that fits Meta's dlrm_datasets best."""
     drawn = [
@@ -87,7 +103,7 @@ def draw_ids(
                 for table, ids in zip(tables, jagged, strict=True)
             }
         )
-    return TableIds({table.name: table for table in tables}, tuple(batches))
+    return TableIds({table.name: table for table in tables}, tuple(batches), num_ranks)
 
 
 class RankBench:
@@ -127,9 +143,7 @@ class RankBench:
         plan = EmbeddingModuleShardingPlan(
             {
                 piece.name: parameter_sharding(
-                    [Shard.whole(piece, rank=0)],
-                    RowBlocks(range(1)) if ids.is_row_block(shard) else ColumnShards(),
-                    self._topology,
+                    [Shard.whole(piece, rank=0)], _layout_alone(shard, ids), self._topology
                 )
                 for piece, shard in zip(pieces, shards, strict=True)
             }
@@ -162,6 +176,7 @@ class PlanBench:
             batch_size=task.batch_size,
             num_batches=self._num_batches,
             seed=int(self._rng.integers(2**32)),
+            num_ranks=plan.world_size,
         )
         ranks = []
         for rank, predicted in enumerate(self._model.predict(plan, task).per_rank):
@@ -173,6 +188,13 @@ class PlanBench:
                 )
             )
         return PlanCost(tuple(ranks))
+
+
+def _layout_alone(shard: Shard, ids: TableIds) -> Layout:
+    """Return the layout of a shard in a job of one rank, which has the kernel of its own layout."""
+    if shard.replicated:
+        return Replicas(1)
+    return RowBlocks(range(1)) if ids.is_row_block(shard) else ColumnShards()
 
 
 def _jagged(ids: Sequence[Ids]) -> KeyedJaggedTensor:

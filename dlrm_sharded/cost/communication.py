@@ -343,10 +343,13 @@ class CommunicationModel:
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:
     """Return the model, with the busiest rank's bytes over the bandwidth for links not measured."""
     exchange, reduce = model.exchange.copy(), model.reduce.copy()
+    all_reduce = None if model.all_reduce is None else model.all_reduce.copy()
     for link in set(LINKS) - set(measured):
         exchange[:, EXCHANGE_TERMS.index(f"max_busier_{link}")] = 1.0
         reduce[:, REDUCE_TERMS.index(link)] = 1.0
-    return CommunicationModel(exchange, reduce, model.all_reduce)
+        if all_reduce is not None:
+            all_reduce[REDUCE_TERMS.index(link)] = 2.0  # both halves
+    return CommunicationModel(exchange, reduce, all_reduce)
 
 
 UNMEASURED = CommunicationModel(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model import dlrm
+from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharded_model import shard_model
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask
@@ -107,8 +109,28 @@ def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> on_ranks.Loop:
     plan, _ = on_rank_zero(
         lambda: planner_of("neuroshard", device=rank.device.type, hardware=hardware).plan(task)
     )
+    return trained_under(plan, dataset, task, rank, steps=steps).loop
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A sharded model with its optimizer, and a loop that trains it for some steps."""
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    loop: on_ranks.Loop
+
+
+def trained_under(
+    plan: ShardingPlan, dataset: SyntheticDataset, task: ShardingTask, rank: Rank, *, steps: int
+) -> Trained:
+    """Shard the model by a plan; a collective of all ranks."""
     model = dlrm(
-        TABLES, NUM_DENSE, dense_layers=DENSE_LAYERS, over_layers=OVER_LAYERS, device=rank.device
+        task.tables,
+        NUM_DENSE,
+        dense_layers=[*DENSE_LAYERS[:-1], task.tables[0].embedding_dim],
+        over_layers=OVER_LAYERS,
+        device=rank.device,
     )
     config = OptimizerConfig(
         embedding="rowwise_adagrad",
@@ -117,7 +139,7 @@ def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> on_ranks.Loop:
         dense_learning_rate=LEARNING_RATE,
     )
     config.fuse_into(model)
-    sharded = shard_model(model, plan, TABLES, topology, seed=0)
+    sharded = shard_model(model, plan, task.tables, task.topology, seed=0)
     optimizer = config.build(sharded)
 
     def loop() -> None:
@@ -128,12 +150,12 @@ def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> on_ranks.Loop:
             train_stream=stream(dataset, rank),
             eval_stream=BatchStream(dataset, "val", rank=rank.rank, world_size=rank.world_size),
             config=TrainerConfig(num_steps=steps),
-            batch_size=BATCH_SIZE,
+            batch_size=task.batch_size,
             rank=rank,
             log_scalar=lambda tag, value, step: None,
         ).run()
 
-    return loop
+    return Trained(sharded, optimizer, loop)
 
 
 def stream(dataset: SyntheticDataset, rank: Rank) -> BatchStream:

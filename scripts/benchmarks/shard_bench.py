@@ -59,6 +59,7 @@ def random_ids(task: ShardingTask, rng: np.random.Generator) -> TableIds:
         batch_size=task.batch_size,
         num_batches=NUM_BATCHES,
         seed=int(rng.integers(2**32)),
+        num_ranks=task.topology.world_size,
     )
 
 

@@ -18,8 +18,9 @@ from dlrm_sharded.cost.learned import prior_cost_model
 from dlrm_sharded.datasets.task_sets import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.layouts import Replicas
 from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
@@ -217,12 +218,23 @@ def test_priors_meet_the_public_lookups_within_their_error() -> None:
 def test_replicas_have_a_price() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
     tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
-    task = ShardingTask(tables, Topology(4, 10**10), batch_size=4096)
+    task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
     model = prior_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
-    replicas = importlib.import_module("benchmarks.replicas")
-    priced = replicas.priced_with_replicas(task, model, lambda _: GreedySharder("dim"))
-    assert 0 < priced.exchanges_ms < priced.cost_ms
-    assert priced.cost_ms == priced.lookups_ms + priced.exchanges_ms
+    replicated = Replicas(4).shards(tables[0])
+    whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
+    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[1:])), task)
+    without = model.predict(ShardingPlan(4, tuple(whole)), task)
+    assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
+    assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")
+
+
+def test_models_with_replicas_fit_the_bench() -> None:
+    """The dense part takes one width, which all tables of a model have."""
+    models = importlib.import_module("benchmarks.replicas").MODELS
+    for tables, batch_size in models.values():
+        assert len({table.embedding_dim for table in tables}) == 1
+        assert batch_size % 2 == 0
+        assert sum(4 * t.num_embeddings * t.embedding_dim for t in tables) < 2 * 2**30
 
 
 def test_a_precision_is_judged_by_pairs() -> None:

@@ -60,7 +60,8 @@ def test_replicas_are_noted() -> None:
     shards = (*Replicas(2).shards(TABLES[0]), Shard.whole(TABLES[1], 0), Shard.whole(TABLES[2], 1))
     plan = ShardingPlan(2, shards)
     run = measured_run(plan, TASK, COST)
-    assert run is not None and run.has_replicas
+    assert run is not None
+    assert run.has_replicas
     noted, planned = workload_of_sample(run), workload_of_plan(plan, TASK)
     assert noted.is_replica.tolist() == planned.is_replica.tolist() == [True, True, False, False]
     assert noted.num_ids == pytest.approx(planned.num_ids)
