@@ -27,12 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser, *, steps: int, rounds: int) -
     parser.add_argument("--rounds", type=int, default=rounds)
 
 
-def start(script: str, options: argparse.Namespace) -> None:
-    """Run a script as ranks, with the numbers of steps and rounds as its arguments."""
+def start(script: str, options: argparse.Namespace, *arguments: str) -> None:
+    """Run a script as ranks; its arguments are the numbers of steps and rounds, then others."""
+    path = Path(script).resolve()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(options.ranks), str(Path(script).resolve())]
-    arguments = [str(options.steps), str(options.rounds)]
-    subprocess.run([*command, *arguments], env={"OMP_NUM_THREADS": "1", **os.environ}, check=True)
+    command = [*torchrun, "--nproc-per-node", str(options.ranks), str(path)]
+    # The ranks start in the folder of the script, and import its package from the one above.
+    paths = filter(None, [str(path.parent.parent), os.environ.get("PYTHONPATH")])
+    environment = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    steps_and_rounds = [str(options.steps), str(options.rounds)]
+    subprocess.run([*command, *steps_and_rounds, *arguments], env=environment, check=True)
 
 
 def compare(loops: dict[str, Loop], rank: Rank, *, steps: int, rounds: int) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -76,15 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Start the ranks of a job for each model; each runs `main` below."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(options.ranks), str(Path(__file__).resolve())]
     for model in options.models:
-        arguments = [model, str(options.steps), str(options.rounds), *options.sharders]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        subprocess.run([*command, *arguments], env=environment, check=True)
+        on_ranks.start(__file__, options, model, *options.sharders)
 
 
-def main(model: str, steps: int, rounds: int, sharders: Sequence[str]) -> None:
+def main(steps: int, rounds: int, model: str, *sharders: str) -> None:
     warnings.simplefilter("ignore")
     quiet()
     with process_group() as rank:
@@ -133,7 +128,9 @@ def _times(
     rounds: int,
 ) -> dict[ShardingPlan, list[tuple[float, float]]]:
     """Return the embedding cost and the time of a step, in ms, of each plan and round."""
-    batches = [batch.sparse_features for batch, _ in zip(stream(dataset, rank), range(NUM_BATCHES))]
+    batches = [
+        batch.sparse_features for batch in itertools.islice(stream(dataset, rank), NUM_BATCHES)
+    ]
     for of_plan in trained.values():
         of_plan.loop()
     times: dict[ShardingPlan, list[tuple[float, float]]] = {plan: [] for plan in trained}
@@ -186,4 +183,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
