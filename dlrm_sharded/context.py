@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.layouts import CAN_REPLICATE
+from dlrm_sharded.task import CAN_REPLICATE
 
 
 @dataclass(frozen=True, slots=True)

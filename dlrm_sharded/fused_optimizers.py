@@ -11,7 +11,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.layouts import CAN_REPLICATE
+from dlrm_sharded.task import CAN_REPLICATE
 
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -20,12 +20,6 @@ from dlrm_sharded.plan import Interval, Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
 
-CAN_REPLICATE = ("sgd", "rowwise_adagrad")
-"""Optimizers of tables that leave a row alone whose gradient is zero.
-
-A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
-"""
-
 REPLICA_GROUP = 0
 """Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
 

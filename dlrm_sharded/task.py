@@ -20,6 +20,12 @@ MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
 """Where users set a rank's share of host memory, for messages."""
 
+CAN_REPLICATE = ("sgd", "rowwise_adagrad")
+"""Optimizers of tables that leave a row alone whose gradient is zero.
+
+A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
+"""
+
 REPLICA_GRADIENT_BYTES = 8
 """Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
 

@@ -15,8 +15,7 @@ from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.fused_optimizers import STATE_BYTES
-from dlrm_sharded.layouts import CAN_REPLICATE
-from dlrm_sharded.task import GIB
+from dlrm_sharded.task import CAN_REPLICATE, GIB
 
 POOLED_COPIES = 8
 """Largest number of copies of a rank's pooled vectors that a measurement holds at a time: vectors

@@ -28,7 +28,6 @@ from dlrm_sharded.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.layouts import CAN_REPLICATE
 from dlrm_sharded.plan import ShardingPlan, read_plan, with_load_factors
 from dlrm_sharded.precision import (
     SAMPLE_MULTIPLE,
@@ -59,7 +58,14 @@ from dlrm_sharded.sharders.table_precision import (
     with_precisions_of,
 )
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.task import GIB, MAX_BYTES, MEMORY_KEYS, ShardingTask, without_memory_limit
+from dlrm_sharded.task import (
+    CAN_REPLICATE,
+    GIB,
+    MAX_BYTES,
+    MEMORY_KEYS,
+    ShardingTask,
+    without_memory_limit,
+)
 from dlrm_sharded.validation import validate
 
 AUTO = "auto"

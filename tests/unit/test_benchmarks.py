@@ -220,9 +220,9 @@ def test_replicas_have_a_price() -> None:
     tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
     task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
     model = prior_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
-    replicated = Replicas(4).shards(tables[0])
+    replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
     whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
-    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[1:])), task)
+    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[12:])), task)
     without = model.predict(ShardingPlan(4, tuple(whole)), task)
     assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
     assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")

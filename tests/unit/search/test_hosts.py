@@ -14,6 +14,7 @@ from dlrm_sharded.layouts import is_row_wise, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import StoppingRule
@@ -63,7 +64,7 @@ class Compared:
 
 def plan_of_a_short_search(task: ShardingTask, model: LearnedCostModel) -> ShardingPlan:
     """Minimize what is compared, the predicted cost, for some 1,000 moves."""
-    problem = problem_of(task, model)
+    problem = problem_of(task, model, Constraints(replicate="never"))
     stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(1000))
     state = find_state(problem, lower_bound_ms(task, model), seed=0, stopping=stopping)
     assert state is not None

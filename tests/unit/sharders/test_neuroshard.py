@@ -342,7 +342,10 @@ def test_precision_is_chosen_by_price(codec_ms: float, expected: str) -> None:
     task = with_profiles(odd(same(6, 1000, 64, 2.0), 3, 10**7, batch_size=4096))
     model = with_codecs(codec_ms)
     sharder = NeuroShardSharder(
-        SharderContext(cost_model=model), exchange_precision="auto", time_budget_s=0.4
+        SharderContext(cost_model=model),
+        exchange_precision="auto",
+        time_budget_s=0.4,
+        replicate="never",  # replicas exchange no vectors
     )
     plan, report = Planner(sharder, model).plan(task)
     assert plan.exchange_precision == ExchangePrecision.parse(expected)
