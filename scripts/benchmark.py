@@ -14,6 +14,7 @@ python scripts/benchmark.py elsewhere   prices on other hardware, after runs and
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
 python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
+python scripts/benchmark.py half        lookups in tables of fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
@@ -28,6 +29,7 @@ from benchmarks import (
     costs,
     data,
     elsewhere,
+    half,
     hosts,
     loop,
     measured,
@@ -57,6 +59,7 @@ PARTS = {
     "priors": priors,
     "profiles": profiles,
     "precision": precision,
+    "half": half,
     "retuning": retuning,
 }
 

@@ -194,6 +194,9 @@ def test_plan_and_sample_agree() -> None:
     measured, planned = workload_of_sample(sample), workload(*MIXED)
     for field in dataclasses.fields(Workload):
         found, expected = getattr(measured, field.name), getattr(planned, field.name)
+        if expected is None:  # there are no tables in fp16
+            assert found is None
+            continue
         np.testing.assert_allclose(found, expected, ROUNDING)
     np.testing.assert_allclose(measured.work(), planned.work(), ROUNDING)
     np.testing.assert_allclose(measured.profile(), planned.profile(), ROUNDING)
