@@ -15,6 +15,7 @@ python scripts/benchmark.py priors      priors of GPUs against public measuremen
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
 python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
 python scripts/benchmark.py replicas    training under plans with replicated tables, and others
+python scripts/benchmark.py half        lookups in tables of fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
@@ -29,6 +30,7 @@ from benchmarks import (
     costs,
     data,
     elsewhere,
+    half,
     hosts,
     loop,
     measured,
@@ -60,6 +62,7 @@ PARTS = {
     "profiles": profiles,
     "precision": precision,
     "replicas": replicas,
+    "half": half,
     "retuning": retuning,
 }
 

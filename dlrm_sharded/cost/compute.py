@@ -30,9 +30,9 @@ from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, 
 
 DIRECTIONS = ("forward", "backward")
 
-CPU_HALF = (0.9, 2.9)
+CPU_HALF = (0.8, 3.0)
 """Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such
-rows is not vectorized there: docs/training.md has the measurement."""
+rows is slow there (`python scripts/benchmark.py half`, docs/training.md)."""
 
 READ_MB = -1
 """Column of a shard's vector with the MB of weights that a step reads. The other columns are the

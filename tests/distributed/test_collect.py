@@ -12,6 +12,7 @@ from pathlib import Path
 from dlrm_sharded.calibration.collect import CollectConfig, schedule
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
+from dlrm_sharded.cost.codecs import codecs_from_json
 from dlrm_sharded.layouts import row_blocks
 from dlrm_sharded.plan_cost import STAGES
 from tests.conftest import ROOT
@@ -48,6 +49,13 @@ def collect(command: list[str], out: Path, *overrides: str) -> tuple[int, str]:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return process.returncode, output
+
+
+def assert_codecs(collected: CollectedCosts) -> None:
+    """What converting numbers takes is measured where there are ranks to exchange them."""
+    codecs = codecs_from_json(collected.manifest["codecs"])
+    assert set(codecs) == {"fp16", "bf16", "int8"}
+    assert all(times.forward_encode > 0 for times in codecs.values())
 
 
 def assert_whole(collected: CollectedCosts, computing: int, communicating: list[int]) -> None:
@@ -105,6 +113,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     collected = read_costs(out)
     computing = collected.manifest["computation_ranks"]
     assert_whole(collected, computing, [2, 3])
+    assert_codecs(collected)
     for i, row in enumerate(before):
         assert [rank.to_json() for rank in collected.samples[i].cost.per_rank] == [
             {key: time_ms for key, time_ms in rank.items() if key != "input_dist_ms"}
@@ -133,6 +142,7 @@ def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
     assert code == 0, output
     collected = read_costs(out)
     assert_whole(collected, 1, [])
+    assert collected.manifest["codecs"] == {}
 
 
 def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_plan_and_sample_agree() -> None:
     measured, planned = workload_of_sample(sample), workload(*MIXED)
     for field in dataclasses.fields(Workload):
         found, expected = getattr(measured, field.name), getattr(planned, field.name)
-        if expected is None:
+        if expected is None:  # there are no tables in fp16
             assert found is None
             continue
         np.testing.assert_allclose(found, expected, ROUNDING)
