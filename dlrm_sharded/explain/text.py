@@ -56,14 +56,14 @@ def rounding(precision: ExchangePrecision) -> str:
 
 def replicas(plan: ShardingPlan) -> str:
     """Write how many tables are replicated, to be appended to a text; nothing for none."""
-    names = plan.replicated_tables
-    return f", {len(names)} tables on every rank" if names else ""
+    count = len(plan.replicated_tables)
+    return f", {count} replicated table{'s' if count > 1 else ''}" if count else ""
 
 
 def halves(plan: ShardingPlan) -> str:
     """Write how many tables are in fp16, to be appended to a text; nothing for none."""
     names = plan.half_tables()
-    return f", {len(names)} tables in fp16" if names else ""
+    return f", {len(names)} table{'s' if len(names) > 1 else ''} in fp16" if names else ""
 
 
 def profile_value_text(value: ProfileValue) -> str:

@@ -168,7 +168,7 @@ def test_fp16_only_where_fp32_does_not_fit(
         plan, report = planner.plan(task)
     assert plan.half_tables() == ["a"]
     assert "no plan was found with all tables in fp32; 1 of 3 are in fp16: a" in caplog.text
-    assert ", 1 tables in fp16" in explain(plan, report, task, None)
+    assert ", 1 table in fp16" in explain(plan, report, task, None)
     assert report.gap is None or report.gap >= -1e-7
     validate(plan, task)
     assert planner.plan(with_memory(87_600))[0].half_tables() == ["a", "b"]
