@@ -272,6 +272,7 @@ class PlanMeasurer:
         self._sizes = sizes
         self._limits = sizes.rank_limits(config.optimizer)
         self._rank = rank
+        self._world_sizes = world_sizes
         groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
         self._groups = {size: group for size, group in groups.items() if rank.rank < size}
         computing, _ = group_sizes(rank)
@@ -283,14 +284,14 @@ class PlanMeasurer:
         )
 
     def codecs(self) -> dict[str, dict[str, float]]:
-        """Return the times to convert what is exchanged, as in `CodecTimes`; {} for one rank.
+        """Return the times to convert what is exchanged, as in `CodecTimes`.
 
-        As many ranks convert at once as a run has at least, and as have cores.
+        The fewest ranks that exchange measure them; others, and a single rank, return {}.
         """
-        sizes = [size for size in self._groups if size > 1]
-        if not sizes:
+        fewest = min((size for size in self._world_sizes if size > 1), default=None)
+        if fewest is None or fewest not in self._groups:
             return {}
-        times = measure_codecs(self._rank.device, self._groups[min(sizes)])
+        times = measure_codecs(self._rank.device, self._groups[fewest])
         return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
 
     def measure(self, slot: Slot) -> Sample | None:
