@@ -39,12 +39,16 @@ LEAST_ROOM_MS = 1e-9
 
 
 @functools.lru_cache(maxsize=8)
-def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel) -> float:
+def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel, *, replicas: bool = True) -> float:
     """Return a cost that no valid plan undercuts, or inf if it is certain that no plan fits.
 
     The result is cached, because the search and the report of one run both need it.
+
+    Args:
+        replicas: whether plans may replicate tables; the bound of those that do not is no lower.
     """
-    return Relaxation(with_expected_profiles(task, model.compute), model).bound_ms()
+    relaxation = Relaxation(with_expected_profiles(task, model.compute), model)
+    return relaxation.bound_ms(replicas=replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,12 @@ class Relaxation:
         if shapes.replicas is not None:
             self._replicas = self._replicate(shapes.replicas, least_memory=min(memory))
 
-    def bound_ms(self) -> float:
-        """Return the lowest bound of all kinds of plans."""
+    def bound_ms(self, *, replicas: bool = True) -> float:
+        """Return the lowest bound of all kinds of plans, or of those without replicas."""
         if self._too_large:
             return math.inf
-        return min(self.bound_of_kind_ms(kind) for kind in self.kinds())
+        kinds = self.kinds() if replicas else self._kinds_without_replicas()
+        return min(self.bound_of_kind_ms(kind) for kind in kinds)
 
     def kinds(self) -> list[PlanKind]:
         """Return the kinds of plans: each without replicas, with some, and replicas alone."""

@@ -227,9 +227,12 @@ class NeuroShardSharder:
         """Return the best state found; None if none fits, or none was found."""
         if why_infeasible(problem):
             return None
-        bound_ms = lower_bound_ms(problem.task, problem.model)
+        # Plans that the search does not make are no reason for it to go on.
+        replicas = problem.replicas is not None
+        bound_ms = lower_bound_ms(problem.task, problem.model, replicas=replicas)
         if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
-            bound_ms = lower_bound_ms(without_memory_limit(problem.task), problem.model)
+            task = without_memory_limit(problem.task)
+            bound_ms = lower_bound_ms(task, problem.model, replicas=replicas)
         stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         return find_state(problem, bound_ms, self._seed, stopping)
 

@@ -66,7 +66,9 @@ def plan_of_a_short_search(task: ShardingTask, model: LearnedCostModel) -> Shard
     """Minimize what is compared, the predicted cost, for some 1,000 moves."""
     problem = problem_of(task, model, Constraints(replicate="never"))
     stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(1000))
-    state = find_state(problem, lower_bound_ms(task, model), seed=0, stopping=stopping)
+    state = find_state(
+        problem, lower_bound_ms(task, model, replicas=False), seed=0, stopping=stopping
+    )
     assert state is not None
     return ShardingPlan(task.topology.world_size, state_shards(state))
 
