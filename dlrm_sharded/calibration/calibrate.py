@@ -21,12 +21,13 @@ from dlrm_sharded.calibration.fit import (
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.cost import learned, neuroshard_paper
+from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.codecs import codecs_from_json, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
-from dlrm_sharded.cost.learned import DENSE_PRICES, LearnedCostModel
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned_arrays import DENSE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
 
@@ -96,11 +97,11 @@ def fit_cost_model(
         model = fit_learned(fitted, costs.manifest, config, prior)
         ranges = model.ranges
         arrays = {
-            **learned.to_arrays(model.compute, model.communication),
+            **learned_arrays.to_arrays(model.compute, model.communication),
             **_codec_arrays(costs.manifest),
         }
         kind = learned.KIND
-        features: dict[str, list[str]] = learned.learned_features(costs.manifest["device"])
+        features: dict[str, list[str]] = learned_arrays.learned_features(costs.manifest["device"])
         predict = predictor(model)
     else:
         nets = fit_paper(fitted, seed=config.seed, num_steps=config.num_steps)

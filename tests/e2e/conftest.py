@@ -18,7 +18,8 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
-from dlrm_sharded.cost.learned import KIND, learned_features, to_arrays
+from dlrm_sharded.cost.learned import KIND
+from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
 from dlrm_sharded.provenance import device_name
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import train

@@ -8,7 +8,8 @@ import pytest
 
 from dlrm_sharded.artifact import SHIPPED, read_artifact, write_artifact
 from dlrm_sharded.artifact_kinds import cost_model_kind
-from dlrm_sharded.cost.learned import KIND, from_arrays, learned_features, to_arrays
+from dlrm_sharded.cost.learned import KIND
+from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
 

@@ -2,7 +2,8 @@ import pytest
 
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
-from dlrm_sharded.cost.learned import LearnedCostModel, from_arrays
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.learned_arrays import from_arrays
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
 FIT = FitConfig(num_steps=400)

@@ -15,13 +15,8 @@ from dlrm_sharded.calibration.costs_file import read_costs, write_costs
 from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.learned import (
-    KIND,
-    learned_cost_model,
-    learned_features,
-    shipped_prior,
-    to_arrays,
-)
+from dlrm_sharded.cost.learned import KIND, learned_cost_model, shipped_prior
+from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
 from dlrm_sharded.errors import DataError
 from tests import preloaded
 from tests.conftest import ROOT

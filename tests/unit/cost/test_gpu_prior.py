@@ -13,14 +13,8 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import PROFILE, workload_of_rows
 from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
-from dlrm_sharded.cost.learned import (
-    KIND,
-    LearnedCostModel,
-    from_arrays,
-    learned_cost_model,
-    learned_features,
-    to_arrays,
-)
+from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS

@@ -16,12 +16,8 @@ from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.learned import (
-    LearnedCostModel,
-    from_arrays,
-    learned_cost_model,
-    to_arrays,
-)
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.learned_arrays import from_arrays, to_arrays
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.hardware.hardware import Hardware

@@ -7,13 +7,13 @@ import pytest
 from dlrm_sharded.artifact import SHIPPED, read_artifact
 from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost import learned, neuroshard_paper
+from dlrm_sharded.cost import learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
 FEATURES = {
-    "learned": learned.learned_features,
+    "learned": learned_arrays.learned_features,
     "neuroshard_paper": neuroshard_paper.PAPER_FEATURES,
 }
 MODELS = sorted(path for kind in LOADERS for path in SHIPPED.glob(f"{kind}-*.safetensors"))

@@ -22,7 +22,8 @@ from dlrm_sharded.cost.features import (
     workload_of_plan,
     workload_of_rows,
 )
-from dlrm_sharded.cost.learned import learned_cost_model, to_arrays
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
 from dlrm_sharded.errors import DataError
 from dlrm_sharded.plan_cost import PlanCost

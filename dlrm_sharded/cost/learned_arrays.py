@@ -1,0 +1,87 @@
+"""The arrays of a calibrated cost model, as its artefact has them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dlrm_sharded.artifact import Arrays
+from dlrm_sharded.cost.communication import EXCHANGE_TERMS, REDUCE_TERMS, CommunicationModel
+from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
+from dlrm_sharded.cost.widest import WIDEST_TERMS
+
+DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
+"""Prices of dense gradients for models that were fitted to no replicas, by the type of device."""
+
+CPU_ALL_REDUCE = np.array(
+    [{"peers_intra": 1400.0, "bytes": 1.0}.get(term, 0.0) for term in REDUCE_TERMS]
+)
+"""Weights of the all-reduce for models of CPUs that were fitted to no replicas.
+
+These figures and those of dense gradients were measured on 2 gloo ranks of an AMD EPYC with one
+thread each: replicas of 4 kB to 30 MB beside one table a rank, medians of 4 rounds.
+"""
+
+
+def learned_features(device: str) -> dict[str, list[str]]:
+    """Return the names of a model's inputs on a type of device, for the header of its artefact."""
+    work = DEVICE_WORK[device]
+    return {
+        "work": list(work.terms),
+        "profile": list(PROFILE),
+        "exchange": list(EXCHANGE_TERMS),
+        "reduce": list(REDUCE_TERMS),
+        **({"widest": list(WIDEST_TERMS)} if work.has_warps else {}),
+    }
+
+
+def to_arrays(compute: ComputeModel, communication: CommunicationModel) -> Arrays:
+    """Return the arrays for an artefact's file."""
+    arrays: Arrays = {
+        key: getattr(compute, key)
+        for key in ("profile_mean", "profile_std", "profile_low", "profile_high")
+    }
+    for direction in DIRECTIONS:
+        net: PriceNet = getattr(compute, direction)
+        for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
+            arrays[f"{direction}.weight_{i}"], arrays[f"{direction}.bias_{i}"] = weight, bias
+        for key in ("cache_gain", "cache_mb", "cache_slope"):
+            arrays[f"{direction}.{key}"] = getattr(net, key)
+        arrays[f"{direction}.launch_ms"] = np.array([net.launch_ms, net.next_launch_ms])
+    if compute.widest_ms is not None:
+        arrays["widest_ms"] = compute.widest_ms
+    arrays["dense"] = np.array(dataclasses.astuple(compute.dense))
+    arrays["all_reduce"] = communication.all_reduce_weights
+    return {**arrays, "exchange": communication.exchange, "reduce": communication.reduce}
+
+
+def from_arrays(arrays: Arrays, device: str) -> tuple[ComputeModel, CommunicationModel]:
+    """Build the models of a type of device from the arrays of `to_arrays`."""
+
+    def net(direction: str) -> PriceNet:
+        layers = range(sum(key.startswith(f"{direction}.weight_") for key in arrays))
+        return PriceNet(
+            weights=tuple(arrays[f"{direction}.weight_{i}"] for i in layers),
+            biases=tuple(arrays[f"{direction}.bias_{i}"] for i in layers),
+            cache_gain=arrays[f"{direction}.cache_gain"],
+            cache_mb=arrays[f"{direction}.cache_mb"],
+            cache_slope=arrays[f"{direction}.cache_slope"],
+            launch_ms=float(arrays[f"{direction}.launch_ms"][0]),
+            next_launch_ms=float(arrays[f"{direction}.launch_ms"][1]),
+        )
+
+    compute = ComputeModel(
+        profile_mean=arrays["profile_mean"],
+        profile_std=arrays["profile_std"],
+        profile_low=arrays["profile_low"],
+        profile_high=arrays["profile_high"],
+        forward=net("forward"),
+        backward=net("backward"),
+        device=DEVICE_WORK[device],
+        widest_ms=arrays.get("widest_ms"),
+        dense=DensePrices(*arrays["dense"].tolist()) if "dense" in arrays else DENSE_PRICES[device],
+    )
+    all_reduce = arrays.get("all_reduce", CPU_ALL_REDUCE if device == "cpu" else None)
+    return compute, CommunicationModel(arrays["exchange"], arrays["reduce"], all_reduce)
