@@ -85,7 +85,7 @@ def build_problem(
     if hosts.world_size == 1:
         must_replicate[:] = False  # a replica on one rank is a whole table
     groups, blocks = _groups_and_blocks(
-        shapes, pricing, units, allowed, separated | must_replicate[:, None]
+        shapes, pricing, units, allowed, separated.any(axis=1) | must_replicate
     )
     replicable = _replicable(shapes, units, allowed, separated, capacity_bytes)
     _check_replicable(must_replicate & ~replicable, units, task, capacity_bytes)
@@ -240,9 +240,13 @@ def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
 
 
 def _groups_and_blocks(
-    shapes: Shapes, pricing: Pricing, units: _Units, allowed: Mask | None, separated: Mask
+    shapes: Shapes, pricing: Pricing, units: _Units, allowed: Mask | None, without: Mask
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
-    """Return all groups of ranks, and the row blocks of each kind."""
+    """Return all groups of ranks, and the row blocks of each kind.
+
+    Args:
+        without: [U], units that have no row blocks, as they are kept apart or replicated.
+    """
     groups: list[RankGroup] = []
     blocks: list[Blocks] = []
     for kind, cut in enumerate(shapes.row_blocks):
@@ -250,11 +254,8 @@ def _groups_and_blocks(
         ranks = range(0, pricing.prices.num_ranks, size)
         new_groups = range(len(groups), len(groups) + len(ranks))
         groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
-        # Row blocks lie on all ranks of a group, so constraints must allow all of these. Units that
-        # must be kept apart stay in columns.
-        is_allowed = (
-            units.is_splittable & ~separated.any(axis=1) & _is_allowed_on_some_group(allowed, size)
-        )
+        # Row blocks lie on all ranks of a group, so constraints must allow all of these.
+        is_allowed = units.is_splittable & ~without & _is_allowed_on_some_group(allowed, size)
         blocks.append(pricing.blocks(cut, units.first_table, is_allowed, new_groups))
     return tuple(groups), tuple(blocks)
 

@@ -1,0 +1,149 @@
+"""Replicas in plans: where they pay, where they are named, and where they cannot be."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.datasets.presets import criteo_kaggle
+from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.rl.base import Candidate
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.policy import PolicySharder
+from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.validation import validate
+from tests.unit.search.made_up import model_of, predicted, with_memory
+
+MODEL = model_of("shipped")
+
+
+def tiny_tables(world_size: int = 2, *, rows: int = 50_000) -> ShardingTask:
+    """Half of the tables are tiny, and all of them have vectors to exchange."""
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=min(table.num_embeddings, rows))
+        for table in criteo_kaggle(64)
+    )
+    topology = Topology(world_size, 10**9, compute_device="cpu", optimizer_bytes_per_row=4)
+    return with_profiles(ShardingTask(tables, topology, batch_size=4096))
+
+
+TASK = tiny_tables()
+
+
+def plan_of(
+    task: ShardingTask = TASK, *, optimizer: str | None = None, **keys: Any
+) -> ShardingPlan:
+    context = SharderContext(RunContext(optimizer=optimizer), MODEL)
+    plan = NeuroShardSharder(context, time_budget_s=5.0, **keys).shard(task)
+    validate(plan, task)
+    return plan
+
+
+def cost_ms(plan: ShardingPlan, task: ShardingTask = TASK) -> float:
+    return predicted(plan.shards, task, MODEL).cost_ms
+
+
+def test_tiny_tables_are_replicated_where_that_pays() -> None:
+    auto, never = plan_of(), plan_of(replicate="never")
+    assert auto.replicated_tables
+    assert not never.replicated_tables
+    assert cost_ms(auto) < 0.97 * cost_ms(never)
+    rows = {table.name: table.num_embeddings for table in TASK.tables}
+    assert max(rows[name] for name in auto.replicated_tables) < 10_000
+    bound_ms = lower_bound_ms(TASK, MODEL)
+    assert bound_ms <= cost_ms(auto) < 1.1 * bound_ms
+    assert bound_ms <= lower_bound_ms(TASK, MODEL, replicas=False) <= cost_ms(never) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("names", [[], ["cat_0"], ["cat_2", "cat_8"]], ids=len)
+def test_named_tables_are_replicated_and_no_others(names: list[str]) -> None:
+    assert sorted(plan_of(replicate=names).replicated_tables) == names
+
+
+def test_adam_has_no_replicas() -> None:
+    assert not plan_of(optimizer="adam").replicated_tables
+    with pytest.raises(ConfigError, match=r"is 'adam'.*sgd or rowwise_adagrad"):
+        plan_of(optimizer="adam", replicate=["cat_0"])
+
+
+def test_one_rank_has_no_replicas() -> None:
+    alone = tiny_tables(world_size=1)
+    for replicate in ("auto", ["cat_0"]):
+        assert not plan_of(alone, replicate=replicate).replicated_tables
+
+
+BAD = {
+    "word": ("sometimes", "must be auto, never or a list of tables"),
+    "number": (3, "must be auto, never or a list of tables"),
+    "unknown": (["cat_99"], "sharder.replicate names a table 'cat_99' that the task lacks"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values(name: str) -> None:
+    value, message = BAD[name]
+    with pytest.raises(ConfigError, match=message):
+        plan_of(replicate=value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"pin": {"cat_0": [1]}}, {"together": [["cat_0", "cat_1"]]}, {"unsplit": ["cat_0"]}],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_a_table_has_one_restriction(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"sharder.replicate and sharder.* both name \['cat_0'\]"):
+        plan_of(replicate=["cat_0"], **keys)
+
+
+def test_a_named_table_must_fit_every_rank() -> None:
+    size = 50_000 * (64 * (4 + 8) + 4)
+    uneven = with_memory(TASK, 10**9, size - 1)
+    with pytest.raises(InfeasibleTaskError, match=rf"which takes {size:,} B on every rank"):
+        plan_of(uneven, replicate=["cat_2"])
+
+
+@pytest.mark.parametrize("full", [0.8, 0.99])
+def test_memory_limits_replicas(full: float) -> None:
+    tight = with_memory(TASK, int(TASK.table_bytes / 2 / full))
+    plan = plan_of(tight)
+    assert cost_ms(plan, tight) <= cost_ms(plan_of(tight, replicate="never"), tight) * 1.01
+
+
+def test_an_earlier_plan_keeps_its_replicas(tmp_path: Path) -> None:
+    earlier = plan_of(replicate=["cat_0", "cat_25"])
+    write_json(tmp_path / "plan.json", earlier.to_json())
+    keys: dict[str, Any] = {"warm_start": tmp_path / "plan.json", "max_moved_tables": 0}
+    assert sorted(plan_of(**keys).shards) == sorted(earlier.shards)
+
+
+class RoundRobin:
+    """A policy that places tables in turns."""
+
+    def candidates(self, task: ShardingTask, **_: Any) -> Sequence[Candidate]:
+        ranks = tuple(i % task.topology.world_size for i in range(len(task.tables)))
+        return [Candidate(ranks, "turns")]
+
+
+def test_policies_replicate_what_pays() -> None:
+    plans = {
+        replicate: PolicySharder(
+            RoundRobin(),  # type: ignore[arg-type]
+            name="turns",
+            replicate=replicate,
+            cost_model=MODEL,
+        ).shard(TASK)
+        for replicate in (True, False)
+    }
+    assert plans[True].replicated_tables
+    assert not plans[False].replicated_tables
+    validate(plans[True], TASK)
+    assert cost_ms(plans[True]) < 0.97 * cost_ms(plans[False])
