@@ -106,7 +106,8 @@ class Relaxation:
         memory = task.topology.rank_memory_bytes
         self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)
         self._compute = model.compute
-        self._launch_ms = float(model.compute.launch_ms(np.ones(1)).sum())
+        first_ms, both_ms = model.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1).tolist()
+        self._launch_ms, self._next_launch_ms = first_ms, both_ms - first_ms
         hosts = model.hosts(task.topology)
         self._prices = ExchangePrices.from_model(model.communication, hosts)
         self._least_prices = LeastExchangePrices.from_model(model.communication, hosts)
@@ -184,21 +185,34 @@ class Relaxation:
         It is inf if there is no such plan.
         """
         every_rank_ms = kind.every_rank_fixed_ms + _paid_by_every_rank_ms(kind)
-        least_mean = least_work = np.full(len(self._columns.first), np.inf)
+        num_tables = len(self._columns.first)
+        least_mean = least_work = np.full(num_tables, np.inf)
+        must_shard = np.ones(num_tables, dtype=bool)
         for cuts in kind.cuts:
             fits = cuts.possible & (cuts.size_bytes <= self._capacity)
             allowed = fits & (cuts.piece_ms + every_rank_ms <= limit_ms)
+            if cuts is self._replicas:  # a rank pays for all of a replica (L10)
+                paid_ms = self._launch_ms + kind.every_rank_fixed_ms + cuts.every_rank_ms
+                allowed &= paid_ms <= limit_ms
+                must_shard = ~allowed
             least_mean = np.minimum(least_mean, cuts.least(cuts.mean_ms, allowed))
             least_work = np.minimum(least_work, cuts.least(cuts.work_ms, allowed))
         mean_ms = float(least_mean.sum()) + kind.fixed_ms
         if mean_ms == math.inf or limit_ms == math.inf:
             return mean_ms
         # ranks that hold anything launch a lookup, and few of them cannot do all the work (L6)
-        room_ms = max(limit_ms - self._launch_ms - every_rank_ms, LEAST_ROOM_MS)
-        num_used = min(math.ceil(float(least_work.sum()) / room_ms), self._world_size)
-        if kind.all_launch:
-            num_used = self._world_size
-        return mean_ms + self._launch_ms * num_used / self._world_size
+        room_ms = limit_ms - self._launch_ms - every_rank_ms
+        if not kind.all_launch:
+            return mean_ms + self._launch_ms * self._share_used(least_work, room_ms)
+        # All ranks launch the replicas' lookup, and those with other tables a second one.
+        second_ms = self._next_launch_ms
+        share_used = self._share_used(least_work * must_shard, room_ms - second_ms)
+        return mean_ms + self._launch_ms + second_ms * share_used
+
+    def _share_used(self, least_work: Floats, room_ms: float) -> float:
+        """Return the least share of the ranks that do work [T] if each has so much time for it."""
+        num_used = math.ceil(float(least_work.sum()) / max(room_ms, LEAST_ROOM_MS))
+        return min(num_used, self._world_size) / self._world_size
 
     def _cut_columns(self, shapes: Shapes) -> Cuts:
         """Price column shards of every width, and whole tables in shards of equal widths."""
