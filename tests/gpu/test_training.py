@@ -20,6 +20,7 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.fused_optimizers import CAN_REPLICATE
 from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.precision import ExchangePrecision
 from dlrm_sharded.task import GIB, read_task
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.ranks import gathered
@@ -112,7 +113,10 @@ def test_rows_over_one_of_two_hosts(device: str) -> None:
 
 
 def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    """Train and evaluate with each of some options."""
+    """Train and evaluate with each of some options, which have come to the ranks as JSON."""
+    for options in variants.values():
+        precision = ExchangePrecision.parse(options.get("exchange_precision", "fp32"))
+        options["exchange_precision"] = precision
     shares = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
     return {
         name: train_and_evaluate(rank, "rows_and_columns", shares, **options)
