@@ -27,5 +27,5 @@ class RunContext:
 
     @property
     def can_replicate(self) -> bool:
-        """Whether tables can be replicated under the optimizer; so if it is not known."""
+        """Return whether tables can be replicated under the optimizer; yes if none is known."""
         return self.optimizer is None or self.optimizer in CAN_REPLICATE

@@ -76,7 +76,7 @@ class ExchangePrecision:
 
     @property
     def is_exact(self) -> bool:
-        """Whether numbers are exchanged as they are."""
+        """Return whether numbers are exchanged as they are."""
         return self.forward == self.backward == "fp32"
 
     @property

@@ -33,7 +33,7 @@ FILLS = (0.99, 0.96, 0.92, 0.85, 0.75)
 """Shares of the ranks' memory that are tried; a fuller choice leaves less room to place tables."""
 
 GPU_BYTES = 56 * GIB
-"""What a rank has for tables on a GPU of 80 GB (conf/topology), for ranks that are CPUs."""
+"""Memory that a rank has for tables on a GPU of 80 GB (conf/topology), assumed for CPU ranks."""
 
 
 @dataclass(frozen=True, slots=True)

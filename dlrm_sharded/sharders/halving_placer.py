@@ -35,7 +35,7 @@ class Split:
 
 
 class SplitRules(Protocol):
-    """What a planner does with one table."""
+    """States what a planner does with one table."""
 
     def first(self, table: Table) -> Split:
         """Return the coarsest split of the table."""

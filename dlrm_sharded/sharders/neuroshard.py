@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.base import AdditiveCostModel, for_precision
+from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
+from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -220,8 +221,20 @@ class NeuroShardSharder:
             state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
         plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
+        # The search's prices are linear in exchanged bytes, so what it improves may cost more.
+        if earlier is not None and self._value_ms(plan, task, model) > self._value_ms(
+            earlier, task, model
+        ):
+            plan = earlier
         plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
+
+    def _value_ms(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> float:
+        """Return the predicted cost and critical path of a plan, weighed as in the objective."""
+        model = for_task(model, task)
+        cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+        share = self._critical_path_share
+        return (1.0 - share) * cost.cost_ms + share * cost.critical_path_ms
 
     def _find(self, problem: Problem, clock: Clock) -> State | None:
         """Return the best state found; None if none fits, or none was found."""

@@ -1,4 +1,4 @@
-"""Whether exchanges in another precision train as well as those in fp32.
+"""Compares training with exchanges in another precision with that in fp32.
 
 Both train the same model over the same seeds, in turn. A precision passes if the interval of the
 mean difference between runs of one seed lies within the spread of the seeds in fp32.
@@ -60,7 +60,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the runs show."""
+        """Return what the runs show."""
         low, high = self.mean - self.half_width, self.mean + self.half_width
         if -self.spread <= low and high <= self.spread:
             return "within the spread of seeds"

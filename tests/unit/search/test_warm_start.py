@@ -71,7 +71,7 @@ def test_within_limits(hosts: tuple[int, int], tmp_path: Path) -> None:
             assert tables is None or moved_tables(plan, new) <= tables
             assert num_bytes is None or new_bytes(task, plan, new) <= num_bytes
             after_ms = predicted(new.shards, task, model_of(MODEL)).cost_ms
-            assert after_ms <= before_ms * 1.02  # exchanges are linearised
+            assert after_ms <= before_ms * 1.01  # exchanges are linearised
             moved += moved_tables(plan, new)
         for keys in ({"max_moved_tables": 0}, {"max_moved_gib": 0.0}):
             new = planned_from(tmp_path / "plan.json", plan, task, **keys)
