@@ -1,0 +1,142 @@
+"""Where the time of a step goes on every rank, and which rank the others wait for.
+
+Simulated timelines and recorded traces are broken down into the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.step.parts import OTHER, PARTS, WAITING
+from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Operation, Timeline, Times
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waiting for the rank that comes last to an exchange, per step.
+
+    Args:
+        operation: the exchange.
+        cause: the rank that came last most often, weighted by how long the others waited.
+        waiting_ms: [W], mean time that each rank waited.
+        caused_ms: the part of the mean wait of a rank that is due to `cause`.
+    """
+
+    operation: str
+    cause: int
+    waiting_ms: Times
+    caused_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Parts of a step on every rank, in ms.
+
+    Args:
+        parts_ms: [W] for each of `PARTS`; they sum to the step on every rank.
+        waits: exchanges that ranks waited for, the longest mean wait first.
+    """
+
+    parts_ms: Mapping[str, Times]
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of a step."""
+        return float(sum(times.mean() for times in self.parts_ms.values()))
+
+    def mean_ms(self, part: str) -> float:
+        """Return the time of a part in the mean of all ranks."""
+        return float(self.parts_ms[part].mean())
+
+    @property
+    def mean_parts_ms(self) -> dict[str, float]:
+        """Time of every part in the mean of all ranks; they sum to the step."""
+        return {part: self.mean_ms(part) for part in PARTS}
+
+
+def breakdown(timeline: Timeline) -> Breakdown:
+    """Break a timeline's steps down, without the first one, which begins with nothing under way.
+
+    A gap between two computations is waiting until the last rank has come to the exchange that
+    the second one needs, and exposed exchange from then on.
+    """
+    ledger = _Ledger(timeline)
+    computations = [op for op in timeline.operations if op.stream == COMPUTE]
+    first = min(1, timeline.num_steps - 1)
+    free_since = np.zeros(timeline.world_size)
+    if first:
+        free_since = timeline.end_ms[first - 1, timeline.place(computations[-1].name)]
+    for step in range(first, timeline.num_steps):
+        for op in computations:
+            free_since = ledger.add(step, op, free_since)
+    num_steps = timeline.num_steps - first
+    parts = {part: times / num_steps for part, times in ledger.parts_ms.items()}
+    return Breakdown(parts, _waits(ledger.waits, num_steps))
+
+
+class _Ledger:
+    """Adds up parts and waits of successive steps."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._places = {op.name: place for place, op in enumerate(timeline.operations)}
+        self.parts_ms = {part: np.zeros(timeline.world_size) for part in PARTS}
+        self.waits: dict[str, list[tuple[int, Times]]] = {}
+
+    def add(self, step: int, op: Operation, free_since: Times) -> Times:
+        """Add a computation of one step; return when it ended, [W].
+
+        Args:
+            free_since: [W], when the rank's computation before ended.
+        """
+        at = (step, self._places[op.name])
+        arrival, begin, end = self._times(at)
+        for source_at in self._exchanges_before(step, op):
+            free_since = self._add_exposed(source_at, free_since, arrival)
+        self.parts_ms[OTHER] += arrival - free_since
+        if op.is_collective:
+            self._add_waiting(op.name, begin - arrival, arrival)
+        self.parts_ms[op.part] += end - begin
+        return end
+
+    def _add_exposed(self, at: tuple[int, int], free_since: Times, until: Times) -> Times:
+        """Add the part of an exchange for which ranks compute nothing; return when it ended."""
+        op = self._timeline.operations[at[1]]
+        arrival, begin, end = (np.clip(ms, free_since, until) for ms in self._times(at))
+        # before its arrival, the exchange has to queue behind others of the rank
+        self.parts_ms[op.part] += (arrival - free_since) + (end - begin)
+        self._add_waiting(op.name, begin - arrival, self._timeline.arrival_ms[at])
+        return end
+
+    def _add_waiting(self, name: str, waited: Times, arrival: Times) -> None:
+        self.parts_ms[WAITING] += waited
+        self.waits.setdefault(name, []).append((int(arrival.argmax()), waited))
+
+    def _exchanges_before(self, step: int, op: Operation) -> list[tuple[int, int]]:
+        """Return (step, place) of the exchanges that an operation comes after, in their order."""
+        needed = [(step, self._places[name]) for name in op.after]
+        if step > 0:
+            needed += [(step - 1, self._places[name]) for name in op.after_previous]
+        operations = self._timeline.operations
+        return sorted(at for at in needed if operations[at[1]].stream == EXCHANGE)
+
+    def _times(self, at: tuple[int, int]) -> tuple[Times, Times, Times]:
+        timeline = self._timeline
+        return timeline.arrival_ms[at], timeline.begin_ms[at], timeline.end_ms[at]
+
+
+def _waits(noted: Mapping[str, list[tuple[int, Times]]], num_steps: int) -> tuple[Wait, ...]:
+    """Sum up the waits for each exchange over the steps."""
+    found = []
+    for name, of_steps in noted.items():
+        caused_ms: dict[int, float] = {}
+        for cause, waited in of_steps:
+            caused_ms[cause] = caused_ms.get(cause, 0.0) + float(waited.mean())
+        cause = max(caused_ms, key=lambda rank: caused_ms[rank])
+        waiting = np.sum([waited for _, waited in of_steps], axis=0) / num_steps
+        found.append(Wait(name, cause, waiting, caused_ms[cause] / num_steps))
+    return tuple(sorted(found, key=lambda wait: -float(wait.waiting_ms.mean())))

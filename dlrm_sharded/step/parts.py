@@ -1,0 +1,99 @@
+"""Names of the parts of a step, and the times of its dense part."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_sharded.plan_cost import INPUT_DIST, STAGES
+
+DATA = "data"
+DENSE_FORWARD = "dense_forward"
+DENSE_BACKWARD = "dense_backward"
+ALL_REDUCE = "all_reduce"
+OPTIMIZER = "optimizer"
+WAITING = "waiting"
+OTHER = "other"
+
+PARTS = (
+    DATA,
+    INPUT_DIST,
+    *STAGES[:2],
+    DENSE_FORWARD,
+    DENSE_BACKWARD,
+    *STAGES[2:],
+    ALL_REDUCE,
+    OPTIMIZER,
+    WAITING,
+    OTHER,
+)
+"""What the time of a step goes to, in the order of a step: reading the batch, redistributing its
+ids, looking up and exchanging pooled vectors, the dense layers and back, the all-reduce of the
+dense part's gradients, the optimizer of the dense part; waiting for other ranks, and the rest."""
+
+PART_LABELS = {
+    DATA: "data",
+    INPUT_DIST: "ids redistributed",
+    "fwd_compute": "lookups",
+    "fwd_comm": "exchange",
+    DENSE_FORWARD: "dense forward",
+    DENSE_BACKWARD: "dense backward",
+    "bwd_comm": "exchange of gradients",
+    "bwd_compute": "update of tables",
+    ALL_REDUCE: "all-reduce",
+    OPTIMIZER: "optimizer",
+    WAITING: "waiting for other ranks",
+    OTHER: "other",
+}
+"""Names of the parts in texts and pictures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTimes:
+    """Times of what a step does beside the embeddings, on one rank with its local batch, in ms.
+
+    The bottom layers take the dense features, and the top layers take the vectors of all features:
+    they include the interaction and the loss (arXiv:1906.00091, sec. 2).
+
+    Args:
+        data_ms: time to read the batch and copy it to the device.
+        optimizer_ms: time to update the dense part and to reset its gradients.
+        other_ms: time that the loop itself takes.
+        gradient_bytes: size of the gradients that ranks all-reduce.
+        spread: standard deviation of the time of a forward and backward pass relative to its mean.
+    """
+
+    data_ms: float
+    bottom_forward_ms: float
+    top_forward_ms: float
+    top_backward_ms: float
+    bottom_backward_ms: float
+    optimizer_ms: float
+    other_ms: float = 0.0
+    gradient_bytes: int = 0
+    spread: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """Sum of all times."""
+        return sum(
+            getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name.endswith("_ms")
+        )
+
+    def scaled(self, factor: float) -> DenseTimes:
+        """Return the times of a device that takes `factor` times as long for the layers."""
+        layers = ("bottom_forward_ms", "top_forward_ms", "top_backward_ms", "bottom_backward_ms")
+        return dataclasses.replace(self, **{key: factor * getattr(self, key) for key in layers})
+
+    def to_json(self) -> dict[str, float]:
+        """Return the times by name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> DenseTimes:
+        """Read what `to_json` returned."""
+        return cls(**fields)

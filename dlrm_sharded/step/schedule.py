@@ -1,0 +1,114 @@
+"""The operations of a training step, in the order and with the overlap of the pipeline.
+
+The order is that of `Dlrm.forward` and of autograd, which begins with what was computed last: the
+bottom layers run forward while pooled vectors are exchanged, and backward while their gradients
+are. DDP reduces the gradients of the dense part when the last one of its bucket is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.step.parts import (
+    ALL_REDUCE,
+    DATA,
+    DENSE_BACKWARD,
+    DENSE_FORWARD,
+    OPTIMIZER,
+    OTHER,
+    DenseTimes,
+)
+from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Operation, Times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What runs beside what.
+
+    Args:
+        exchanges: whether ranks compute while they exchange; not on a CPU whose cores all compute.
+        next_ids: whether the ids of a step are redistributed during the step before.
+    """
+
+    exchanges: bool
+    next_ids: bool
+
+
+SERIAL = Overlap(exchanges=False, next_ids=False)
+"""One thing after the other, as on a CPU."""
+
+PIPELINED = Overlap(exchanges=True, next_ids=True)
+"""TorchRec's TrainPipelineSparseDist on GPUs."""
+
+
+def step_operations(
+    cost: PlanCost,
+    dense: DenseTimes | Sequence[DenseTimes],
+    *,
+    all_reduce_ms: float,
+    overlap: Overlap,
+) -> tuple[Operation, ...]:
+    """Return the operations of a step under a plan.
+
+    Args:
+        cost: predicted or measured times of the embedding stages on every rank; a redistribution
+            of ids that is not known takes no time.
+        dense: times of the rest, on every rank or the same ones for all.
+        all_reduce_ms: time of the all-reduce of the dense part's gradients.
+    """
+    num_ranks = len(cost.per_rank)
+    by_rank = [dense] * num_ranks if isinstance(dense, DenseTimes) else list(dense)
+    exchange = EXCHANGE if overlap.exchanges else COMPUTE
+    input_dist_ms = cost.input_dist_ms or (0.0,) * num_ranks
+
+    def stage_ms(stage: str) -> Times:
+        return np.array([rank.stage_ms(stage) for rank in cost.per_rank])
+
+    def dense_ms(key: str) -> Times:
+        return np.array([getattr(times, key) for times in by_rank])
+
+    def computation(name: str, part: str, times_ms: Times, *after: str) -> Operation:
+        spread = float(np.mean([times.spread for times in by_rank]))
+        return Operation(name=name, part=part, times_ms=times_ms, after=after, spread=spread)
+
+    def collective(name: str, times_ms: Times, *after: str) -> Operation:
+        return Operation(
+            name=name,
+            part=name,
+            times_ms=times_ms,
+            stream=exchange,
+            is_collective=True,
+            after=after,
+        )
+
+    operations = [
+        computation(DATA, DATA, dense_ms("data_ms")),
+        collective(INPUT_DIST, np.array(input_dist_ms), DATA),
+        computation("fwd_compute", "fwd_compute", stage_ms("fwd_compute"), INPUT_DIST),
+        collective("fwd_comm", stage_ms("fwd_comm"), "fwd_compute"),
+        computation("bottom_forward", DENSE_FORWARD, dense_ms("bottom_forward_ms")),
+        computation("top_forward", DENSE_FORWARD, dense_ms("top_forward_ms"), "fwd_comm"),
+        computation("top_backward", DENSE_BACKWARD, dense_ms("top_backward_ms")),
+        collective("bwd_comm", stage_ms("bwd_comm"), "top_backward"),
+        computation("bottom_backward", DENSE_BACKWARD, dense_ms("bottom_backward_ms")),
+        collective(ALL_REDUCE, np.full(num_ranks, all_reduce_ms), "bottom_backward"),
+        computation("bwd_compute", "bwd_compute", stage_ms("bwd_compute"), "bwd_comm"),
+        computation(OPTIMIZER, OPTIMIZER, dense_ms("optimizer_ms"), ALL_REDUCE),
+        computation(OTHER, OTHER, dense_ms("other_ms")),
+    ]
+    return tuple(_with_next_ids(operations) if overlap.next_ids else operations)
+
+
+def _with_next_ids(operations: Iterable[Operation]) -> Iterable[Operation]:
+    """Let the lookup of a step need the ids that were redistributed during the step before."""
+    for op in operations:
+        if INPUT_DIST in op.after:
+            after = tuple(name for name in op.after if name != INPUT_DIST)
+            yield dataclasses.replace(op, after=after, after_previous=(INPUT_DIST,))
+        else:
+            yield op

@@ -1,0 +1,118 @@
+"""Timelines of steps: order, overlap, waits and their causes, in numbers worked out by hand."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.step.breakdown import breakdown
+from dlrm_sharded.step.parts import PARTS, WAITING, DenseTimes
+from dlrm_sharded.step.perfetto import timeline_spans, write_trace
+from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
+from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
+
+DENSE = DenseTimes(
+    data_ms=1.0,
+    bottom_forward_ms=2.0,
+    top_forward_ms=4.0,
+    top_backward_ms=8.0,
+    bottom_backward_ms=3.0,
+    optimizer_ms=0.5,
+    other_ms=0.25,
+)
+COST = PlanCost((StageCost(10, 4, 5, 20), StageCost(16, 3, 6, 12)), input_dist_ms=(1.5, 2.0))
+ALL_REDUCE_MS = 7.0
+
+
+def _timeline(overlap: Overlap, dense: DenseTimes = DENSE, num_steps: int = 6):
+    operations = step_operations(COST, dense, all_reduce_ms=ALL_REDUCE_MS, overlap=overlap)
+    return run_steps(operations, num_steps=num_steps)
+
+
+def test_a_serial_step_is_the_critical_path_and_the_rest():
+    # every stage waits for its slowest rank, as all others end in an exchange
+    stages_ms = 2.0 + 16 + 4 + 6 + 20
+    assert _timeline(SERIAL).step_ms == pytest.approx(stages_ms + DENSE.total_ms + ALL_REDUCE_MS)
+
+
+def test_an_exchange_hides_behind_the_layers_that_do_not_need_it():
+    serial = _timeline(SERIAL).step_ms
+    beside = _timeline(Overlap(exchanges=True, next_ids=False)).step_ms
+    forward_ms = 2  # of 4, beside the bottom layers
+    # rank 0 updates its tables after 5 ms of exchange, beside which are the bottom layers; the
+    # all-reduce begins with the end of rank 1's exchange and ends before the update
+    backward_ms = (6 + 3 + 7 + 20) - (5 + 20)
+    assert beside == pytest.approx(serial - forward_ms - backward_ms)
+
+
+def test_ids_of_the_next_step_hide_behind_this_one():
+    beside = _timeline(Overlap(exchanges=True, next_ids=False)).step_ms
+    assert _timeline(PIPELINED).step_ms < beside
+
+
+@pytest.mark.parametrize("overlap", [SERIAL, PIPELINED], ids=["serial", "pipelined"])
+def test_parts_sum_to_the_step_on_every_rank(overlap):
+    timeline = _timeline(overlap)
+    found = breakdown(timeline)
+    assert set(found.parts_ms) == set(PARTS)
+    sums = np.sum(list(found.parts_ms.values()), axis=0)
+    assert sums == pytest.approx([timeline.step_ms] * 2)
+    assert all((times >= 0).all() for times in found.parts_ms.values())
+
+
+def test_the_rank_that_comes_last_is_the_cause_of_the_wait():
+    found = breakdown(_timeline(SERIAL))
+    waits = {wait.operation: wait for wait in found.waits}
+    assert waits["fwd_comm"].cause == 1
+    # 6 ms more of lookups, behind ids that came 0.5 ms later
+    assert waits["fwd_comm"].waiting_ms == pytest.approx([6.5, 0.0])
+    assert waits["fwd_comm"].caused_ms == pytest.approx(3.25)
+    assert found.parts_ms[WAITING].sum() == pytest.approx(
+        sum(wait.waiting_ms.sum() for wait in found.waits)
+    )
+
+
+def test_variation_makes_ranks_wait_and_depends_on_the_seed_alone():
+    even = PlanCost((StageCost(10, 4, 4, 10),) * 8, input_dist_ms=(1.0,) * 8)
+    varied = DenseTimes(**(DENSE.to_json() | {"spread": 0.1}))
+    operations = step_operations(even, varied, all_reduce_ms=1.0, overlap=SERIAL)
+    first, again, other = (run_steps(operations, num_steps=200, seed=seed) for seed in (1, 1, 2))
+    still = run_steps(step_operations(even, DENSE, all_reduce_ms=1.0, overlap=SERIAL))
+    assert first.step_ms > still.step_ms
+    assert first.step_ms == again.step_ms != other.step_ms
+    assert breakdown(still).mean_ms(WAITING) == 0
+
+
+def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
+    operations = [
+        Operation(name="first", part="fwd_comm", times_ms=np.array([4.0, 4.0]), stream=EXCHANGE),
+        Operation(
+            name="second",
+            part="bwd_comm",
+            times_ms=np.array([2.0, 2.0]),
+            stream=EXCHANGE,
+            is_collective=True,
+        ),
+        Operation(name="use", part="fwd_compute", times_ms=np.array([1.0, 1.0]), after=("second",)),
+    ]
+    found = breakdown(run_steps(operations, num_steps=1))
+    assert found.mean_ms("bwd_comm") == pytest.approx(6.0)
+    assert found.mean_ms(WAITING) == 0
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_has_a_row_for_every_stream_of_a_rank(tmp_path, name):
+    timeline = _timeline(PIPELINED, num_steps=2)
+    write_trace(tmp_path / name, timeline_spans(timeline), rank_names={1: "rank 1: big"})
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    text = (tmp_path / name).read_bytes()
+    events = json.loads(gzip.decompress(text) if name.endswith(".gz") else text)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1: big"}
+    lookups = [span for span in spans if span["name"] == "fwd_compute"]
+    assert len(lookups) == 4
+    assert {span["dur"] for span in lookups} == {10_000.0, 16_000.0}
+    assert any(span["name"] == "wait for rank 1" for span in spans)
