@@ -86,7 +86,7 @@ def write_trace(
 
 
 def _write_events(
-    file: IO[bytes],
+    file: IO[bytes] | gzip.GzipFile,
     spans: Iterable[Span],
     rank_names: Mapping[int, str],
     threads: Mapping[str, int],
