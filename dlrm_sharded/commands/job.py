@@ -25,6 +25,7 @@ from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.run_cost import measure_run, note_run
 from dlrm_sharded.commands.run_plan import RunPlan, plan_run, write_plan
 from dlrm_sharded.commands.run_setup import RunSetup, build_model, build_setup
+from dlrm_sharded.commands.run_step import measure_dense_part, predict_run
 from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream
@@ -57,6 +58,7 @@ from dlrm_sharded.sharded_model import (
     dry_shard_model,
     shard_model,
 )
+from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.task import GIB, ShardingTask
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.memory import RankMemory
@@ -142,6 +144,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     if cfg.dry_run:
         return _build_dry(on_device, planned.plan, task, rank, run_dir)
     on_rank_zero(lambda: note_start(run_dir, start, rank.world_size))
+    dense = measure_dense_part(
+        on_device, setup, task, streams["train"], rank, first_step=start.step
+    )
     with all_or_none():
         model = on_device(rank.device)
         if rank.is_zero:
@@ -168,6 +173,8 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 task,
                 measured.cost,
             )
+        prediction = predict_run(planned.report, measured.cost, dense, setup, rank)
+        writer.step(prediction, is_new=planned.is_new)
         writer.plan(
             planned.plan,
             planned.report,
@@ -219,7 +226,9 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     if rank.is_zero:
         log.info("%s", used_text(memory.ranks, result.peak_gib))
     return on_rank_zero(
-        lambda: _conclude(setup, planned, measured, result, start, memory.ranks, rank, run_dir)
+        lambda: _conclude(
+            setup, planned, measured, prediction, result, start, memory.ranks, rank, run_dir
+        )
     )
 
 
@@ -273,6 +282,7 @@ def _conclude(
     setup: RunSetup,
     planned: RunPlan,
     measured: MeasuredCost,
+    prediction: StepPrediction,
     training: TrainingResult,
     start: Start,
     memory: Sequence[RankMemory],
@@ -288,6 +298,7 @@ def _conclude(
         planned.plan,
         planned.report,
         measured,
+        prediction,
         training,
         device=device_name(rank.device),
         batch_size=setup.batch_size,
@@ -296,7 +307,10 @@ def _conclude(
         estimated_peak_gib=max(of_rank.total for of_rank in memory) / GIB,
     )
     on_cuda = rank.device.type == "cuda"
-    log.info("%s", closing_text(planned.report, measured.cost, training, run_dir, on_cuda=on_cuda))
+    log.info(
+        "%s",
+        closing_text(planned.report, measured.cost, prediction, training, run_dir, on_cuda=on_cuda),
+    )
     try:
         write_result(run_dir, result)
     except ConfigError as error:

@@ -18,6 +18,7 @@ from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.provenance import commit, versions
+from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.calibration.measure import MeasuredCost
@@ -104,6 +105,9 @@ class RunResult:
         spread, launch_ms: see `MeasuredCost`.
         prices: what the prices of the prediction are, see `Standing.short_text`.
         expected_error: of `predicted_critical_path_ms`, relative.
+        predicted_step_error: expected error of `predicted_step_ms`, relative.
+        predicted_parts_ms: parts of the predicted step in the mean of all ranks, see `step.parts`;
+            they sum to it.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
         steps: number of steps of the whole training, with those before an interruption.
@@ -129,6 +133,10 @@ class RunResult:
     predicted_input_dist_ms: float | None = _key(known_number)
     prices: str | None = _key(known_text)
     expected_error: float | None = _key(known_number)
+    predicted_step_ms: float | None = _key(known_number)
+    predicted_samples_per_s: float | None = _key(known_number)
+    predicted_step_error: float | None = _key(known_number)
+    predicted_parts_ms: Mapping[str, float] | None = _key(_known_numbers)
     lower_bound_ms: float | None = _key(known_number)
     gap: float | None = _key(known_number)
     plan_solve_s: float | None = _key(known_number)
@@ -199,6 +207,7 @@ def run_result(
     plan: ShardingPlan,
     report: PlanReport,
     measured: MeasuredCost,
+    prediction: StepPrediction,
     training: TrainingResult,
     *,
     device: str,
@@ -237,6 +246,10 @@ def run_result(
         launch_ms=measured.launch_ms or None,
         measured_iterations=measured.iterations,
         **predicted,
+        predicted_step_ms=prediction.step_ms,
+        predicted_samples_per_s=prediction.samples_per_s,
+        predicted_step_error=prediction.error,
+        predicted_parts_ms=prediction.breakdown.mean_parts_ms,
         lower_bound_ms=report.lower_bound_ms,
         gap=report.gap,
         plan_solve_s=report.solve_s,

@@ -16,6 +16,7 @@ from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
+from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.task import ShardingTask
 
 if TYPE_CHECKING:  # loads torch
@@ -78,6 +79,24 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.text("config", "\n".join(f"    {line}" for line in yaml.splitlines()))
         self._file.summary(hparams_config())
         self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
+
+    def step(self, prediction: StepPrediction, *, is_new: bool = True) -> None:
+        """Write the predicted step and its parts.
+
+        Args:
+            is_new: see `plan`.
+        """
+        figures = {
+            "predicted/step_ms": prediction.step_ms,
+            "predicted/samples_per_s": prediction.samples_per_s,
+            "predicted/step_error": prediction.error,
+            **{f"step/{part}_ms": ms for part, ms in prediction.breakdown.mean_parts_ms.items()},
+        }
+        known = {tag: value for tag, value in figures.items() if value is not None}
+        self._run_scalars |= known
+        if is_new:
+            for tag, value in known.items():
+                self.scalar(tag, value)
 
     def plan(
         self,

@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlrm_sharded.explain.step_text import error_bar
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.trainer import TrainingResult
@@ -62,6 +64,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
 def closing_text(
     report: PlanReport,
     cost: PlanCost,
+    prediction: StepPrediction,
     training: TrainingResult,
     run_dir: Path,
     *,
@@ -97,12 +100,20 @@ def closing_text(
             *launch_bound,
             f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(training)}",
+            f"  predicted        {_predicted_step(prediction, training)}",
             f"  loss {training.loss:.4f}, {quality}",
             f"  results in       {run_dir}",
             f"  TensorBoard      tensorboard --logdir {run_dir.parent}",
             *([] if report.caveat is None else [f"  caveat: {report.caveat}"]),
         ]
     )
+
+
+def _predicted_step(prediction: StepPrediction, training: TrainingResult) -> str:
+    text = f"{prediction.samples_per_s:,.0f} samples/s ({prediction.step_ms:.1f} ms a step"
+    if math.isfinite(training.step_ms):
+        text += f", {difference(prediction.step_ms, training.step_ms)}"
+    return f"{text}{error_bar(prediction)})"
 
 
 def _throughput(training: TrainingResult) -> str:

@@ -3,7 +3,7 @@
 Glossary:
     part        what time goes to, one of `PARTS`; the parts of a rank's step sum to the step
     operation   work that every rank does once in a step, for one part, on one stream
-    stream      operations of one stream run one after the other: compute, exchange
+    stream      operations of one stream run one after the other: compute, exchange, reader
     collective  operation that begins when the last rank has arrived
     arrival     when a rank is ready to begin an operation
     waiting     time from a rank's arrival until the last rank's; that rank is the cause

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.step.parts import OTHER, PARTS, WAITING
-from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Operation, Timeline, Times
+from dlrm_sharded.step.timeline import COMPUTE, Operation, Timeline, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Ledger:
         """
         at = (step, self._places[op.name])
         arrival, begin, end = self._times(at)
-        for source_at in self._exchanges_before(step, op):
+        for source_at in self._sources(step, op):
             free_since = self._add_exposed(source_at, free_since, arrival)
         self.parts_ms[OTHER] += arrival - free_since
         if op.is_collective:
@@ -104,25 +104,26 @@ class _Ledger:
         return end
 
     def _add_exposed(self, at: tuple[int, int], free_since: Times, until: Times) -> Times:
-        """Add the part of an exchange for which ranks compute nothing; return when it ended."""
+        """Add the part of another stream's work for which ranks compute nothing; return its end."""
         op = self._timeline.operations[at[1]]
         arrival, begin, end = (np.clip(ms, free_since, until) for ms in self._times(at))
-        # before its arrival, the exchange has to queue behind others of the rank
+        # before its arrival, the work has to queue behind other work of its stream
         self.parts_ms[op.part] += (arrival - free_since) + (end - begin)
-        self._add_waiting(op.name, begin - arrival, self._timeline.arrival_ms[at])
+        if op.is_collective:
+            self._add_waiting(op.name, begin - arrival, self._timeline.arrival_ms[at])
         return end
 
     def _add_waiting(self, name: str, waited: Times, arrival: Times) -> None:
         self.parts_ms[WAITING] += waited
         self.waits.setdefault(name, []).append((int(arrival.argmax()), waited))
 
-    def _exchanges_before(self, step: int, op: Operation) -> list[tuple[int, int]]:
-        """Return (step, place) of the exchanges that an operation comes after, in their order."""
+    def _sources(self, step: int, op: Operation) -> list[tuple[int, int]]:
+        """Return (step, place) of what a computation needs from other streams, in their order."""
         needed = [(step, self._places[name]) for name in op.after]
         if step > 0:
             needed += [(step - 1, self._places[name]) for name in op.after_previous]
         operations = self._timeline.operations
-        return sorted(at for at in needed if operations[at[1]].stream == EXCHANGE)
+        return sorted(at for at in needed if operations[at[1]].stream != COMPUTE)
 
     def _times(self, at: tuple[int, int]) -> tuple[Times, Times, Times]:
         timeline = self._timeline

@@ -62,7 +62,7 @@ class DenseTimes:
         optimizer_ms: time to update the dense part and to reset its gradients.
         other_ms: time that the loop itself takes.
         gradient_bytes: size of the gradients that ranks all-reduce.
-        spread: standard deviation of the time of a forward and backward pass relative to its mean.
+        spread: standard deviation of the time of the layers relative to its mean.
     """
 
     data_ms: float

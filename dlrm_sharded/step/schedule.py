@@ -8,7 +8,7 @@ are. DDP reduces the gradients of the dense part when the last one of its bucket
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from dlrm_sharded.step.parts import (
     OTHER,
     DenseTimes,
 )
-from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Operation, Times
+from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, READER, Operation, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,18 @@ class Overlap:
     Args:
         exchanges: whether ranks compute while they exchange; not on a CPU whose cores all compute.
         next_ids: whether the ids of a step are redistributed during the step before.
+        reads_ahead: whether a thread reads the next batches.
     """
 
     exchanges: bool
     next_ids: bool
+    reads_ahead: bool
 
 
-SERIAL = Overlap(exchanges=False, next_ids=False)
+SERIAL = Overlap(exchanges=False, next_ids=False, reads_ahead=False)
 """One thing after the other, as on a CPU."""
 
-PIPELINED = Overlap(exchanges=True, next_ids=True)
+PIPELINED = Overlap(exchanges=True, next_ids=True, reads_ahead=True)
 """TorchRec's TrainPipelineSparseDist on GPUs."""
 
 
@@ -101,14 +103,18 @@ def step_operations(
         computation(OPTIMIZER, OPTIMIZER, dense_ms("optimizer_ms"), ALL_REDUCE),
         computation(OTHER, OTHER, dense_ms("other_ms")),
     ]
-    return tuple(_with_next_ids(operations) if overlap.next_ids else operations)
+    if overlap.next_ids:
+        operations = [_a_step_later(op, INPUT_DIST) for op in operations]
+    if overlap.reads_ahead:
+        read, *others = operations
+        read = dataclasses.replace(read, stream=READER)
+        operations = [read, *(_a_step_later(op, DATA) for op in others)]
+    return tuple(operations)
 
 
-def _with_next_ids(operations: Iterable[Operation]) -> Iterable[Operation]:
-    """Let the lookup of a step need the ids that were redistributed during the step before."""
-    for op in operations:
-        if INPUT_DIST in op.after:
-            after = tuple(name for name in op.after if name != INPUT_DIST)
-            yield dataclasses.replace(op, after=after, after_previous=(INPUT_DIST,))
-        else:
-            yield op
+def _a_step_later(op: Operation, source: str) -> Operation:
+    """Let an operation that needs another one need that of the step before."""
+    if source not in op.after:
+        return op
+    after = tuple(name for name in op.after if name != source)
+    return dataclasses.replace(op, after=after, after_previous=(*op.after_previous, source))

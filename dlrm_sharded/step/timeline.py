@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 COMPUTE = "compute"
 EXCHANGE = "exchange"
-STREAMS = (COMPUTE, EXCHANGE)
+READER = "reader"
+STREAMS = (COMPUTE, EXCHANGE, READER)
 
 Times = NDArray[np.float64]
 

@@ -23,10 +23,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.tables import Table
+from dlrm_sharded.training.pooled_vectors import PooledVectors
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def trace_dense(
     """
     model = build(torch.device("meta"))
     model.autocast_device = "cpu"
-    model.add_module("sparse_arch", _PooledVectors(tables, local_batch_size))
+    model.add_module("sparse_arch", PooledVectors(tables, local_batch_size))
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():
             module._compiled_call_impl = None  # compiled layers would be compiled here
@@ -104,20 +105,6 @@ def _move_to_fake_cpu(module: nn.Module) -> None:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
-class _PooledVectors(nn.Module):
-    """Stands in for the lookup of all tables."""
-
-    def __init__(self, tables: Sequence[Table], num_samples: int) -> None:
-        super().__init__()
-        self._names = [table.name for table in tables]
-        self._dims = [table.embedding_dim for table in tables]
-        self._num_samples = num_samples
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        values = torch.empty(self._num_samples, sum(self._dims), requires_grad=True)
-        return KeyedTensor(self._names, self._dims, values)
 
 
 def _batch(num_dense: int, num_samples: int) -> Batch:

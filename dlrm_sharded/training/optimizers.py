@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
@@ -117,6 +118,19 @@ class OptimizerConfig:
         """Build the optimizers of the tables, their replicas and the dense part, as one."""
         embeddings = sharded_embeddings(model)
         in_tables = {id(parameter) for parameter in embeddings.parameters()}
+        dense = self.build_dense(
+            {
+                name: parameter
+                for name, parameter in in_backward_optimizer_filter(model.named_parameters())
+                if id(parameter) not in in_tables
+            }
+        )
+        replicas = replica_optimizer(embeddings, self.embedding, self.embedding_learning_rate)
+        parts = [("embedding", model.fused_optimizer), ("dense", dense)]
+        return CombinedOptimizer(parts + ([(REPLICAS, replicas)] if replicas else []))
+
+    def build_dense(self, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
+        """Build the optimizer of the dense part, whose parameters are given by name."""
 
         def make(params: list[nn.Parameter]) -> Optimizer:
             # one kernel for the whole step
@@ -124,18 +138,9 @@ class OptimizerConfig:
             kwargs: dict[str, Any] = {"lr": self.dense_learning_rate, "fused": fused or None}
             return DENSE_OPTIMIZERS[self.dense](params, **kwargs)
 
-        dense = KeyedOptimizerWrapper(
-            {
-                name: parameter
-                for name, parameter in in_backward_optimizer_filter(model.named_parameters())
-                if id(parameter) not in in_tables
-            },
-            make,
+        optimizer = KeyedOptimizerWrapper(dict(parameters), make)
+        if self.clip_norm is None:
+            return optimizer
+        return GradientClippingOptimizer(
+            optimizer, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
         )
-        if self.clip_norm is not None:
-            dense = GradientClippingOptimizer(
-                dense, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
-            )
-        parts = [("embedding", model.fused_optimizer), ("dense", dense)]
-        replicas = replica_optimizer(embeddings, self.embedding, self.embedding_learning_rate)
-        return CombinedOptimizer(parts + ([(REPLICAS, replicas)] if replicas else []))

@@ -30,13 +30,18 @@ def set_schedule_step(scheduler: LRScheduler, step: int) -> None:
         scheduler.step()
 
 
+def redistributes_ahead(name: str, device: torch.device) -> bool:
+    """Return whether a pipeline redistributes the ids of a step during the step before."""
+    return name == "sparse_dist" or (name == "auto" and device.type == "cuda")
+
+
 def make_pipeline(
     name: str,
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer,
     device: torch.device,
 ) -> TrainPipeline[Batch, tuple[Tensor, Tensor, Tensor]]:
-    if name == "sparse_dist" or (name == "auto" and device.type == "cuda"):
+    if redistributes_ahead(name, device):
         return TrainPipelineSparseDist(model, optimizer, device, execute_all_batches=True)
     return TrainPipelineBase(model, optimizer, device)
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.measure import MeasuredCost
@@ -21,6 +22,9 @@ from dlrm_sharded.runs.result import (
     write_result,
 )
 from dlrm_sharded.standing import Standing
+from dlrm_sharded.step.breakdown import Breakdown
+from dlrm_sharded.step.parts import PARTS
+from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.trainer import TrainingResult
@@ -32,6 +36,9 @@ MEASURED = MeasuredCost(
     launch_ms={"fwd_compute": 0.25, "fwd_comm": 0.125},
 )
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)), (0.5, 0.625))
+STEP = StepPrediction(
+    Breakdown({part: np.array([1.0, 1.0]) for part in PARTS}), batch_size=64, error=0.125
+)
 PLAN = ShardingPlan(2, (Shard.whole(Table("a", 10, 8, 1.0), 0),))
 PRIOR = Standing("prior", "cpu: other", ("no AVX-512 here",), num_runs=2, error=0.25)
 REPORT = PlanReport("test", solve_s=0.5, cost=PREDICTED, lower_bound_ms=5.0, standing=PRIOR)
@@ -57,7 +64,9 @@ PREDICTION = {
 
 
 def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) -> RunResult:
-    return run_result(PLAN, report, MEASURED, training, device="cpu: test", batch_size=64, seed=3)
+    return run_result(
+        PLAN, report, MEASURED, STEP, training, device="cpu: test", batch_size=64, seed=3
+    )
 
 
 def written(folder: Path, result: RunResult) -> dict[str, Any]:
@@ -88,6 +97,10 @@ def test_all_that_a_run_says(tmp_path: Path) -> None:
         "launch_ms": {"fwd_compute": 0.25, "fwd_comm": 0.125},
         "measured_iterations": 20,
         **PREDICTION,
+        "predicted_step_ms": float(len(PARTS)),
+        "predicted_samples_per_s": 64e3 / len(PARTS),
+        "predicted_step_error": 0.125,
+        "predicted_parts_ms": dict.fromkeys(PARTS, 1.0),
         "plan_solve_s": 0.5,
         "samples_per_s": 6400.0,
         "samples_per_s_p10": 6000.0,

@@ -7,11 +7,25 @@ import pytest
 from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
+from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.step.prediction import DensePart, predict_step
+from dlrm_sharded.step.schedule import SERIAL
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.trainer import TrainingResult
 
 MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))
+DENSE = DenseTimes(
+    data_ms=0.5,
+    bottom_forward_ms=0.25,
+    top_forward_ms=0.75,
+    top_backward_ms=1.5,
+    bottom_backward_ms=0.5,
+    optimizer_ms=0.25,
+)
+STEP = predict_step(
+    PREDICTED, DensePart((DENSE, DENSE), 0.5), overlap=SERIAL, batch_size=64, cost_error=0.08
+)
 UNVALIDATED = Evaluation(None, None, 0)
 NAN = float("nan")
 
@@ -25,7 +39,7 @@ def closing(
     on_cuda: bool = False,
 ) -> str:
     training = TrainingResult(12, 10.0, samples_per_s, 6000.0, 5000.0, 0.5, evaluation, 0.25)
-    return closing_text(report, cost, training, Path("runs/x"), on_cuda=on_cuda)
+    return closing_text(report, cost, STEP, training, Path("runs/x"), on_cuda=on_cuda)
 
 
 def test_the_prediction_beside_what_was_measured() -> None:
@@ -41,6 +55,7 @@ def test_the_prediction_beside_what_was_measured() -> None:
 def test_closing(cost: PlanCost | None) -> None:
     text = closing(PlanReport("neuroshard", 0.5, cost=cost), UNVALIDATED)
     for shown in (
+        f"{STEP.samples_per_s:,.0f} samples/s ({STEP.step_ms:.1f} ms a step, +20 %",
         "neuroshard",
         "2 ranks",
         "10.00 ms",

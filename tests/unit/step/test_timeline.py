@@ -1,5 +1,6 @@
 """Timelines of steps: order, overlap, waits and their causes, in numbers worked out by hand."""
 
+import dataclasses
 import gzip
 import json
 
@@ -39,7 +40,7 @@ def test_a_serial_step_is_the_critical_path_and_the_rest():
 
 def test_an_exchange_hides_behind_the_layers_that_do_not_need_it():
     serial = _timeline(SERIAL).step_ms
-    beside = _timeline(Overlap(exchanges=True, next_ids=False)).step_ms
+    beside = _timeline(Overlap(exchanges=True, next_ids=False, reads_ahead=False)).step_ms
     forward_ms = 2  # of 4, beside the bottom layers
     # rank 0 updates its tables after 5 ms of exchange, beside which are the bottom layers; the
     # all-reduce begins with the end of rank 1's exchange and ends before the update
@@ -48,8 +49,20 @@ def test_an_exchange_hides_behind_the_layers_that_do_not_need_it():
 
 
 def test_ids_of_the_next_step_hide_behind_this_one():
-    beside = _timeline(Overlap(exchanges=True, next_ids=False)).step_ms
+    beside = _timeline(Overlap(exchanges=True, next_ids=False, reads_ahead=False)).step_ms
     assert _timeline(PIPELINED).step_ms < beside
+
+
+def test_reading_ahead_costs_time_only_if_it_takes_longer_than_the_step():
+    ahead = Overlap(exchanges=False, next_ids=False, reads_ahead=True)
+    serial = _timeline(SERIAL).step_ms
+    assert _timeline(ahead).step_ms == pytest.approx(serial - DENSE.data_ms)
+    slow = dataclasses.replace(DENSE, data_ms=500.0)
+    reading = _timeline(ahead, slow, num_steps=20)
+    assert reading.step_ms == pytest.approx(500.0)
+    found = breakdown(reading)
+    assert found.step_ms == pytest.approx(500.0)
+    assert found.mean_ms("data") > 500.0 - serial
 
 
 @pytest.mark.parametrize("overlap", [SERIAL, PIPELINED], ids=["serial", "pipelined"])

@@ -1,0 +1,121 @@
+"""Predicts the step of a run: measures its dense part and its data, and adds the plan's cost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.datasets.utils import Batch
+
+from dlrm_sharded.commands.run_setup import RunSetup
+from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.explain.step_text import step_text
+from dlrm_sharded.model import Dlrm
+from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step
+from dlrm_sharded.step.schedule import Overlap
+from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.training.dense_times import measure_all_reduce, measure_dense
+from dlrm_sharded.training.pipeline import redistributes_ahead
+from dlrm_sharded.training.trainer import TrainerConfig
+
+log = logging.getLogger(__name__)
+
+DENSE_SHARE = 0.2
+"""Time budget of the dense part relative to that of the embeddings (`measure.time_budget_s`)."""
+
+NUM_READ = 8
+"""Batches whose reading is timed; they are spread over the training, as some may be cached."""
+
+
+def measure_dense_part(
+    build: Callable[[torch.device], Dlrm],
+    setup: RunSetup,
+    task: ShardingTask,
+    stream: BatchStream,
+    rank: Rank,
+    *,
+    first_step: int,
+) -> DensePart:
+    """Measure what a step does beside the embeddings; all ranks call it together.
+
+    Args:
+        build: builds the model on a device.
+        stream: training batches of this rank, which are left at another place.
+        first_step: step that the training begins from.
+    """
+    budget_s = DENSE_SHARE * setup.measure.time_budget_s
+    steps = np.linspace(first_step, setup.trainer.total_steps(len(stream)) - 1, NUM_READ)
+    batches, data_ms = _read_batches(stream, steps.astype(int).tolist(), budget_s)
+    times = measure_dense(
+        build(rank.device),
+        task.tables,
+        [batch.to(rank.device) for batch in batches[: setup.measure.num_batches]],
+        setup.optimizer,
+        iterations=setup.measure.iterations,
+        time_budget_s=budget_s,
+        data_ms=data_ms,
+    )
+    all_reduce_ms = measure_all_reduce(times.gradient_bytes, rank.device)
+    by_rank = [times] * rank.world_size
+    dist.all_gather_object(by_rank, times)
+    return DensePart(tuple(by_rank), all_reduce_ms)
+
+
+def predict_run(
+    report: PlanReport,
+    measured: PlanCost,
+    dense: DensePart,
+    setup: RunSetup,
+    rank: Rank,
+) -> StepPrediction:
+    """Predict the step from the plan's predicted cost, or from the measured one if there is none.
+
+    The prediction is the same on all ranks.
+    """
+    prediction = predict_step(
+        report.cost or measured,
+        dense,
+        overlap=overlap_of(setup.trainer, rank),
+        batch_size=setup.batch_size,
+        cost_error=report.standing.error if report.standing else None,
+        seed=setup.seed,
+    )
+    if rank.is_zero:
+        log.info("%s", step_text(prediction))
+    return prediction
+
+
+def overlap_of(trainer: TrainerConfig, rank: Rank) -> Overlap:
+    """Return what runs beside what in the steps of a run."""
+    threads = torch.get_num_threads() * rank.local_world_size
+    return Overlap(
+        exchanges=rank.device.type == "cuda" or threads < (os.cpu_count() or 1),
+        next_ids=redistributes_ahead(trainer.pipeline, rank.device),
+        reads_ahead=trainer.prefetch_depth(rank.device) > 0,
+    )
+
+
+def _read_batches(
+    stream: BatchStream, steps: list[int], budget_s: float
+) -> tuple[list[Batch], float]:
+    """Read the batches of some steps; return them and the mean time of all but the first, in ms.
+
+    The first read may open files or generate batches ahead.
+    """
+    batches, times_s = [], []
+    for step in [steps[0], *steps]:
+        stream.seek(step)
+        started = time.perf_counter()
+        batches.append(next(stream))
+        times_s.append(time.perf_counter() - started)
+        if sum(times_s[1:]) > budget_s:
+            break
+    return batches, 1e3 * float(np.mean(times_s[1:]))

@@ -1,0 +1,35 @@
+"""Texts on whole steps: what they take, what their time goes to, and who waits for whom."""
+
+from __future__ import annotations
+
+from dlrm_sharded.step.breakdown import Breakdown
+from dlrm_sharded.step.parts import PART_LABELS
+from dlrm_sharded.step.prediction import StepPrediction
+
+LEAST_SHARE = 0.005
+"""Share of the step below which a part is not named."""
+
+
+def step_text(prediction: StepPrediction) -> str:
+    """Write the predicted step and its parts in one line."""
+    return (
+        f"predicted step {prediction.step_ms:.1f} ms, {prediction.samples_per_s:,.0f} samples/s"
+        f"{error_bar(prediction)}: {parts_text(prediction.breakdown)}"
+    )
+
+
+def error_bar(prediction: StepPrediction) -> str:
+    """Write how far a prediction may be off, to be appended to a text; nothing if not known."""
+    if prediction.error is None:
+        return ""
+    return f", within about {100 * prediction.error:.0f} %"
+
+
+def parts_text(breakdown: Breakdown) -> str:
+    """Write the parts of a step in the mean of its ranks, without the smallest ones."""
+    least_ms = LEAST_SHARE * breakdown.step_ms
+    return ", ".join(
+        f"{PART_LABELS[part]} {ms:.1f}"
+        for part, ms in breakdown.mean_parts_ms.items()
+        if ms > least_ms
+    )

@@ -1,0 +1,105 @@
+"""The predicted step of a plan, and how far the prediction may be off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.step.breakdown import Breakdown, breakdown
+from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.step.schedule import Overlap, step_operations
+from dlrm_sharded.step.timeline import Timeline, run_steps
+
+NUM_STEPS = 30
+"""Steps of a simulation; their times vary as those of the dense part were measured to."""
+
+COMPOSITION_ERROR = 0.06
+"""Relative error of a step that is composed of measured parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrediction:
+    """A step that is composed of its parts.
+
+    Args:
+        breakdown: parts of the step on every rank; they sum to it.
+        batch_size: global.
+        error: expected relative error of the step; None if that of the plan's cost is not known.
+    """
+
+    breakdown: Breakdown
+    batch_size: int
+    error: float | None = None
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time of a step."""
+        return self.breakdown.step_ms
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput of all ranks."""
+        return 1e3 * self.batch_size / self.step_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `predicted_step` in result.json."""
+        return {
+            "step_ms": self.step_ms,
+            "samples_per_s": self.samples_per_s,
+            "error": self.error,
+            "parts_ms": self.breakdown.mean_parts_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DensePart:
+    """What a step does beside the embeddings of a plan.
+
+    Args:
+        by_rank: times of every rank.
+        all_reduce_ms: time of the all-reduce of its gradients.
+    """
+
+    by_rank: tuple[DenseTimes, ...]
+    all_reduce_ms: float
+
+
+def predict_step(
+    cost: PlanCost,
+    dense: DensePart,
+    *,
+    overlap: Overlap,
+    batch_size: int,
+    cost_error: float | None = None,
+    seed: int = 0,
+) -> StepPrediction:
+    """Predict the step of a plan from its predicted or measured cost.
+
+    Args:
+        cost_error: expected relative error of the cost's critical path; None if it is not known.
+        seed: seed of the variation of times over steps.
+    """
+    timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed)
+    found = breakdown(timeline)
+    error = None
+    if cost_error is not None:
+        share = min(1.0, cost.critical_path_ms / found.step_ms)
+        error = math.hypot(share * cost_error, COMPOSITION_ERROR)
+    return StepPrediction(found, batch_size, error)
+
+
+def simulated_steps(
+    cost: PlanCost,
+    dense: DensePart,
+    *,
+    overlap: Overlap,
+    seed: int = 0,
+    num_steps: int = NUM_STEPS,
+) -> Timeline:
+    """Return the timeline of some steps under a plan."""
+    operations = step_operations(
+        cost, dense.by_rank, all_reduce_ms=dense.all_reduce_ms, overlap=overlap
+    )
+    return run_steps(operations, num_steps=num_steps, seed=seed)

@@ -1,0 +1,57 @@
+"""Predicted steps: the sum of their parts, and an error that comes from those of the parts."""
+
+import dataclasses
+
+import pytest
+
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.step.parts import PARTS, DenseTimes
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR, DensePart, predict_step
+from dlrm_sharded.step.schedule import SERIAL
+
+COST = PlanCost((StageCost(10, 4, 5, 20), StageCost(10, 4, 5, 20)), input_dist_ms=(1.0, 1.0))
+DENSE = DenseTimes(
+    data_ms=1.0,
+    bottom_forward_ms=2.0,
+    top_forward_ms=4.0,
+    top_backward_ms=8.0,
+    bottom_backward_ms=3.0,
+    optimizer_ms=2.0,
+    gradient_bytes=4096,
+)
+
+
+def predicted(dense: DenseTimes = DENSE, cost_error: float | None = 0.1):
+    part = DensePart((dense, dense), all_reduce_ms=5.0)
+    return predict_step(COST, part, overlap=SERIAL, batch_size=130, cost_error=cost_error)
+
+
+def test_even_ranks_take_the_sum_of_all_parts():
+    step = predicted()
+    assert step.step_ms == pytest.approx(65.0)
+    assert step.samples_per_s == pytest.approx(2000.0)
+    parts = step.to_json()["parts_ms"]
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(65.0)
+    assert parts["dense_forward"] == pytest.approx(6.0)
+    assert parts["waiting"] == 0
+
+
+def test_the_error_of_the_embeddings_counts_for_their_share_of_the_step():
+    error = predicted().error
+    assert error == pytest.approx((COMPOSITION_ERROR**2 + (0.1 * 39 / 65) ** 2) ** 0.5)
+    slower = predicted(DENSE.scaled(100)).error
+    assert COMPOSITION_ERROR < slower < error
+    assert predicted(cost_error=None).error is None
+
+
+def test_a_rank_with_slower_layers_makes_the_other_wait():
+    dense = DensePart((DENSE, dataclasses.replace(DENSE, top_forward_ms=24.0)), 5.0)
+    step = predict_step(COST, dense, overlap=SERIAL, batch_size=1)
+    assert step.step_ms == pytest.approx(85.0)
+    assert step.breakdown.waits[0].cause == 1
+    assert step.breakdown.waits[0].waiting_ms == pytest.approx([20.0, 0.0])
+
+
+def test_times_are_read_as_they_were_written():
+    assert DenseTimes.from_json(DENSE.to_json()) == DENSE
