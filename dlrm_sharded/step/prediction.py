@@ -60,10 +60,17 @@ class DensePart:
     Args:
         by_rank: times of every rank.
         all_reduce_ms: time of the all-reduce of its gradients.
+        error: expected relative error of the times; 0 if they were measured here.
     """
 
     by_rank: tuple[DenseTimes, ...]
     all_reduce_ms: float
+    error: float = 0.0
+
+    @property
+    def mean_ms(self) -> float:
+        """Time of one step in the mean of all ranks, without the all-reduce."""
+        return sum(times.total_ms for times in self.by_rank) / len(self.by_rank)
 
 
 def predict_step(
@@ -85,8 +92,11 @@ def predict_step(
     found = breakdown(timeline)
     error = None
     if cost_error is not None:
-        share = min(1.0, cost.critical_path_ms / found.step_ms)
-        error = math.hypot(share * cost_error, COMPOSITION_ERROR)
+        # parts that overlap can be longer than the step together
+        cost_share, dense_share = (
+            min(1.0, part_ms / found.step_ms) for part_ms in (cost.critical_path_ms, dense.mean_ms)
+        )
+        error = math.hypot(cost_share * cost_error, dense_share * dense.error, COMPOSITION_ERROR)
     return StepPrediction(found, batch_size, error)
 
 

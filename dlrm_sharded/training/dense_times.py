@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.datasets.utils import Batch
 
@@ -16,6 +15,7 @@ from dlrm_sharded.distributed import Stopwatch
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.tables import Table
+from dlrm_sharded.training.marked_layers import MarkedLayers
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.pooled_vectors import PooledVectors
 
@@ -52,7 +52,7 @@ def measure_dense(
     first = batches[0]
     device = first.dense_features.device
     model.add_module("sparse_arch", PooledVectors(tables, len(first.labels), device))
-    bottom = _Marked(model.dense_arch)
+    bottom = MarkedLayers(model.dense_arch, lambda: None)
     model.add_module("dense_arch", bottom)
     model.train()
     parameters = dict(model.named_parameters())
@@ -83,10 +83,11 @@ def measure_dense(
 
 
 def _time_once(
-    model: Dlrm, bottom: _Marked, batch: Batch, optimizer: Optimizer, device: torch.device
+    model: Dlrm, bottom: MarkedLayers, batch: Batch, optimizer: Optimizer, device: torch.device
 ) -> list[float]:
     """Return the times of the parts of one step in ms."""
-    watch = bottom.watch = Stopwatch(device)
+    watch = Stopwatch(device)
+    bottom.mark = watch.mark
     watch.mark()
     loss, _ = model(batch)
     watch.mark()
@@ -96,23 +97,6 @@ def _time_once(
     optimizer.zero_grad()
     watch.mark()
     return watch.intervals_ms()
-
-
-class _Marked(nn.Module):
-    """Marks on a stopwatch when layers begin and end forward, and when they begin backward."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-        self.watch = Stopwatch(torch.device("cpu"))
-
-    def forward(self, features: Tensor) -> Tensor:
-        self.watch.mark()
-        output: Tensor = self.layers(features)
-        self.watch.mark()
-        if output.requires_grad:
-            output.register_hook(lambda gradient: self.watch.mark())
-        return output
 
 
 def measure_all_reduce(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +72,7 @@ def trace_dense(
         build: builds the model on a device.
         local_batch_size: samples of one rank.
     """
-    model = build(torch.device("meta"))
-    model.autocast_device = "cpu"
-    model.add_module("sparse_arch", PooledVectors(tables, local_batch_size))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in model.modules():
-            module._compiled_call_impl = None  # compiled layers would be compiled here
-            _move_to_fake_cpu(module)
+    with fake_dense_part(build, tables, local_batch_size) as model:
         parameters = [p for p in model.parameters() if p.requires_grad]
         memory = DenseMemory(
             parameter_bytes=sum(p.nbytes for p in parameters),
@@ -85,7 +80,8 @@ def trace_dense(
             activation_bytes=0,
         )
         try:
-            peak_bytes = _step_peak_bytes(model, _batch(num_dense, local_batch_size), parameters)
+            batch = fake_batch(num_dense, local_batch_size)
+            peak_bytes = _step_peak_bytes(model, batch, parameters)
         except NEEDS_DATA as error:
             log.warning(
                 "the memory of the model's activations is not known and counts as 0, because the "
@@ -94,6 +90,24 @@ def trace_dense(
             )
             return memory
     return DenseMemory(memory.parameter_bytes, memory.buffer_bytes, peak_bytes)
+
+
+@contextmanager
+def fake_dense_part(
+    build: Callable[[torch.device], Dlrm], tables: Sequence[Table], local_batch_size: int
+) -> Iterator[Dlrm]:
+    """Build a model whose tensors have no memory and whose lookup returns pooled vectors.
+
+    Within the block, new tensors have no memory either.
+    """
+    model = build(torch.device("meta"))
+    model.autocast_device = "cpu"
+    model.add_module("sparse_arch", PooledVectors(tables, local_batch_size))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in model.modules():
+            module._compiled_call_impl = None  # compiled layers would be compiled here
+            _move_to_fake_cpu(module)
+        yield model
 
 
 def _move_to_fake_cpu(module: nn.Module) -> None:
@@ -107,7 +121,8 @@ def _move_to_fake_cpu(module: nn.Module) -> None:
             module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def _batch(num_dense: int, num_samples: int) -> Batch:
+def fake_batch(num_dense: int, num_samples: int) -> Batch:
+    """Return a batch of dense features and labels, without ids."""
     return Batch(
         dense_features=torch.empty(num_samples, num_dense),
         sparse_features=KeyedJaggedTensor(

@@ -1,0 +1,69 @@
+"""The work of a dense part is counted without data, and priced by the data sheet of a GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm_sharded.cost.gpu_dense import KERNEL_MS, gpu_dense_times
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
+from dlrm_sharded.model import dlrm
+from dlrm_sharded.step.dense_work import DenseWork, Kernels
+from dlrm_sharded.tables import Table
+from dlrm_sharded.training.dense_work_trace import trace_dense_work
+
+TABLES = (Table("a", 100, 8, 1.0), Table("b", 10**12, 8, 1.0))
+H100 = gpu_specs()["h100_sxm"]
+
+
+def build(device: torch.device):
+    return dlrm(TABLES, 3, dense_layers=[32, 8], over_layers=[16, 1], device=device)
+
+
+def traced(batch_size: int) -> DenseWork:
+    return trace_dense_work(build, TABLES, num_dense=3, local_batch_size=batch_size)
+
+
+def test_layers_do_the_operations_of_their_matrices():
+    work = traced(64)
+    bottom = 2 * 64 * (3 * 32 + 32 * 8)
+    assert work.bottom_forward.flop.sum() == bottom
+    # backward: gradients of the weights and, except of the batch, of the inputs
+    assert work.bottom_backward.flop.sum() == bottom + 2 * 64 * 32 * 8
+    assert work.top_forward.flop.sum() > 2 * 64 * (16 + 8 * 16)
+    assert work.flop == pytest.approx(traced(32).flop * 2)
+    assert work.gradient_bytes == 4 * sum(
+        parameter.numel()
+        for name, parameter in build(torch.device("cpu")).named_parameters()
+        if "embedding_bags" not in name
+    )
+
+
+def test_small_layers_take_the_time_of_their_kernels():
+    work = traced(1)
+    times = gpu_dense_times(work, H100, bf16=True)
+    assert times.bottom_forward_ms == pytest.approx(work.bottom_forward.count * KERNEL_MS)
+    assert times.gradient_bytes == work.gradient_bytes
+
+
+def test_large_products_take_half_as_long_in_bf16():
+    product = Kernels(np.array([1e13]), np.array([1e6]))
+    nothing = Kernels(np.empty(0), np.empty(0))
+    work = DenseWork(
+        bottom_forward=nothing,
+        top_forward=product,
+        top_backward=product,
+        bottom_backward=nothing,
+        gradient_bytes=0,
+    )
+    half, full = (gpu_dense_times(work, H100, bf16=bf16) for bf16 in (True, False))
+    assert full.top_forward_ms == pytest.approx(2 * half.top_forward_ms)
+    assert half.bottom_forward_ms == 0
+
+
+def test_a_gpu_without_a_peak_rate_cannot_be_priced():
+    unknown = dataclasses.replace(H100, bf16_tflops=None)
+    with pytest.raises(ConfigError, match="arithmetic"):
+        gpu_dense_times(traced(1), unknown, bf16=True)
