@@ -15,6 +15,7 @@ python scripts/benchmark.py priors      priors of GPUs against public measuremen
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
 python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
 python scripts/benchmark.py replicas    training under plans with replicated tables, and others
+python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py half        lookups in tables of fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
@@ -44,6 +45,7 @@ from benchmarks import (
     replicas,
     retuning,
     splits,
+    steps,
 )
 
 PARTS = {
@@ -55,6 +57,7 @@ PARTS = {
     "plans": plans,
     "measured": measured,
     "splits": splits,
+    "steps": steps,
     "policies": policies,
     "hosts": hosts,
     "elsewhere": elsewhere,

@@ -79,6 +79,11 @@ MEASURED_RANK_BYTES = 3 * GIB
 MEASURED_MEMORY_USE = (0.6, 0.9)
 MEASURED_MAX_TABLE_SHARE = 0.75
 
+TRAINED_MAX_IDS = 100.0
+TRAINED_MEMORY_USE = (0.2, 0.6)
+TRAINED_MAX_TABLE_SHARE = 0.3
+TRAINED_BATCH_SIZES = (1024, 2048, 4096)
+
 PUBLISHED_MODELS: dict[str, Callable[[], Tables]] = {
     "embedding_demo": embedding_demo,
     "mlperf_dcnv2": mlperf_dcnv2,
@@ -190,6 +195,31 @@ def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
         )
         tasks.append(BenchmarkTask("measured", task))
     return tasks
+
+
+def trained_task(number: int, topology: Topology, *, seed: int = 0) -> ShardingTask:
+    """Return a task with 6 to 40 tables that a few CPU ranks train in a fraction of a second.
+
+    The tables are cut to at most 100 ids per sample, and take 20 to 60 % of the memory at most.
+    """
+    rng = np.random.default_rng([seed, number])
+    tables = _draw(dlrm_datasets_pool(), int(rng.integers(6, 41)), rng)
+    num_ids = rng.uniform(TRAINED_MAX_IDS / 5, TRAINED_MAX_IDS)
+    ids_factor = min(1.0, num_ids / sum(table.pooling_factor for table in tables))
+    max_bytes = rng.uniform(*TRAINED_MEMORY_USE) * topology.world_size * topology.memory_bytes
+    largest_bytes = TRAINED_MAX_TABLE_SHARE * topology.memory_bytes
+    rows_factor = min(1.0, max_bytes / _bytes(tables))
+    tables = tuple(
+        dataclasses.replace(
+            _with_rows(
+                table,
+                min(table.num_embeddings * rows_factor, largest_bytes / (4 * table.embedding_dim)),
+            ),
+            pooling_factor=ids_factor * table.pooling_factor,
+        )
+        for table in tables
+    )
+    return ShardingTask(tables, topology, int(rng.choice(TRAINED_BATCH_SIZES)))
 
 
 def models_tasks(
