@@ -168,8 +168,10 @@ def scale_whole_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[Ben
     return _scale_tasks(seed, num, max_table_share=SCALE_MAX_TABLE_SHARE)
 
 
-def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
-    """Return tasks with 10 to 40 tables on 4 ranks, small enough to measure on a laptop.
+def measured_tasks(
+    seed: int = 0, *, num: int = 40, world_size: int = MEASURED_WORLD_SIZE
+) -> list[BenchmarkTask]:
+    """Return tasks with 10 to 40 tables on a few ranks, small enough to measure on a laptop.
 
     The tables of the papers are cut to at most 100 ids per sample and 3 GiB per rank. They take 60
     to 90 % of the memory, and no table takes more than three quarters of a rank.
@@ -185,10 +187,10 @@ def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
             for table in tables
         )
         memory_use = rng.uniform(*MEASURED_MEMORY_USE)
-        max_bytes = int(memory_use * MEASURED_WORLD_SIZE * MEASURED_RANK_BYTES)
+        max_bytes = int(memory_use * world_size * MEASURED_RANK_BYTES)
         task = _fitted_task(
             _scaled(tables, min(1.0, max_bytes / _bytes(tables))),
-            MEASURED_WORLD_SIZE,
+            world_size,
             MEASURED_BATCH_SIZE,
             memory_use,
             MEASURED_MAX_TABLE_SHARE,
@@ -281,13 +283,25 @@ def _scaled(tables: Sequence[Table], factor: float) -> Tables:
 
 
 def _scale_tasks(seed: int, num: int, *, max_table_share: float | None) -> list[BenchmarkTask]:
-    pool = dlrm_datasets_pool()
     tasks = []
     for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num]):
-        tables = _draw(pool, num_tables, np.random.default_rng([seed, number]))
-        task = _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
+        rng = np.random.default_rng([seed, number])
+        task = _scaling_task(num_tables, world_size, rng, max_table_share)
         tasks.append(BenchmarkTask(f"{num_tables} tables, {world_size} ranks", task))
     return tasks
+
+
+def scaling_task(num_tables: int, world_size: int, *, seed: int = 0) -> ShardingTask:
+    """Return a task of any size like those of `scale_whole_tasks`."""
+    rng = np.random.default_rng([seed, num_tables])
+    return _scaling_task(num_tables, world_size, rng, SCALE_MAX_TABLE_SHARE)
+
+
+def _scaling_task(
+    num_tables: int, world_size: int, rng: np.random.Generator, max_table_share: float | None
+) -> ShardingTask:
+    tables = _draw(dlrm_datasets_pool(), num_tables, rng)
+    return _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
 
 
 def _fitted_task(
