@@ -53,15 +53,14 @@ class Store:
 
     def add(self, study: Study, item: Item, rows: Sequence[Row]) -> None:
         """Write the rows of an item, with the names of its study and basis."""
-        named = [
-            {"study": study.name, "basis": study.basis, "item": item.key} | row for row in rows
-        ]
+        names = {"study": study.name, "basis": study.basis, "item": item.key}
+        line = json.dumps({"item": item.key, "rows": [names | row for row in rows]})
         path = self._path(study.name)
         whole = path.read_text() if path.exists() else ""
         if whole and not whole.endswith("\n"):
             path.write_text(whole[: whole.rfind("\n") + 1])
         with path.open("a") as file:
-            file.write(json.dumps({"item": item.key, "rows": [names | row for row in rows]}) + "\n")
+            file.write(f"{line}\n")
 
     def _done(self, study: str) -> set[str]:
         path = self._path(study)
