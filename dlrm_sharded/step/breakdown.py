@@ -48,6 +48,14 @@ class Breakdown:
         """Mean time of a step."""
         return float(sum(times.mean() for times in self.parts_ms.values()))
 
+    def scaled(self, factor: float) -> Breakdown:
+        """Return a step that takes `factor` times as long in all its parts."""
+        waits = tuple(
+            Wait(w.operation, w.cause, factor * w.waiting_ms, factor * w.caused_ms)
+            for w in self.waits
+        )
+        return Breakdown({part: factor * ms for part, ms in self.parts_ms.items()}, waits)
+
     def mean_ms(self, part: str) -> float:
         """Return the time of a part in the mean of all ranks."""
         return float(self.parts_ms[part].mean())
