@@ -43,6 +43,11 @@ class Window:
         self._watch.mark()
 
     @property
+    def num_steps(self) -> int:
+        """Number of steps whose losses it has."""
+        return len(self._losses)
+
+    @property
     def losses(self) -> Tensor:
         """Losses of this rank's steps so far, [number of steps]."""
         return torch.stack(self._losses) if self._losses else torch.empty(0)
@@ -92,6 +97,7 @@ class ClosedWindow:
         self.first_step = first_step
         self.first_timed_step = first_step + num_earlier
         self.data_wait_ms = data_wait_ms
+        self.is_traced = False
         self._watch = watch
         self._world_size = rank.world_size
         reduction = dist.all_reduce(losses, async_op=True)
