@@ -23,6 +23,10 @@ layers is that of their matrix products, without activations and interactions.""
 LOOKUP_FACTOR = 1.5
 """The same for lookups and updates of tables, which training does as the measurement does."""
 
+OPERATOR_SHARE = 0.5
+"""Smallest share of the time too much that one operator must take; many small ones are the cost
+of small batches, which the profiler itself increases."""
+
 NUM_OPERATORS = 3
 """Number of costliest operators that are named for a part."""
 
@@ -32,7 +36,7 @@ class Straggler:
     """A rank that the others wait for.
 
     Args:
-        waiting_ms: mean time per step that a rank waits for it.
+        waiting_ms: time per step for which the other ranks wait for it, in their mean.
         exchange: the exchange at which ranks wait for it longest.
         late_with: what it does longer than the others; None if not known.
     """
@@ -117,14 +121,16 @@ def find(
 
 
 def _stragglers(steps: RecordedSteps, least_ms: float) -> Iterator[Straggler]:
+    num_ranks = len(steps.pieces)
     causes: dict[int, list[tuple[float, str]]] = {}
     for wait in steps.breakdown.waits:
         causes.setdefault(wait.cause, []).append((wait.caused_ms, wait.operation))
     by_time = sorted(causes.items(), key=lambda item: -sum(ms for ms, _ in item[1]))
     for rank, waits in by_time:
-        waiting_ms = sum(ms for ms, _ in waits)
+        waiting_ms = sum(ms for ms, _ in waits)  # in the mean of all ranks
         if waiting_ms >= least_ms:
-            yield Straggler(rank, waiting_ms, max(waits)[1], steps.late_with(rank))
+            of_others_ms = waiting_ms * num_ranks / (num_ranks - 1)
+            yield Straggler(rank, of_others_ms, max(waits)[1], steps.late_with(rank))
 
 
 def _slow_exchanges(
@@ -152,8 +158,11 @@ def _costly_parts(
         rank = int(excess.argmax())
         part_ms = float(steps.median_ms[part][rank])
         usual_ms = float(expected_ms[part][rank])
-        if _stands_out(part, part_ms, usual_ms, least_ms):
-            yield CostlyPart(part, rank, part_ms, usual_ms, costliest_operators(ranks[rank], part))
+        if not _stands_out(part, part_ms, usual_ms, least_ms):
+            continue
+        operators = costliest_operators(ranks[rank], part)
+        if operators and operators[0].ms >= OPERATOR_SHARE * (part_ms - usual_ms):
+            yield CostlyPart(part, rank, part_ms, usual_ms, operators)
 
 
 def _stands_out(part: str, ms: float, expected_ms: float, least_ms: float) -> bool:

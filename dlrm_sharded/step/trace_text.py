@@ -12,7 +12,7 @@ from dlrm_sharded.step.findings import (
     Straggler,
     costliest_operators,
 )
-from dlrm_sharded.step.parts import DATA, PART_LABELS, PARTS, WAITING
+from dlrm_sharded.step.parts import DATA, DENSE_BACKWARD, DENSE_FORWARD, PART_LABELS, PARTS, WAITING
 from dlrm_sharded.step.recorded import (
     BETWEEN_STEPS,
     EXCHANGES,
@@ -63,8 +63,8 @@ def finding_lines(findings: Findings, tables_of_rank: TablesOfRank) -> list[str]
 
 def _straggler_line(found: Straggler, tables_of_rank: TablesOfRank) -> str:
     line = (
-        f"ranks wait for rank {found.rank}, {found.waiting_ms:.2f} ms a step, most of it in "
-        f"{_named(found.exchange)}"
+        f"the other ranks wait for rank {found.rank} for {found.waiting_ms:.2f} ms a step, mostly "
+        f"in {_named(found.exchange)}"
     )
     late = found.late_with
     if late is None:
@@ -94,9 +94,11 @@ def _slow_line(found: SlowExchange) -> str:
 
 def _costly_line(found: CostlyPart) -> str:
     operators = ", ".join(_operator_text(operator) for operator in found.operators)
+    is_dense = found.part in (DENSE_FORWARD, DENSE_BACKWARD)
+    by_itself = "the products of its weights take" if is_dense else "when measured before"
     return (
         f"{_named(found.part)} is costly on rank {found.rank}: {found.part_ms:.2f} ms, "
-        f"{found.part_ms - found.expected_ms:.2f} ms more than measured by itself; most of it is "
+        f"{found.part_ms - found.expected_ms:.2f} ms more than {by_itself}; most of it is "
         f"{operators}"
     )
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from dlrm_sharded.plan_cost import INPUT_DIST
 from dlrm_sharded.sharded_model import sharded_embeddings
 from dlrm_sharded.step.kernels import (
     device_collectives,
@@ -72,6 +73,7 @@ class TraceRecorder:
         for name, part in (("_lookups", "fwd_compute"), ("_output_dists", "fwd_comm")):
             for module in getattr(sharded_embeddings(self._model), name):
                 self._record_calls(module, f"{STAGE_PREFIX}{part}")
+        self._record_input_dist()
         for path, layer in _layers(self._model):
             self._record_calls(layer, f"{MODULE_PREFIX}{path}")
         self._profile.start()
@@ -98,6 +100,18 @@ class TraceRecorder:
         events = self._events()
         wall_ms = () if self._on_cuda else tuple(self._wall_ms[1:])
         return reduce_events(events, wall_ms=wall_ms)
+
+    def _record_input_dist(self) -> None:
+        """Record the method that begins the redistribution of ids, which is no module's call."""
+        embeddings = sharded_embeddings(self._model)
+        begin = embeddings.input_dist
+
+        def recorded(*inputs: Any, **options: Any) -> Any:
+            with record_function(f"{STAGE_PREFIX}{INPUT_DIST}"):
+                return begin(*inputs, **options)
+
+        embeddings.input_dist = recorded  # hides the class's method on this instance
+        self._stack.callback(delattr, embeddings, "input_dist")
 
     def _record_calls(self, module: nn.Module, name: str) -> None:
         calls: list[record_function] = []
