@@ -89,7 +89,8 @@ def plot_parts_by_rank(breakdown: Breakdown) -> Figure:
     labels = [PART_LABELS[part] for part in shown]
     widths = [breakdown.parts_ms[part].tolist() for part in shown]
     num_ranks = len(widths[0])
-    stack_bars(axes, range(num_ranks), labels, widths, colors=colormaps["tab20"].colors)
+    colors = [colormaps["tab20"](i) for i in range(len(shown))]
+    stack_bars(axes, range(num_ranks), labels, widths, colors=colors)
     _finish_ranks(figure, axes, num_ranks, "ms per step", columns=3)
     return figure
 

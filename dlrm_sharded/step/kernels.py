@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -105,4 +106,4 @@ def device_steps(
         for step, (begin_ms, end_ms) in enumerate(host_steps):
             if begin_ms <= kernel.launch[1] < end_ms:
                 ends[step] = max(ends[step], kernel.end_ms)
-    return list(zip(ends, ends[1:], strict=False))
+    return list(itertools.pairwise(ends))

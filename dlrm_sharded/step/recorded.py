@@ -41,7 +41,6 @@ class RecordedRank:
         collectives: in the order of their arrival.
         operators_ms: time of (part, operator, layer) in all steps together.
         details: what the trace shows besides, such as operators.
-        wall_ms: time of each step by another clock; empty on a GPU.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -49,7 +48,6 @@ class RecordedRank:
     collectives: tuple[Collective, ...]
     operators_ms: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     details: tuple[Span, ...] = ()
-    wall_ms: tuple[float, ...] = ()
 
     def moved(self, by_ms: float) -> RecordedRank:
         """Return the record by a clock that shows `by_ms` more."""
@@ -194,12 +192,12 @@ def _with_waits(
     for number, rank in enumerate(ranks):
         inside = _within_steps(_filled(rank), rank.steps)
         windows: dict[str, list[tuple[float, float, int]]] = {part: [] for part in EXCHANGES}
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             until = max(each.arrival_ms for each in group)
             of_part = windows[group[number].part]
             since = max(group[number].arrival_ms, of_part[-1][1] if of_part else -np.inf)
             if until > since:
-                of_part.append((since, until, place))
+                of_part.append((since, until, index))
         done: list[Segment] = []
         for segment in inside:
             for piece, place in _split(segment, windows.get(segment.part, [])):

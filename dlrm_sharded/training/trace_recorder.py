@@ -65,7 +65,6 @@ class TraceRecorder:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
         self._profile = profile(activities=activities)
         self._stack = ExitStack()
-        self._wall_ms: list[float] = []
         self.anchor_ns = 0
         """Time of this host's clock at which the record has its zero."""
 
@@ -84,10 +83,8 @@ class TraceRecorder:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Record a step."""
-        began = time.perf_counter()
         with record_function(STEP_REGION):
             yield
-        self._wall_ms.append(1e3 * (time.perf_counter() - began))
 
     def stop(self) -> None:
         """Stop recording and remove all hooks; does nothing the second time."""
@@ -98,8 +95,9 @@ class TraceRecorder:
     def record(self) -> RecordedRank:
         """Return what was recorded, in ms since the anchor."""
         events = self._events()
-        wall_ms = () if self._on_cuda else tuple(self._wall_ms[1:])
-        return reduce_events(events, wall_ms=wall_ms)
+        if self._on_cuda and all(event.stream is None for event in events):
+            log.warning("the profiler has seen no kernels; the trace shows the host's time")
+        return reduce_events(events)
 
     def _record_input_dist(self) -> None:
         """Record the method that begins the redistribution of ids, which is no module's call."""
@@ -132,24 +130,26 @@ class TraceRecorder:
 
     def _events(self) -> list[Event]:
         """Return the events of the profiler, in ms since the anchor."""
-        raw = self._profile.profiler.kineto_results.events()
-        anchor = next(event for event in raw if event.name() == ANCHOR)
+        profiler: Any = self._profile.profiler
+        raw = profiler.kineto_results.events()
+        anchor, *_ = [event for event in raw if event.name() == ANCHOR]
         zero_ns = anchor.start_ns() + anchor.duration_ns() // 2
-        launches = {
-            event.correlation_id(): event
-            for event in raw
-            if event.device_type() == DeviceType.CPU and event.correlation_id()
-        }
 
         def ms(time_ns: int) -> float:
             return (time_ns - zero_ns) / 1e6
 
+        # kernels, and the calls of CUDA that launch them, are linked to operators and regions
+        launches = {
+            event.correlation_id(): (event.start_thread_id(), ms(event.start_ns()))
+            for event in raw
+            if event.linked_correlation_id() == 0
+        }
         events = []
         for event in raw:
             on_device = event.device_type() != DeviceType.CPU
-            if on_device and event.is_user_annotation():
+            linked = event.linked_correlation_id()
+            if event.is_hidden_event() or (event.is_user_annotation() if on_device else linked > 0):
                 continue
-            launch = launches.get(event.linked_correlation_id()) if on_device else None
             events.append(
                 Event(
                     event.name(),
@@ -158,7 +158,7 @@ class TraceRecorder:
                     thread=event.start_thread_id(),
                     sequence=event.sequence_nr(),
                     stream=event.device_resource_id() if on_device else None,
-                    launch=launch and (launch.start_thread_id(), ms(launch.start_ns())),
+                    launch=launches.get(linked) if on_device else None,
                 )
             )
         return events
@@ -180,7 +180,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def reduce_events(events: list[Event], *, wall_ms: tuple[float, ...] = ()) -> RecordedRank:
+def reduce_events(events: list[Event]) -> RecordedRank:
     """Turn a profiler's events into segments, exchanges and sums.
 
     The main thread is that of the steps. With kernels among the events, the device's time counts.
@@ -217,7 +217,6 @@ def reduce_events(events: list[Event], *, wall_ms: tuple[float, ...] = ()) -> Re
         collectives=tuple(collectives),
         operators_ms=operator_times(mine, steps),
         details=tuple(s for s in details if s.end_ms > since and s.begin_ms < until),
-        wall_ms=wall_ms,
     )
 
 

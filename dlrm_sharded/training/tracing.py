@@ -185,7 +185,5 @@ def _read(recorder: TraceRecorder, rank: Rank) -> RecordedRank | None:
     try:
         return recorder.record()
     except UNREADABLE as error:
-        log.warning(
-            "the trace of rank %d cannot be read, so there is none: %r", rank.rank, error
-        )
+        log.warning("the trace of rank %d cannot be read, so there is none: %r", rank.rank, error)
         return None

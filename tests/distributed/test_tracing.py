@@ -55,12 +55,12 @@ def trace_steps(rank: Rank, kind: str, pipeline: str, compile_mode: str | None) 
         "walls_ms": walls,
         "sums_ms": sum(found.breakdown.parts_ms[part] for part in PARTS).tolist(),
         "means_ms": found.breakdown.mean_parts_ms,
-        "collectives": [
-            [each.part for each in record.collectives] for record in trace.ranks
-        ],
+        "collectives": [[each.part for each in record.collectives] for record in trace.ranks],
         "first_step": trace.first_step,
         "dense_ms": [list(times) for times in trace.dense_ms],
-        "modules": sorted({module for record in trace.ranks for _, _, module in record.operators_ms}),
+        "modules": sorted(
+            {module for record in trace.ranks for _, _, module in record.operators_ms}
+        ),
     }
 
 

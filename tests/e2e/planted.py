@@ -50,9 +50,7 @@ class SlowLookups(SyntheticDataset):
 class SlowLink(SyntheticDataset):
     """Delays each all-to-all in training after all ranks have come to it."""
 
-    def __init__(
-        self, *arguments: Any, sleep_s: float, is_fast_for: int, **options: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, sleep_s: float, is_fast_for: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
         exchange, num_calls = dist.all_to_all_single, 0
 
