@@ -227,9 +227,8 @@ class Trainer:
         return window.following()
 
     def _close(self, window: Window, step: int) -> None:
-        closed = window.close(self._batches.take_wait_ms())
-        closed.is_traced = self._tracer is not None and self._tracer.covers(step)
-        self._unread.append(closed)
+        is_traced = self._tracer is not None and self._tracer.covers(step)
+        self._unread.append(window.close(self._batches.take_wait_ms(), is_traced=is_traced))
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""

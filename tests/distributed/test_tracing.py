@@ -99,6 +99,28 @@ def test_parts_sum_to_the_step(kind: str, pipeline: str, world_size: int) -> Non
         assert {"input_dist", "fwd_comm", "bwd_comm", ALL_REDUCE} <= set(found["collectives"][0])
 
 
+def end_within(rank: Rank) -> dict[str, Any]:
+    sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
+    steps = make_pipeline("base", sharded, optimizer, rank.device)
+    batches = itertools.cycle([share(b, rank.rank) for b in global_batches(rank.world_size)])
+    num_hooks = _num_hooks(sharded)
+    with StepTracer(
+        sharded,
+        TracedSteps(1, 5),
+        rank,
+        local_batch_size=LOCAL_BATCH_SIZE,
+        conclude=lambda trace: pytest.fail("there is no whole trace"),
+    ) as tracer:
+        with tracer.step(1):
+            steps.progress(batches)
+        assert _num_hooks(sharded) > num_hooks
+    return {"left": _num_hooks(sharded) - num_hooks}
+
+
+def test_a_training_that_ends_within_its_traced_steps_has_no_trace() -> None:
+    assert run_ranks(end_within, 2)["left"] == 0
+
+
 def test_compiled_layers_are_not_compiled_again() -> None:
     found = run_ranks(trace_steps, 2, "columns_uneven", "base", "default")
     assert found["means_ms"]["dense_forward"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import SMALL_RUN
 from tests.e2e.planted import SLOW_RANK
-from tests.e2e.runs import events_of, result_of, train
+from tests.e2e.runs import events_of, result_of, train, train_alone
 
 TRACED = [
     *(*SMALL_RUN, "trainer.num_steps=11", "trainer.num_warmup_steps=3", "trainer.trace_steps=4"),
@@ -105,11 +105,12 @@ def test_evaluations_and_checkpoints_among_the_traced_steps(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert _lines(done.stderr)
-    # the next run goes on after the last checkpoint
-    more = train(tmp_path, *TRACED[:-3], "trainer.num_steps=13")
+    # a run that goes on traces again
+    more = train(tmp_path, *TRACED[:-3], "trainer.num_steps=20", "resume=auto")
     assert more.returncode == 0, more.stderr
-    assert "trainer.trace: 0 of 4 steps are traced" in more.stderr
-    assert (tmp_path / "trace.json.gz").exists()
+    assert "trace of steps 16 to 19: a traced step takes" in more.stderr
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert {e["name"] for e in events} >= {"step 16", "step 19"}
 
 
 @pytest.mark.parametrize(("num_steps", "num_traced"), [(6, 2), (4, 0)])
@@ -130,7 +131,7 @@ def test_a_trace_that_cannot_be_written_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["trainer.trace=yes_please", "trainer.trace_steps=0"])
 def test_wrong_values(tmp_path: Path, value: str) -> None:
-    done = train(tmp_path, *TRACED, value)
+    done = train_alone(tmp_path, *TRACED, value)
     assert done.returncode == 2, done.stderr
     assert value.partition("=")[0] in done.stderr
     assert "Traceback" not in done.stderr
