@@ -38,7 +38,7 @@ class Straggler:
     Args:
         waiting_ms: time per step for which the other ranks wait for it, in their mean.
         exchange: the exchange at which ranks wait for it longest.
-        late_with: what it does longer than the others; None if not known.
+        late_with: what it does longer than the others before that; None if not known.
     """
 
     rank: int
@@ -130,7 +130,8 @@ def _stragglers(steps: RecordedSteps, least_ms: float) -> Iterator[Straggler]:
         waiting_ms = sum(ms for ms, _ in waits)  # in the mean of all ranks
         if waiting_ms >= least_ms:
             of_others_ms = waiting_ms * num_ranks / (num_ranks - 1)
-            yield Straggler(rank, of_others_ms, max(waits)[1], steps.late_with(rank))
+            _, exchange = max(waits)
+            yield Straggler(rank, of_others_ms, exchange, steps.late_with(rank, exchange))
 
 
 def _slow_exchanges(

@@ -75,11 +75,13 @@ class Lateness:
     """What a rank that others wait for did for longer than they did.
 
     Args:
+        exchange: the exchange to which it came last.
         part: one of `PARTS`, or `BETWEEN_STEPS`.
         excess_ms: how much longer than the mean of the other ranks, per step.
     """
 
     rank: int
+    exchange: str
     part: str
     excess_ms: float
 
@@ -103,9 +105,10 @@ class RecordedSteps:
     lateness: tuple[Lateness, ...]
     pieces: tuple[tuple[Segment, ...], ...]
 
-    def late_with(self, rank: int) -> Lateness | None:
-        """Return what a rank is late with; None if that is not known."""
-        return next((late for late in self.lateness if late.rank == rank), None)
+    def late_with(self, rank: int, exchange: str) -> Lateness | None:
+        """Return what a rank is most late with at an exchange; None if that is not known."""
+        of_rank = (late for late in self.lateness if late.rank == rank)
+        return next((late for late in of_rank if late.exchange == exchange), None)
 
 
 def operator_times(
@@ -292,7 +295,7 @@ def _lateness(
     pieces: Sequence[Sequence[Segment]],
 ) -> tuple[Lateness, ...]:
     """Compare what ranks did before each exchange since the one before, in which they met."""
-    excess_ms: dict[tuple[int, str], float] = {}
+    excess_ms: dict[tuple[int, str, str], float] = {}
     begins = [[piece.begin_ms for piece in of_rank] for of_rank in pieces]
     for place, group in enumerate(groups):
         if not waited[place].any():
@@ -306,10 +309,10 @@ def _lateness(
         for part in set().union(*did) - {WAITING}:
             others = [did[r].get(part, 0.0) for r in range(len(ranks)) if r != last]
             more_ms = did[last].get(part, 0.0) - float(np.mean(others))
-            key = (last, part)
+            key = (last, group[0].part, part)
             excess_ms[key] = excess_ms.get(key, 0.0) + max(0.0, more_ms)
     num_steps = len(ranks[0].steps)
-    found = [Lateness(rank, part, ms / num_steps) for (rank, part), ms in excess_ms.items()]
+    found = [Lateness(*key, ms / num_steps) for key, ms in excess_ms.items() if ms > 0]
     return tuple(sorted(found, key=lambda late: -late.excess_ms))
 
 

@@ -88,7 +88,7 @@ def _slow_line(found: SlowExchange) -> str:
     return (
         f"{_named(found.part)} is slow: {found.transfer_ms:.2f} ms after all ranks have come to "
         f"it, {found.expected_ms:.2f} ms when measured before the training; look at the link "
-        "between the ranks"
+        "between the ranks, and at what else takes the cores of their hosts"
     )
 
 

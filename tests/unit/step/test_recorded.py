@@ -131,9 +131,9 @@ def test_ranks_wait_until_the_last_one_has_come():
     [wait] = found.breakdown.waits
     assert (wait.operation, wait.cause) == ("fwd_comm", 1)
     assert wait.waiting_ms == pytest.approx([6, 0])
-    late = found.late_with(1)
+    late = found.late_with(1, "fwd_comm")
     assert (late.part, late.excess_ms) == ("fwd_compute", pytest.approx(6))
-    assert found.late_with(0) is None
+    assert found.late_with(0, "fwd_comm") is None
     assert found.transfer_ms["fwd_comm"] == pytest.approx([2, 2])
 
 
@@ -151,7 +151,7 @@ def test_a_rank_that_begins_late_is_late_with_what_is_between_steps():
     steps = [(begin + 6, end) for begin, end in slow.steps]
     late = replace(slow, segments=tuple(segments), steps=tuple(steps))
     found = break_down([_rank(4, last_ms=10), late])
-    assert found.late_with(1).part == BETWEEN_STEPS
+    assert found.late_with(1, "fwd_comm").part == BETWEEN_STEPS
 
 
 def test_a_straggler_is_named_with_its_tables_or_its_data():
