@@ -32,6 +32,7 @@ from dlrm_sharded.commands.run_step import (
     predict_run,
     step_journal,
 )
+from dlrm_sharded.commands.run_trace import report_trace
 from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream
@@ -230,6 +231,15 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 in_background=memory.has_checkpoint_copy,
             ),
             start=progress,
+            conclude_trace=functools.partial(
+                report_trace,
+                run_dir=run_dir,
+                plan=planned.plan,
+                report=planned.report,
+                task=task,
+                measured=measured.cost,
+                writer=writer,
+            ),
         )
         result = trainer.run()
         writer.conclude(result)

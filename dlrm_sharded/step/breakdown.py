@@ -83,7 +83,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
             free_since = ledger.add(step, op, free_since)
     num_steps = timeline.num_steps - first
     parts = {part: times / num_steps for part, times in ledger.parts_ms.items()}
-    return Breakdown(parts, _waits(ledger.waits, num_steps))
+    return Breakdown(parts, sum_waits(ledger.waits, num_steps))
 
 
 class _Ledger:
@@ -138,7 +138,7 @@ class _Ledger:
         return timeline.arrival_ms[at], timeline.begin_ms[at], timeline.end_ms[at]
 
 
-def _waits(noted: Mapping[str, list[tuple[int, Times]]], num_steps: int) -> tuple[Wait, ...]:
+def sum_waits(noted: Mapping[str, list[tuple[int, Times]]], num_steps: int) -> tuple[Wait, ...]:
     """Sum up the waits for each exchange over the steps."""
     found = []
     for name, of_steps in noted.items():
