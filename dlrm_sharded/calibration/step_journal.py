@@ -62,7 +62,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class StepJournal:
-    """The steps of runs under some conditions, in a file beside the journal of the runs' plans."""
+    """The steps of runs under some conditions, in a folder beside the journal of the runs' plans."""
 
     path: Path
     conditions: StepConditions
@@ -70,7 +70,7 @@ class StepJournal:
     @classmethod
     def beside(cls, journal: RunJournal, conditions: StepConditions) -> StepJournal:
         """Return the journal of the same hardware."""
-        return cls(journal.path.with_name(f"{journal.path.stem}.steps.jsonl"), conditions)
+        return cls(journal.path.parent / "steps" / journal.path.name, conditions)
 
     def append(self, step: MeasuredStep) -> None:
         """Write a step at the end; a file that cannot be written costs a warning."""
