@@ -62,7 +62,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class StepJournal:
-    """The steps of runs under some conditions, in a folder beside the journal of the runs' plans."""
+    """The steps of runs under some conditions, in a file below the folder of the runs' plans."""
 
     path: Path
     conditions: StepConditions

@@ -304,7 +304,7 @@ def _conclude(
     setup: RunSetup,
     planned: RunPlan,
     measured: MeasuredCost,
-    prediction: StepPrediction,
+    prediction: StepPrediction | None,
     training: TrainingResult,
     start: Start,
     memory: Sequence[RankMemory],

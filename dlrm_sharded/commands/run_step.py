@@ -87,11 +87,11 @@ class RunPrediction:
     """The predicted step of a run, the same on all ranks.
 
     Args:
-        predicted: from the plan's predicted cost, or from the measured one if there is none.
+        predicted: from the plan's predicted cost; None if it has none.
         composed_ms: step from the measured cost, without a correction.
     """
 
-    predicted: StepPrediction
+    predicted: StepPrediction | None
     composed_ms: float
 
 
@@ -117,8 +117,11 @@ def predict_run(
         batch_size=setup.batch_size,
         seed=setup.seed,
     )
+    composed_ms = predict(measured).step_ms
+    if report.cost is None:
+        return RunPrediction(None, composed_ms)
     predicted = predict(
-        report.cost or measured,
+        report.cost,
         cost_error=report.standing.error if report.standing else None,
         correction=correction,
     )
@@ -130,7 +133,7 @@ def predict_run(
                 correction.num_runs,
                 correction.factor,
             )
-    return RunPrediction(predicted, predict(measured).step_ms)
+    return RunPrediction(predicted, composed_ms)
 
 
 def step_journal(

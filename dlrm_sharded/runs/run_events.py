@@ -81,12 +81,14 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.summary(hparams_config())
         self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
-    def step(self, prediction: StepPrediction, *, is_new: bool = True) -> None:
-        """Write the predicted step and its parts.
+    def step(self, prediction: StepPrediction | None, *, is_new: bool = True) -> None:
+        """Write the predicted step and its parts, if there is a prediction.
 
         Args:
             is_new: see `plan`.
         """
+        if prediction is None:
+            return
         figures = {
             "predicted/step_ms": prediction.step_ms,
             "predicted/samples_per_s": prediction.samples_per_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.step.breakdown import Breakdown, breakdown
@@ -60,15 +59,6 @@ class StepPrediction:
     def samples_per_s(self) -> float:
         """Throughput of all ranks."""
         return 1e3 * self.batch_size / self.step_ms
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of `predicted_step` in result.json."""
-        return {
-            "step_ms": self.step_ms,
-            "samples_per_s": self.samples_per_s,
-            "error": self.error,
-            "parts_ms": self.breakdown.mean_parts_ms,
-        }
 
 
 @dataclass(frozen=True, slots=True)
