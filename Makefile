@@ -56,7 +56,7 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
+benchmark: $(VENV)/installed  ## all sharders on the same tasks, writes docs/benchmark.md; ARGS="data" for one part
 	$(BIN)/python scripts/benchmark.py $(ARGS)
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
