@@ -65,16 +65,12 @@ def split_list(text: str) -> list[str]:
 
 def checked_sharders(names: object) -> list[str]:
     """Return the config's list of sharders; ConfigError if it is none, or has one twice."""
-    if isinstance(names, str):
-        names = [names]
-    is_list = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
-    if not is_list or not names:
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"sharders is {names!r}, must be a list of names, such as sharder=dim")
-    listed = list(names)
-    if len(set(listed)) < len(listed):
-        twice = next(name for name in listed if listed.count(name) > 1)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"sharder names {twice!r} twice; name each sharder once")
-    return listed
+    return names
 
 
 def config_of_sharder(config_name: str, sharder: str) -> DictConfig:

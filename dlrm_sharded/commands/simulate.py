@@ -53,6 +53,7 @@ from dlrm_sharded.errors import (
 )
 from dlrm_sharded.json_files import read_json_object, write_json
 from dlrm_sharded.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name, versions
@@ -73,7 +74,7 @@ from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
 
 CONFIG = "simulate"
-AUTO, ALL = "auto", "all"
+AUTO, ALL, MEASURED = "auto", "all", "measured"
 
 log = logging.getLogger("dlrm_sharded.simulate")
 
@@ -99,6 +100,8 @@ def hydra_main(cfg: DictConfig) -> None:
         check_number("minutes", cfg.minutes, above=True, most=1e6)
         sharders = checked_sharders(plain(cfg.sharders))
         _check_measured_ranks(cfg.measured_ranks)
+        if cfg.spread != MEASURED:
+            check_number("spread (a share, or measured)", cfg.spread, most=1.0)
         cluster = build_cluster(cfg)
         planners = {name: _planner(name, cluster) for name in sharders}
         settings = _settings(cfg, cluster)
@@ -131,9 +134,12 @@ def _simulate(
     draw, source = ids_source(task, cluster.dataset, seed=cfg.seed)
     ids = drawn_ids(task, draw, num_batches=cluster.measure.num_batches)
     dense = _dense(cfg, cluster, store)
+    if cfg.spread != MEASURED:
+        dense = dataclasses.replace(dense, spread=float(cfg.spread))
     all_reduce_ms = 0.0
-    if hasattr(model, "all_reduce_ms"):
-        all_reduce_ms = model.all_reduce_ms(dense.gradient_bytes, task)
+    all_reduce = getattr(model, "all_reduce_ms", None)
+    if all_reduce is not None:
+        all_reduce_ms = all_reduce(dense.gradient_bytes, task)
     else:
         log.warning("the cost model predicts no all-reduce of the dense part: it counts as 0 ms")
     simulated = Cluster(
@@ -162,7 +168,7 @@ def _simulate(
         for entry, ranks in zip(planned, times, strict=True)
     ]
     heading = _heading(cluster, planned[0].report)
-    notes = [*cluster.notes, *([] if cluster.gpu else [source])]
+    notes = [*cluster.notes, *([] if cluster.gpu else [source]), _spread_note(dense.spread)]
     write_simulation(out, heading=heading, notes=notes, settings=settings, runs=runs, failed=failed)
     _show(heading, notes, runs, failed, out)
 
@@ -283,7 +289,16 @@ def _check_measured_ranks(value: Any) -> None:
         check_count("measured_ranks (a number, auto or all)", value, least=2)
 
 
-def _predicted(planned: Planned) -> Any:
+def _spread_note(spread: float) -> str:
+    if spread == 0:
+        return "every step takes the same time on a rank (spread)"
+    return (
+        f"times vary by {100 * spread:.1f} % from step to step (spread), by chance on every rank, so "
+        "that ranks wait even if the plan is balanced"
+    )
+
+
+def _predicted(planned: Planned) -> PlanCost:
     assert planned.report.cost is not None  # planners without a cost model are refused
     return planned.report.cost
 

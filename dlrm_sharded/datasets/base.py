@@ -59,7 +59,7 @@ class PerTableDataset(Protocol):
     def table_ids(
         self, table: str, split: Split, index: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and the number of ids of each sample, [B].
+        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B].
 
         They are the ids that `batch` returns for a single rank.
         """

@@ -133,7 +133,7 @@ class DlrmDatasets:
     def table_ids(
         self, table: str, split: Split, index: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and the number of ids of each sample, [B]."""
+        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
         names = [known.name for known in self._unprofiled]
         table_id = self._table_ids[names.index(table)]
         first = self._place_in_file(split, index * self.batch_size)

@@ -158,7 +158,7 @@ class SyntheticDataset:
     def table_ids(
         self, table: str, split: Split, index: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return a table's ids in a global batch, [N], and the number of ids of each sample, [B]."""
+        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
         names = [known.name for known in self._unprofiled]
         feature, first = self._features[names.index(table)], index * self.batch_size
         lengths = feature.lengths(split, first, self.batch_size)

@@ -42,6 +42,7 @@ class SimulatedRun:
         sharder: name of the plan's sharder, with its settings.
         ranks: computation of every rank, and how it is known.
         cost: stages of every rank; exchanges are predicted.
+        predicted: predicted stages of every rank.
         memory: of every rank, without what its process takes before anything is built.
         error: expected relative error of the step; None if it is not known.
     """
@@ -51,6 +52,7 @@ class SimulatedRun:
     task: ShardingTask
     ranks: tuple[RankTimes, ...]
     cost: PlanCost
+    predicted: PlanCost
     timeline: Timeline
     breakdown: Breakdown
     memory: tuple[RankMemory, ...]
@@ -92,6 +94,7 @@ class SimulatedRun:
             "error": self.error,
             "parts_ms": self.breakdown.mean_parts_ms,
             "embedding_cost_ms": self.cost.cost_ms,
+            "predicted_embedding_cost_ms": self.predicted.cost_ms,
             "critical_path_ms": self.cost.critical_path_ms,
             "imbalance": self.cost.imbalance,
             "num_shards": len(self.plan.shards),
@@ -149,6 +152,7 @@ def simulate(
         task=cluster.task,
         ranks=tuple(ranks),
         cost=cost,
+        predicted=report.cost,
         timeline=timeline,
         breakdown=breakdown(timeline),
         memory=estimate_memory(plan, cluster.task, cluster.workload, [0] * plan.world_size),

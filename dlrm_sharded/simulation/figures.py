@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections import defaultdict
 
@@ -46,6 +47,7 @@ def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
     streams = {op.stream for op in run.timeline.operations}
     overlaps = EXCHANGE in streams
     window = shown_window(run.timeline, num_steps=2 if overlaps else 1)
+    length_ms = window[1] - window[0]
     world_size = run.timeline.world_size
     height = 3.2 + 0.24 * min(world_size, MAX_BARS)
     figure = Figure(figsize=(12, height), dpi=130, layout="constrained")
@@ -54,8 +56,8 @@ def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
     if world_size <= MAX_BARS:
         _draw_bars(axes, spans, overlaps=overlaps)
     else:
-        _draw_strips(axes, spans, window, world_size)
-    _finish_axes(axes, run, window)
+        _draw_strips(axes, spans, length_ms, world_size)
+    _finish_axes(axes, run, length_ms)
     _draw_waits(waits, run)
     shown = {span.part for span in spans}
     figure.legend(
@@ -101,9 +103,14 @@ def first_steps(timeline: Timeline, num_steps: int) -> Timeline:
 
 
 def _shown_spans(timeline: Timeline, window: Window) -> list[Span]:
+    """Return what happens in a window, in ms since it began."""
     # a step that overlaps with the next one is still under way after the window's last step
-    spans = timeline_spans(first_steps(timeline, 4))
-    return [span for span in spans if span.end_ms > window[0] and span.begin_ms < window[1]]
+    begin, end = window
+    return [
+        dataclasses.replace(span, begin_ms=span.begin_ms - begin, end_ms=span.end_ms - begin)
+        for span in timeline_spans(first_steps(timeline, 4))
+        if span.end_ms > begin and span.begin_ms < end
+    ]
 
 
 def _draw_bars(axes: Axes, spans: list[Span], *, overlaps: bool) -> None:
@@ -121,45 +128,45 @@ def _draw_bars(axes: Axes, spans: list[Span], *, overlaps: bool) -> None:
         )
 
 
-def _draw_strips(axes: Axes, spans: list[Span], window: Window, world_size: int) -> None:
+def _draw_strips(axes: Axes, spans: list[Span], length_ms: float, world_size: int) -> None:
     """Draw what every rank does as a row of pixels: its computation, or else its exchange."""
     axes.imshow(
-        strips(spans, window, world_size),
+        strips(spans, length_ms, world_size),
         cmap=ListedColormap([COLORS[part] for part in PARTS]),
         vmin=-0.5,
         vmax=len(PARTS) - 0.5,
         aspect="auto",
         interpolation="nearest",
-        extent=(window[0], window[1], world_size - 0.5, -0.5),
+        extent=(0.0, length_ms, world_size - 0.5, -0.5),
     )
 
 
-def strips(spans: list[Span], window: Window, world_size: int) -> NDArray[np.int8]:
+def strips(spans: list[Span], length_ms: float, world_size: int) -> NDArray[np.int8]:
     """Return [W, PIXELS], the place in `PARTS` of what each rank does at each moment."""
-    pixels_per_ms = PIXELS / (window[1] - window[0])
+    pixels_per_ms = PIXELS / length_ms
     picture = np.full((world_size, PIXELS), PARTS.index("other"), dtype=np.int8)
     for stream in (EXCHANGE, COMPUTE):  # computation covers the exchanges beside it
         for span in spans:
             if span.stream != stream:
                 continue
             begin, end = (
-                round((moment - window[0]) * pixels_per_ms)
-                for moment in (max(span.begin_ms, window[0]), min(span.end_ms, window[1]))
+                round(moment * pixels_per_ms)
+                for moment in (max(span.begin_ms, 0.0), min(span.end_ms, length_ms))
             )
             picture[span.rank, begin : max(end, begin + 1)] = PARTS.index(span.part)
     return picture
 
 
-def _finish_axes(axes: Axes, run: SimulatedRun, window: Window) -> None:
+def _finish_axes(axes: Axes, run: SimulatedRun, length_ms: float) -> None:
     world_size = run.timeline.world_size
     per_host = run.task.topology.ranks_per_host
     num_hosts = world_size // per_host
-    axes.set_xlim(*window)
+    axes.set_xlim(0.0, length_ms)
     axes.set_ylim(world_size - 0.5, -0.5)
     every = 1 if world_size <= MAX_BARS else max(per_host, world_size // 16)
     axes.set_yticks(range(0, world_size, every))
     axes.tick_params(labelsize=8)
-    axes.set_xlabel("ms since the first step began", fontsize=8)
+    axes.set_xlabel("ms since the shown step began", fontsize=8)
     axes.set_ylabel("rank" if num_hosts == 1 else f"rank ({per_host} a host)", fontsize=8)
     if 1 < num_hosts <= MAX_BARS:
         for host in range(1, num_hosts):

@@ -1,4 +1,4 @@
-"""Writes what a simulation found: summary.md, simulation.json, ranks.csv, and a folder a sharder."""
+"""Writes the results of a simulation: a summary, figures by rank, plans, pictures and traces."""
 
 from __future__ import annotations
 

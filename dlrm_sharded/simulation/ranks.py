@@ -1,4 +1,4 @@
-"""The computation of every rank under a plan: which ranks are measured, and what the others take."""
+"""The computation of every rank under a plan: measured, taken from an equal rank, or scaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts on simulated clusters: what was measured and what is predicted, and the sharders compared."""
+"""Texts on simulated clusters: what was measured, what is predicted, and a table of sharders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def summary(
     """Write a whole simulation as Markdown."""
     lines = ["# Simulated cluster", "", heading, ""]
     lines += [f"- {note}" for note in notes] + [""] * bool(notes)
-    lines += comparison(runs, failed) + [""]
+    lines += [*comparison(runs, failed), ""]
     for run in runs:
         lines += [f"## {run.sharder}", "", *details(run), ""]
     return "\n".join(lines)
@@ -63,6 +63,7 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
     """Return the lines of a table with a row for each sharder, the fastest first."""
     titles = (
         *("sharder", "step ms", "samples/s", "waiting ms (mean)", "embedding cost ms"),
+        "its prediction ms",
         *("imbalance", "tables GiB (max)", "memory GiB (max)", "lookups"),
     )
     rows: list[list[object]] = [
@@ -72,6 +73,7 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
             f"{run.samples_per_s:,.0f}",
             f"{run.breakdown.mean_ms(WAITING):.1f}",
             f"{run.cost.cost_ms:.1f}",
+            f"{run.predicted.cost_ms:.1f}",
             f"{run.cost.imbalance:.2f}",
             f"{max(run.plan.bytes_by_rank(run.task.topology)) / GIB:.2f}",
             f"{max(memory.total for memory in run.memory) / GIB:.2f}",
@@ -94,9 +96,11 @@ def origins_text(run: SimulatedRun) -> str:
 def details(run: SimulatedRun) -> list[str]:
     """Return sentences on what the step goes to, and which ranks the others wait for."""
     lines = [f"The step takes {run.step_ms:.1f} ms: {parts_text(run.breakdown)} ms."]
-    for wait in run.breakdown.waits[:MAX_WAITS]:
-        if wait.waiting_ms.mean() > LEAST_WAIT * run.step_ms:
-            lines.append(_wait_text(run, wait))
+    lines += [
+        _wait_text(run, wait)
+        for wait in run.breakdown.waits[:MAX_WAITS]
+        if wait.waiting_ms.mean() > LEAST_WAIT * run.step_ms
+    ]
     if run.origins.get(SCALED):
         lines.append(
             f"{run.origins[SCALED]:,} ranks were not measured: their lookups are predicted, and "
