@@ -13,10 +13,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,8 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.commands.planner import build_planner, plain
-from dlrm_sharded.commands.sharder_list import (
-    checked_sharders,
-    config_of_sharder,
-    with_sharder_list,
-)
+from dlrm_sharded.commands.planner import plain
+from dlrm_sharded.commands.sharder_list import checked_sharders, with_sharder_list
 from dlrm_sharded.commands.simulated_cluster import (
     SimulatedCluster,
     build_cluster,
@@ -41,29 +37,24 @@ from dlrm_sharded.commands.simulated_cluster import (
     memory_workload,
     priced_dense,
 )
+from dlrm_sharded.commands.simulated_plans import CONFIG, Planned, plans_of, sharder_planner
 from dlrm_sharded.cost.gpu_dense import DENSE_ERROR
 from dlrm_sharded.distributed import process_group
 from dlrm_sharded.errors import (
-    ConfigError,
-    InfeasibleTaskError,
-    ShardingError,
-    UserError,
     check_count,
     check_number,
 )
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import PlanReport, plan_json
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.plan import with_precisions
+from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name, versions
 from dlrm_sharded.simulation.accesses import drawn_ids, ids_source
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
-from dlrm_sharded.simulation.files import folder_of, write_simulation
+from dlrm_sharded.simulation.files import write_simulation
 from dlrm_sharded.simulation.ranks import (
     RankTimer,
     RankTimes,
-    affordable_ranks,
     priced_ranks,
     shards_by_rank,
     time_ranks,
@@ -73,19 +64,9 @@ from dlrm_sharded.simulation.text import comparison, details, measured_heading, 
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
 
-CONFIG = "simulate"
 AUTO, ALL, MEASURED = "auto", "all", "measured"
 
 log = logging.getLogger("dlrm_sharded.simulate")
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan of one sharder, and its report."""
-
-    sharder: str
-    plan: ShardingPlan
-    report: PlanReport
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
@@ -103,7 +84,7 @@ def hydra_main(cfg: DictConfig) -> None:
         if cfg.spread != MEASURED:
             check_number("spread (a share, or measured)", cfg.spread, most=1.0)
         cluster = build_cluster(cfg)
-        planners = {name: _planner(name, cluster) for name in sharders}
+        planners = {name: sharder_planner(name, cluster) for name in sharders}
         settings = _settings(cfg, cluster)
         store = Store(out, settings)
         try:
@@ -129,7 +110,7 @@ def _simulate(
     """Plan, measure or price, simulate and write."""
     out, task = store.folder, cluster.task
     write_json(out / "task.json", task.to_json())
-    planned, failed = _plans(planners, cluster, out)
+    planned, failed = plans_of(planners, cluster, out)
     model = next(iter(planners.values())).cost_model
     draw, source = ids_source(task, cluster.dataset, seed=cfg.seed)
     ids = drawn_ids(task, draw, num_batches=cluster.measure.num_batches)
@@ -152,7 +133,7 @@ def _simulate(
         seed=cfg.seed,
     )
     times = (
-        [priced_ranks(_predicted(entry)) for entry in planned]
+        [priced_ranks(entry.predicted) for entry in planned]
         if cluster.gpu
         else _measure(cfg, cluster, planned, ids, store)
     )
@@ -171,61 +152,6 @@ def _simulate(
     notes = [*cluster.notes, *([] if cluster.gpu else [source]), _spread_note(dense.spread)]
     write_simulation(out, heading=heading, notes=notes, settings=settings, runs=runs, failed=failed)
     _show(heading, notes, runs, failed, out)
-
-
-def _planner(name: str, cluster: SimulatedCluster) -> Planner:
-    """Build the planner of a sharder.
-
-    Raises:
-        ConfigError: there is no cost model, without which exchanges are not known.
-    """
-    planner = build_planner(config_of_sharder(CONFIG, name), cluster.context)
-    if planner.cost_model is None:
-        raise ConfigError("cost_model is none; a simulation needs one to predict exchanges")
-    return dataclasses.replace(planner, value_profiles=None)
-
-
-def _plans(
-    planners: Mapping[str, Planner], cluster: SimulatedCluster, out: Path
-) -> tuple[list[Planned], dict[str, str]]:
-    """Return the plans of the sharders that find one, and the messages of those that do not.
-
-    Raises:
-        InfeasibleTaskError: no sharder finds a plan.
-    """
-    planned, failed = [], {}
-    for name, planner in planners.items():
-        path = folder_of(out, name) / "plan.json"
-        path.parent.mkdir(exist_ok=True)
-        try:
-            plan, report = _kept_plan(path, planner, cluster) or planner.plan(cluster.task)
-        except ShardingError as error:
-            failed[name] = str(error)
-            log.warning("%s: no plan: %s", name, error)
-            continue
-        write_json(path, plan_json(plan, report))
-        log.info("%s: %d shards in %.1f s", name, len(plan.shards), report.solve_s)
-        planned.append(Planned(name, plan, report))
-    if not planned:
-        reasons = "; ".join(f"{name}: {message}" for name, message in failed.items())
-        raise InfeasibleTaskError(f"no sharder found a plan: {reasons}")
-    return planned, failed
-
-
-def _kept_plan(
-    path: Path, planner: Planner, cluster: SimulatedCluster
-) -> tuple[ShardingPlan, PlanReport] | None:
-    """Return the plan that an interrupted simulation has made; None if there is none."""
-    if not path.exists():
-        return None
-    try:
-        fields = read_json_object(path, noun="plan")
-        plan = ShardingPlan.from_json(fields)
-        solve_s = float(fields.get("solve_s") or 0.0)
-        return planner.adopt(plan, cluster.task, solve_s=solve_s)
-    except (UserError, TypeError, ValueError) as error:
-        log.warning("%s cannot be used and is made anew: %s", path, error)
-        return None
 
 
 def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTimes:
@@ -269,16 +195,17 @@ def _measure(
             task = with_precisions(cluster.task, entry.plan)
             of_plan = dataclasses.replace(ids, tables={table.name: table for table in task.tables})
             timer = RankTimer(bench, store, of_plan, limit_bytes=cluster.table_limit_bytes)
-            predicted = _predicted(entry)
-            count = cfg.measured_ranks
-            if count == ALL:
-                count = task.topology.world_size
-            if count == AUTO:
-                minutes = cfg.minutes / len(planned)
-                count = affordable_ranks(predicted, cluster.measure, minutes=minutes)
             times.append(
                 time_ranks(
-                    entry.plan, predicted, timer, count=count, seed=cfg.seed, name=entry.sharder
+                    entry.plan,
+                    entry.predicted,
+                    timer.time,
+                    count=None if cfg.measured_ranks in (AUTO, ALL) else cfg.measured_ranks,
+                    seconds=60 * cfg.minutes / len(planned)
+                    if cfg.measured_ranks == AUTO
+                    else math.inf,
+                    seed=cfg.seed,
+                    name=entry.sharder,
                 )
             )
     return times
@@ -293,14 +220,9 @@ def _spread_note(spread: float) -> str:
     if spread == 0:
         return "every step takes the same time on a rank (spread)"
     return (
-        f"times vary by {100 * spread:.1f} % from step to step (spread), by chance on every rank, so "
-        "that ranks wait even if the plan is balanced"
+        f"times vary by {100 * spread:.1f} % from step to step (spread), on every rank by itself, "
+        "so that ranks wait even under a balanced plan"
     )
-
-
-def _predicted(planned: Planned) -> PlanCost:
-    assert planned.report.cost is not None  # planners without a cost model are refused
-    return planned.report.cost
 
 
 def _cost_error(report: PlanReport) -> float | None:

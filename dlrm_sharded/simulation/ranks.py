@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.process import release_freed_memory
 from dlrm_sharded.simulation.folding import fold
 from dlrm_sharded.simulation.progress import Progress
 from dlrm_sharded.simulation.store import Store
@@ -26,8 +28,11 @@ the same shapes and ids; predicted and scaled, or priced by a prior; the rank ha
 COMPUTATION = ("fwd_compute", "bwd_compute")
 """Stages in which a rank computes."""
 
-SETUP_S = 0.5
-"""Assumed time to draw the ids of a rank and to build its tables."""
+MIN_MEASURED = 4
+"""Number of ranks that are measured, however long that takes."""
+
+Shapes = tuple[tuple[Any, ...], ...]
+"""What decides a rank's computation, see `shapes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class RankTimes:
     Args:
         origin: one of `ORIGINS`.
         num_folded: shards that had fewer rows in the measurement than in the plan.
+        seconds: time that the measurement took, with all that it needs.
     """
 
     fwd_compute_ms: float
     bwd_compute_ms: float
     origin: str
     num_folded: int = 0
+    seconds: float = 0.0
 
 
 def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
@@ -53,7 +60,7 @@ def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
     return by_rank
 
 
-def shapes(shards: Sequence[Shard]) -> tuple[tuple[Any, ...], ...]:
+def shapes(shards: Sequence[Shard]) -> Shapes:
     """Return what decides a rank's computation; equal for ranks that compute the same.
 
     Pieces of the columns of a table get the same ids, and equal samples reach replicas.
@@ -81,11 +88,19 @@ class RankTimer:
         known = _from_store(self._store.get(key))
         if known is not None:
             return known
+        started = time.monotonic()
         measured = self._bench.measure(folded, ids)
         times = RankTimes(
-            measured.fwd_compute_ms, measured.bwd_compute_ms, MEASURED, len(ids.unfolded)
+            measured.fwd_compute_ms,
+            measured.bwd_compute_ms,
+            MEASURED,
+            num_folded=len(ids.unfolded),
+            seconds=round(time.monotonic() - started, 1),
         )
         self._store.put(key, dataclasses.asdict(times))
+        # modules are in reference cycles, and hold the ids of a rank until these are collected
+        gc.collect()
+        release_freed_memory()
         return times
 
 
@@ -101,73 +116,64 @@ def _from_store(values: Mapping[str, Any] | None) -> RankTimes | None:
     return times if positive and times.origin == MEASURED else None
 
 
-def affordable_ranks(predicted: PlanCost, config: MeasureConfig, *, minutes: float) -> int:
-    """Return how many ranks can be measured in a time, at least two, by their predicted times."""
-    computing_s = np.array([_computation_ms(rank) / 1e3 for rank in predicted.per_rank])
-    longest_s = (config.iterations + config.warmup) * computing_s
-    measuring_s = np.clip(longest_s, None, np.maximum(config.time_budget_s, 4 * computing_s))
-    by_length = np.sort(measuring_s + SETUP_S)[::-1]
-    # half of the measured ranks are the costliest ones, and the others are like the mean
-    spent_s = np.cumsum(by_length) / 2 + by_length.mean() * np.arange(1, len(by_length) + 1) / 2
-    return max(2, int((spent_s <= 60 * minutes).sum()))
+def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) -> list[int]:
+    """Return ranks in the order in which they are to be measured: costly, random, costly, ...
 
-
-def ranks_to_measure(
-    candidates: Sequence[int], predicted: PlanCost, *, count: int, seed: int
-) -> tuple[list[int], list[int]]:
-    """Return the costliest ranks by their prediction, and a random sample of the others.
+    The ranks in even places are the costliest by their prediction, and those in odd places are a
+    random sample of the others, however many of the order are measured.
 
     Args:
         candidates: ranks with different shards.
-        count: number of ranks to choose; if there are no more candidates, all are in the sample.
     """
-    if len(candidates) <= count:
-        return [], list(candidates)
-    by_cost = sorted(candidates, key=lambda rank: -_computation_ms(predicted.per_rank[rank]))
-    num_costliest = count // 2
-    rng = np.random.default_rng([seed, len(candidates)])
-    others = sorted(by_cost[num_costliest:])
-    sample = rng.choice(others, count - num_costliest, replace=False)
-    return sorted(by_cost[:num_costliest]), sorted(sample.tolist())
+    costly = sorted(candidates, key=lambda rank: -_computation_ms(predicted.per_rank[rank]))
+    drawn = np.random.default_rng([seed, len(costly)]).permutation(sorted(candidates)).tolist()
+    order: dict[int, None] = {}
+    while len(order) < len(costly):
+        source = drawn if len(order) % 2 else costly
+        order[next(rank for rank in source if rank not in order)] = None
+    return list(order)
 
 
 def time_ranks(
     plan: ShardingPlan,
     predicted: PlanCost,
-    timer: RankTimer,
+    time_shards: Callable[[Sequence[Shard]], RankTimes],
     *,
-    count: int,
+    count: int | None = None,
+    seconds: float = math.inf,
     seed: int,
     name: str,
 ) -> tuple[RankTimes, ...]:
     """Measure ranks of a plan one after the other, and scale the predictions of those left out.
 
     Args:
-        count: largest number of ranks to measure.
+        time_shards: measures shards that share a rank, see `RankTimer`.
+        count: largest number of ranks to measure; None for all.
+        seconds: time after which no further rank is measured, though not before `MIN_MEASURED`.
         name: what messages call the plan.
     """
     by_rank = shards_by_rank(plan)
-    first_with: dict[tuple[tuple[Any, ...], ...], int] = {}
+    first_with: dict[Shapes, int] = {}
     for rank, shards in enumerate(by_rank):
         if shards:
             first_with.setdefault(shapes(shards), rank)
-    costliest, sample = ranks_to_measure(
-        list(first_with.values()), predicted, count=count, seed=seed
-    )
+    order = by_priority(list(first_with.values()), predicted, seed=seed)[:count]
     measured: dict[int, RankTimes] = {}
-    chosen = sorted({*costliest, *sample})
-    progress = Progress(name, len(chosen))
-    for rank in chosen:
-        measured[rank] = timer.time(by_rank[rank])
-        progress.add()
+    progress = Progress(name, len(order), seconds)
+    for rank in order:
+        if len(measured) >= MIN_MEASURED and progress.spent_s >= seconds:
+            break
+        measured[rank] = time_shards(by_rank[rank])
+        progress.add(measured[rank].seconds)
+    sample = list(measured)[1::2] or list(measured)
     ratios = _ratios(measured, predicted, sample)
 
     def times_of(rank: int) -> RankTimes:
         if not by_rank[rank]:
             return RankTimes(0.0, 0.0, EMPTY)
-        first = first_with[shapes(by_rank[rank])]
         if rank in measured:
             return measured[rank]
+        first = first_with[shapes(by_rank[rank])]
         if first in measured:
             return dataclasses.replace(measured[first], origin=EQUAL)
         stages = predicted.per_rank[rank]
