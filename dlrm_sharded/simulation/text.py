@@ -55,7 +55,7 @@ def summary(
     lines += [f"- {note}" for note in notes] + [""] * bool(notes)
     lines += [*comparison(runs, failed), ""]
     for run in runs:
-        lines += [f"## {run.sharder}", "", *details(run), ""]
+        lines += [f"## {run.sharder}", "", *(f"- {line}" for line in details(run)), ""]
     return "\n".join(lines)
 
 
@@ -122,15 +122,17 @@ def _wait_text(run: SimulatedRun, wait: Wait) -> str:
     shards = [shard for shard in run.plan.shards if shard.rank == wait.cause]
     pooling = {table.name: table.pooling_factor for table in run.task.tables}
     costliest = max(shards, key=lambda s: s.num_cols * pooling[s.table], default=None)
-    holds = (
-        "has no shards" if costliest is None else f"has {len(shards)} shards, such as {costliest}"
-    )
+    holds = "has no shards" if costliest is None else f"has {_shards_text(len(shards))}{costliest}"
     return (
         f"Before {PART_LABELS.get(wait.operation, wait.operation)}, ranks wait "
         f"{wait.waiting_ms.mean():.1f} ms in the mean, {wait.caused_ms:.1f} ms of it for rank "
         f"{wait.cause}, whose lookups and updates take {own_ms:.1f} ms (mean of all ranks "
         f"{mean_ms:.1f} ms); it {holds}."
     )
+
+
+def _shards_text(count: int) -> str:
+    return "one shard, " if count == 1 else f"{count} shards, such as "
 
 
 def _one_line(message: str) -> str:
