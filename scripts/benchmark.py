@@ -1,5 +1,7 @@
-"""Measure the figures of docs/benchmarks.md on this machine.
+"""Measure the figures of docs/benchmark.md and docs/benchmarks.md on this machine.
 
+python scripts/benchmark.py             docs/benchmark.md: all sharders, goes on where it ended
+python scripts/benchmark.py all --small a rehearsal of it in two minutes
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
@@ -15,6 +17,7 @@ python scripts/benchmark.py priors      priors of GPUs against public measuremen
 python scripts/benchmark.py profiles    profiles that are assumed against true ones
 python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
 python scripts/benchmark.py replicas    training under plans with replicated tables, and others
+python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py half        lookups in tables of fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
@@ -25,7 +28,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
+import full_benchmark.run
 from benchmarks import (
     costs,
     data,
@@ -44,9 +49,12 @@ from benchmarks import (
     replicas,
     retuning,
     splits,
+    steps,
 )
 
+WHOLE = "all"
 PARTS = {
+    WHOLE: full_benchmark.run,
     "data": data,
     "planning": planning,
     "loop": loop,
@@ -55,6 +63,7 @@ PARTS = {
     "plans": plans,
     "measured": measured,
     "splits": splits,
+    "steps": steps,
     "policies": policies,
     "hosts": hosts,
     "elsewhere": elsewhere,
@@ -74,7 +83,7 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():
         part.add_arguments(parts.add_parser(name, help=part.__doc__))
-    options = parser.parse_args()
+    options = parser.parse_args(sys.argv[1:] or [WHOLE])
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
     PARTS[options.part].run(options)

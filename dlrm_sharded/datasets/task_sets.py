@@ -79,6 +79,11 @@ MEASURED_RANK_BYTES = 3 * GIB
 MEASURED_MEMORY_USE = (0.6, 0.9)
 MEASURED_MAX_TABLE_SHARE = 0.75
 
+TRAINED_MAX_IDS = 100.0
+TRAINED_MEMORY_USE = (0.2, 0.6)
+TRAINED_MAX_TABLE_SHARE = 0.3
+TRAINED_BATCH_SIZES = (1024, 2048, 4096)
+
 PUBLISHED_MODELS: dict[str, Callable[[], Tables]] = {
     "embedding_demo": embedding_demo,
     "mlperf_dcnv2": mlperf_dcnv2,
@@ -163,8 +168,10 @@ def scale_whole_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[Ben
     return _scale_tasks(seed, num, max_table_share=SCALE_MAX_TABLE_SHARE)
 
 
-def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
-    """Return tasks with 10 to 40 tables on 4 ranks, small enough to measure on a laptop.
+def measured_tasks(
+    seed: int = 0, *, num: int = 40, world_size: int = MEASURED_WORLD_SIZE
+) -> list[BenchmarkTask]:
+    """Return tasks with 10 to 40 tables on a few ranks, small enough to measure on a laptop.
 
     The tables of the papers are cut to at most 100 ids per sample and 3 GiB per rank. They take 60
     to 90 % of the memory, and no table takes more than three quarters of a rank.
@@ -180,16 +187,41 @@ def measured_tasks(seed: int = 0, *, num: int = 40) -> list[BenchmarkTask]:
             for table in tables
         )
         memory_use = rng.uniform(*MEASURED_MEMORY_USE)
-        max_bytes = int(memory_use * MEASURED_WORLD_SIZE * MEASURED_RANK_BYTES)
+        max_bytes = int(memory_use * world_size * MEASURED_RANK_BYTES)
         task = _fitted_task(
             _scaled(tables, min(1.0, max_bytes / _bytes(tables))),
-            MEASURED_WORLD_SIZE,
+            world_size,
             MEASURED_BATCH_SIZE,
             memory_use,
             MEASURED_MAX_TABLE_SHARE,
         )
         tasks.append(BenchmarkTask("measured", task))
     return tasks
+
+
+def trained_task(number: int, topology: Topology, *, seed: int = 0) -> ShardingTask:
+    """Return a task with 6 to 40 tables that a few CPU ranks train in a fraction of a second.
+
+    The tables are cut to at most 100 ids per sample, and take 20 to 60 % of the memory at most.
+    """
+    rng = np.random.default_rng([seed, number])
+    tables = _draw(dlrm_datasets_pool(), int(rng.integers(6, 41)), rng)
+    num_ids = rng.uniform(TRAINED_MAX_IDS / 5, TRAINED_MAX_IDS)
+    ids_factor = min(1.0, num_ids / sum(table.pooling_factor for table in tables))
+    max_bytes = rng.uniform(*TRAINED_MEMORY_USE) * topology.world_size * topology.memory_bytes
+    largest_bytes = TRAINED_MAX_TABLE_SHARE * topology.memory_bytes
+    rows_factor = min(1.0, max_bytes / _bytes(tables))
+    tables = tuple(
+        dataclasses.replace(
+            _with_rows(
+                table,
+                min(table.num_embeddings * rows_factor, largest_bytes / (4 * table.embedding_dim)),
+            ),
+            pooling_factor=ids_factor * table.pooling_factor,
+        )
+        for table in tables
+    )
+    return ShardingTask(tables, topology, int(rng.choice(TRAINED_BATCH_SIZES)))
 
 
 def models_tasks(
@@ -251,13 +283,25 @@ def _scaled(tables: Sequence[Table], factor: float) -> Tables:
 
 
 def _scale_tasks(seed: int, num: int, *, max_table_share: float | None) -> list[BenchmarkTask]:
-    pool = dlrm_datasets_pool()
     tasks = []
     for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num]):
-        tables = _draw(pool, num_tables, np.random.default_rng([seed, number]))
-        task = _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
+        rng = np.random.default_rng([seed, number])
+        task = _scaling_task(num_tables, world_size, rng, max_table_share)
         tasks.append(BenchmarkTask(f"{num_tables} tables, {world_size} ranks", task))
     return tasks
+
+
+def scaling_task(num_tables: int, world_size: int, *, seed: int = 0) -> ShardingTask:
+    """Return a task of any size like those of `scale_whole_tasks`."""
+    rng = np.random.default_rng([seed, num_tables])
+    return _scaling_task(num_tables, world_size, rng, SCALE_MAX_TABLE_SHARE)
+
+
+def _scaling_task(
+    num_tables: int, world_size: int, rng: np.random.Generator, max_table_share: float | None
+) -> ShardingTask:
+    tables = _draw(dlrm_datasets_pool(), num_tables, rng)
+    return _fitted_task(tables, world_size, PAPER_BATCH_SIZE, SCALE_MEMORY_USE, max_table_share)
 
 
 def _fitted_task(

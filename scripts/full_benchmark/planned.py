@@ -1,0 +1,104 @@
+"""Every sharder on the same tasks, which no price was fitted on: plans, costs, bounds and times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from benchmarks.compared import on_device, planner_of, quiet
+from benchmarks.plans import Outcome, outcome
+from benchmarks.priors import mlperf_task
+from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.planning import Planner
+from full_benchmark.limited import TooSlowError, within
+from full_benchmark.sizes import ALL_SHARDERS, Sizes
+from full_benchmark.study import Item, Row, Study
+
+MLPERF = "mlperf"
+MLPERF_GPU = "h100_sxm"
+MLPERF_BATCH_SIZES = {8: 55_296, 16: 65_536}
+MLPERF_BATCH_SIZE = 135_168
+"""Global batch sizes of MLPerf's submissions; the second one is that of more GPUs."""
+
+SEED = 2026
+"""Seed of the tasks, which is not that of any task that a policy was trained on."""
+
+LIMIT_S = 30.0
+"""Time after which a sharder counts as one that finds no plan."""
+
+EXPECTED_S = {
+    "paper": {"torchrec_dp": 4.0},
+    "feasibility": {"torchrec": 12.0, "neuroshard": 2.0},
+    "models": {"torchrec_dp": 2.0, "neuroshard": 2.0},
+    "scale": {"torchrec": LIMIT_S, "neuroshard": 8.0, "neuroshard_paper": 5.0, "autoshard": 2.0},
+    MLPERF: {"neuroshard": 4.0},
+}
+"""Seconds that a plan takes; half a second if it is not here."""
+
+VARIANTS = ("torchrec_calibrated", "torchrec_blind", "torchrec_dp")
+WITHOUT_VARIANTS = ("feasibility", "scale")
+"""Sharders that share TorchRec's search, and sets on which only torchrec stands for them, because
+that search takes long there."""
+
+
+def study(sizes: Sizes) -> Study:
+    return Study("planned", "predicted", list(_items(sizes)))
+
+
+def _items(sizes: Sizes) -> Iterator[Item]:
+    sets = {**sizes.planned, MLPERF: tuple(range(len(sizes.mlperf_ranks)))}
+    for task_set, numbers in sets.items():
+        for number in numbers:
+            for sharder in ALL_SHARDERS:
+                if task_set in WITHOUT_VARIANTS and sharder in VARIANTS:
+                    continue
+                yield Item(
+                    f"{task_set}/{number}/{sharder}",
+                    EXPECTED_S[task_set].get(sharder, 0.5),
+                    functools.partial(_run, task_set, number, sharder, sizes.mlperf_ranks),
+                )
+
+
+def _run(task_set: str, number: int, sharder: str, mlperf_ranks: tuple[int, ...]) -> list[Row]:
+    quiet()
+    if task_set == MLPERF:
+        benchmark_task, planner = _mlperf(mlperf_ranks[number]), planner_on(sharder, MLPERF_GPU)
+    else:
+        benchmark_task, planner = _task(task_set, number), planner_on(sharder, None)
+    found = outcome_in_time(number, benchmark_task, sharder, planner)
+    memory = benchmark_task.task.topology.memory_bytes
+    return [{"set": task_set, "memory_bytes": memory} | dataclasses.asdict(found)]
+
+
+def outcome_in_time(
+    number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner
+) -> Outcome:
+    """Plan a task within `LIMIT_S`."""
+    try:
+        return within(LIMIT_S, lambda: outcome(number, benchmark_task, sharder, planner))
+    except TooSlowError:
+        late = f"no plan within {LIMIT_S:g} s"
+        return Outcome.for_task(number, benchmark_task, sharder, solve_s=LIMIT_S, error=late)
+
+
+@functools.cache
+def planner_on(sharder: str, gpu: str | None) -> Planner:
+    if gpu is None:
+        return planner_of(sharder, device="cpu")
+    return planner_of(sharder, device="cuda", hardware=Hardware(gpu_specs()[gpu].device_name))
+
+
+@functools.cache
+def _task(task_set: str, number: int) -> BenchmarkTask:
+    benchmark_task = TASK_SETS[task_set](SEED, num=number + 1)[number]
+    return dataclasses.replace(benchmark_task, task=on_device(benchmark_task.task, "cpu"))
+
+
+@functools.cache
+def _mlperf(num_gpus: int) -> BenchmarkTask:
+    batch_size = MLPERF_BATCH_SIZES.get(num_gpus, MLPERF_BATCH_SIZE)
+    task = mlperf_task(num_gpus, batch_size, gpu_specs()[MLPERF_GPU])
+    return BenchmarkTask(f"{num_gpus} GPUs", on_device(task, "cuda"))

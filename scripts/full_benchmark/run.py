@@ -1,0 +1,80 @@
+"""Runs the studies of the benchmark, item by item, and writes its page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from dlrm_sharded.devices import device_type
+from dlrm_sharded.provenance import commit, device_name, versions
+from full_benchmark import measured_ranks, planned, production, scaling, trained
+from full_benchmark.export import write_board, write_tables
+from full_benchmark.page import page
+from full_benchmark.pictures import pictures
+from full_benchmark.sizes import FULL, SMALL
+from full_benchmark.store import Store
+from full_benchmark.study import Study
+
+STUDIES = (planned, measured_ranks, trained, scaling, production)
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURE = "benchmark_{}.png"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("benchmark"), help="folder [%(default)s]")
+    parser.add_argument(
+        "--docs", type=Path, default=DOCS, help="folder that gets benchmark.md [%(default)s]"
+    )
+    parser.add_argument("--studies", nargs="+", help="names of studies; all by default")
+    parser.add_argument("--small", action="store_true", help="a rehearsal with tiny sizes")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what is not done yet in the folder, and write the page from all rows there."""
+    sizes = SMALL if options.small else FULL
+    studies = [module.study(sizes) for module in STUDIES]
+    chosen = [s for s in studies if options.studies is None or s.name in options.studies]
+    device = device_name(torch.device(device_type()))
+    settings = {"small": options.small, "device": device, "versions": dict(versions())}
+    store = Store(options.out, settings)
+    started, load_before = time.perf_counter(), os.getloadavg()[0]
+    _run_items(store, chosen)
+    minutes = (time.perf_counter() - started) / 60
+    rows = {study.name: store.rows(study.name) for study in studies}
+    conditions = {
+        "hardware": f"{device}, {os.cpu_count()} cores",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "commit": commit() or "unknown",
+        "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
+        "minutes of the last call": f"{minutes:.1f}",
+    }
+    if options.small:
+        conditions["sizes"] = "of a rehearsal: these figures say nothing"
+    drawn = pictures(rows)
+    paths = {name: PICTURE.format(name) for name in drawn}
+    text = page(rows, conditions, paths)
+    options.docs.mkdir(parents=True, exist_ok=True)
+    (options.docs / "benchmark.md").write_text(text)
+    for name, figure in drawn.items():
+        figure.savefig(options.docs / paths[name], dpi=110)
+    write_tables(rows, options.out)
+    write_board(rows, drawn, text, options.out)
+    print(f"wrote {options.docs / 'benchmark.md'}, and the data to {options.out}")
+
+
+def _run_items(store: Store, studies: Sequence[Study]) -> None:
+    """Run the items without rows; the bar counts expected seconds, for its remaining time."""
+    todo = [(s, item) for s in studies for item in s.items if not store.is_done(s, item)]
+    total = sum(item.seconds for _, item in todo)
+    layout = "{percentage:3.0f}% {bar} {elapsed} passed, about {remaining} to go  {postfix}"
+    with tqdm(total=total, bar_format=layout) as bar:
+        for study, item in todo:
+            bar.set_postfix_str(f"{study.name} {item.key}")
+            store.add(study, item, item.run())
+            bar.update(item.seconds)

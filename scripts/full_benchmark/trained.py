@@ -1,0 +1,52 @@
+"""Training under the plans of several sharders on real ranks, in turns, with several seeds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from full_benchmark.sizes import TRAINED_SHARDERS, Sizes
+from full_benchmark.study import Item, Row, Study
+
+SCRIPT = Path(__file__).parents[1] / "benchmark.py"
+NUM_RANKS, NUM_STEPS = 2, 6
+SECONDS_OF_MODEL = 25.0
+
+
+def study(sizes: Sizes) -> Study:
+    return Study("trained", "measured", list(_items(sizes)))
+
+
+def _items(sizes: Sizes) -> Iterator[Item]:
+    for number in range(sizes.trained):
+        for seed in sizes.seeds:
+            run = functools.partial(_run, number, seed, sizes.rounds)
+            yield Item(f"{number}/seed {seed}", SECONDS_OF_MODEL, run)
+
+
+def _run(number: int, seed: int, rounds: int) -> list[Row]:
+    """Train in a job of its own; its ranks end with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        subprocess.run(
+            [
+                *(sys.executable, str(SCRIPT), "steps", "--ranks", str(NUM_RANKS)),
+                *("--first", str(number), "--cases", "1", "--seed", str(seed)),
+                *("--steps", str(NUM_STEPS), "--rounds", str(rounds), "--jsonl", str(rows)),
+                *("--sharders", *TRAINED_SHARDERS),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        plans = [json.loads(line) for line in rows.read_text().splitlines()]
+    return [
+        {"seed": seed, "sharder": sharder} | {k: v for k, v in plan.items() if k != "sharders"}
+        for plan in plans
+        for sharder in plan["sharders"]
+    ]
