@@ -10,7 +10,7 @@ from typing import Any
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.simulation.ranks import ORIGINS, RankTimes, with_times
+from dlrm_sharded.simulation.ranks import MEASURED, ORIGINS, PRICED, RankTimes, with_times
 from dlrm_sharded.step.breakdown import Breakdown, Wait, breakdown
 from dlrm_sharded.step.prediction import DensePart, predict_step, simulated_steps
 from dlrm_sharded.step.schedule import Overlap
@@ -79,6 +79,13 @@ class SimulatedRun:
         """Number of ranks of which a shard had fewer rows in the measurement."""
         return sum(times.num_folded > 0 for times in self.ranks)
 
+    @property
+    def core_wait_share(self) -> float:
+        """Share of the time of the measurements in which other processes had the core."""
+        measured = [times for times in self.ranks if times.origin == MEASURED]
+        seconds = sum(times.seconds for times in measured)
+        return sum(times.core_wait_s for times in measured) / seconds if seconds else 0.0
+
     def longest_wait(self, rank: int) -> Wait | None:
         """Return the exchange that a rank waits for longest; None if it waits for none."""
         waits = [wait for wait in self.breakdown.waits if wait.waiting_ms[rank] > 0]
@@ -100,6 +107,7 @@ class SimulatedRun:
             "num_shards": len(self.plan.shards),
             "ranks": dict(self.origins),
             "num_folded_ranks": self.num_folded,
+            "core_wait_share": self.core_wait_share,
             "table_bytes": {"max": max(table_bytes), "min": min(table_bytes)},
             "memory_bytes": {
                 "max": max(memory.total for memory in self.memory),
@@ -135,7 +143,7 @@ def simulate(
     """
     assert report.cost is not None
     added_ms = None if report.cached is None else report.cached.added_ms_by_rank
-    is_priced = ranks[0].origin == "priced"  # the prediction contains what caches add
+    is_priced = ranks[0].origin == PRICED  # the prediction contains what caches add
     cost = with_times(report.cost, ranks, None if is_priced else added_ms)
     timeline = simulated_steps(cost, cluster.dense, overlap=cluster.overlap, seed=cluster.seed)
     predicted = predict_step(

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class RankTimes:
         origin: one of `ORIGINS`.
         num_folded: shards that had fewer rows in the measurement than in the plan.
         seconds: time that the measurement took, with all that it needs.
+        core_wait_s: time of it in which other processes had the core.
     """
 
     fwd_compute_ms: float
@@ -50,6 +52,7 @@ class RankTimes:
     origin: str
     num_folded: int = 0
     seconds: float = 0.0
+    core_wait_s: float = 0.0
 
 
 def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
@@ -88,7 +91,7 @@ class RankTimer:
         known = _from_store(self._store.get(key))
         if known is not None:
             return known
-        started = time.monotonic()
+        started, waited_s = time.monotonic(), _core_wait_s()
         measured = self._bench.measure(folded, ids)
         times = RankTimes(
             measured.fwd_compute_ms,
@@ -96,12 +99,21 @@ class RankTimer:
             MEASURED,
             num_folded=len(ids.unfolded),
             seconds=round(time.monotonic() - started, 1),
+            core_wait_s=round(_core_wait_s() - waited_s, 2),
         )
         self._store.put(key, dataclasses.asdict(times))
         # modules are in reference cycles, and hold the ids of a rank until these are collected
         gc.collect()
         release_freed_memory()
         return times
+
+
+def _core_wait_s() -> float:
+    """Return how long this thread could have run and did not, since its start; 0 if not known."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, LookupError, ValueError):
+        return 0.0
 
 
 def _from_store(values: Mapping[str, Any] | None) -> RankTimes | None:

@@ -19,6 +19,10 @@ LEAST_WAIT = 0.005
 """Share of the step below which a wait is not named."""
 
 
+BUSY = 0.05
+"""Share of the time of measurements, in which other processes had the core, that is named."""
+
+
 def cluster_text(task: ShardingTask) -> str:
     """Write the ranks, the hosts and the batch of a task."""
     topology = task.topology
@@ -105,6 +109,11 @@ def details(run: SimulatedRun) -> list[str]:
         lines.append(
             f"{run.origins[SCALED]:,} ranks were not measured: their lookups are predicted, and "
             "scaled by what a random sample of ranks took relative to its prediction."
+        )
+    if run.core_wait_share > BUSY:
+        lines.append(
+            f"Other processes had the core for {100 * run.core_wait_share:.0f} % of the time of "
+            "the measurements: the machine is busy, and lookups are faster than this says."
         )
     if run.num_folded:
         lines.append(

@@ -1,6 +1,7 @@
 """A simulated run adds up, says whom ranks wait for, and is drawn and written."""
 
 import csv
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_sharders_without_a_plan_have_a_row() -> None:
     lines = comparison([made_up_run()], {"random": "table 'a' | does\nnot fit"})
     assert "no plan: table 'a' / does not fit" in lines[-1]
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_busy_machine_is_named() -> None:
+    run = made_up_run()
+    assert not any("busy" in line for line in details(run))
+    busy = [dataclasses.replace(times, seconds=10.0, core_wait_s=4.0) for times in run.ranks]
+    lines = details(dataclasses.replace(run, ranks=tuple(busy)))
+    assert any("40 % of the time" in line for line in lines)
 
 
 def test_the_heading_tells_measured_from_predicted() -> None:
