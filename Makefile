@@ -23,7 +23,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate bringup test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run sweep calibrate simulate bringup test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -34,6 +34,9 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 MINUTES ?= 2
 calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
+
+simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/simulation.md
+	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)
 
 bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
 	$(BIN)/python scripts/bringup.py $(ARGS)
