@@ -16,7 +16,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from dlrm_sharded.provenance import device_name, versions
 from dlrm_sharded.simulation.accesses import drawn_ids, ids_source
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
 from dlrm_sharded.simulation.files import write_simulation
+from dlrm_sharded.simulation.neighbors import busy_neighbors
 from dlrm_sharded.simulation.ranks import (
     RankTimer,
     RankTimes,
@@ -131,6 +132,7 @@ def _simulate(
         overlap=cluster.overlap,
         workload=memory_workload(cfg, cluster),
         seed=cfg.seed,
+        core_share=cluster.core_share,
     )
     times = (
         [priced_ranks(entry.predicted) for entry in planned]
@@ -149,7 +151,8 @@ def _simulate(
         for entry, ranks in zip(planned, times, strict=True)
     ]
     heading = _heading(cluster, planned[0].report)
-    notes = [*cluster.notes, *([] if cluster.gpu else [source]), _spread_note(dense.spread)]
+    notes = [*cluster.notes, *([] if cluster.gpu else [source]), *_host_notes(cluster)]
+    notes.append(_spread_note(dense.spread))
     write_simulation(out, heading=heading, notes=notes, settings=settings, runs=runs, failed=failed)
     _show(heading, notes, runs, failed, out)
 
@@ -165,7 +168,8 @@ def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTim
             return DenseTimes.from_json(known)
         except TypeError:
             log.warning("the times of the dense part are damaged, and are measured again")
-    times = measured_dense(cfg, cluster)
+    with busy_neighbors(cluster.num_neighbors):
+        times = measured_dense(cfg, cluster)
     store.put(key, times.to_json())
     return times
 
@@ -184,7 +188,7 @@ def _measure(
         for shards in shards_by_rank(entry.plan)
     )
     times = []
-    with process_group() as rank:
+    with busy_neighbors(cluster.num_neighbors), process_group() as rank:
         bench = RankBench(
             cluster.measure,
             rank.device,
@@ -214,6 +218,20 @@ def _measure(
 def _check_measured_ranks(value: Any) -> None:
     if value not in (AUTO, ALL):
         check_count("measured_ranks (a number, auto or all)", value, least=2)
+
+
+def _host_notes(cluster: SimulatedCluster) -> Iterator[str]:
+    """Yield what the ranks of one host do to each other."""
+    if cluster.num_neighbors:
+        yield (
+            f"{cluster.num_neighbors} other processes computed beside the measured rank, as the "
+            "ranks of a host do (neighbors)"
+        )
+    if cluster.core_share > 1:
+        yield (
+            f"ranks compute {cluster.core_share:.3g} times as long as on cores of their own "
+            "(host_cores)"
+        )
 
 
 def _spread_note(spread: float) -> str:
@@ -252,6 +270,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "measure": dataclasses.asdict(cluster.measure),
         "table_bytes": cluster.table_limit_bytes,
+        "neighbors": cluster.num_neighbors,
         "versions": versions(),
     }
     return {
@@ -265,6 +284,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
         "overlap": dataclasses.asdict(cluster.overlap),
         "exchange_precision": plain(cfg.exchange_precision),
         "hardware": cfg.hardware,
+        "core_share": cluster.core_share,
         "seed": cfg.seed,
         **({} if cluster.gpu else here),
     }

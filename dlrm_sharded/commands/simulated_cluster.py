@@ -22,7 +22,7 @@ from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.gpu_dense import gpu_dense_times
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError, check_number
+from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
@@ -30,7 +30,7 @@ from dlrm_sharded.model import Dlrm
 from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
-from dlrm_sharded.task import GIB, ShardingTask, read_task
+from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
 from dlrm_sharded.training.dense_times import measure_dense
 from dlrm_sharded.training.dense_trace import trace_dense
 from dlrm_sharded.training.dense_work_trace import trace_dense_work
@@ -52,6 +52,8 @@ NUM_READ = 4
 TABLE_SHARE = 0.5
 """Share of this machine's memory for one rank's tables."""
 
+MAX_NEIGHBORS = 256
+
 OVERLAPS = {"serial": SERIAL, "pipelined": PIPELINED}
 
 
@@ -64,6 +66,8 @@ class SimulatedCluster:
         gpu: GPU whose prior prices the lookups; None if they are measured here.
         device: device at hand.
         table_limit_bytes: memory for one rank's tables in a measurement.
+        num_neighbors: processes that compute beside a measurement.
+        core_share: cores that a rank lacks make its computation so many times as long.
         notes: sentences on what differs from what was asked for.
     """
 
@@ -76,6 +80,8 @@ class SimulatedCluster:
     measure: MeasureConfig
     overlap: Overlap
     table_limit_bytes: int
+    num_neighbors: int = 0
+    core_share: float = 1.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,6 +130,10 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
         measure=instantiate(cfg.measure),
         overlap=_overlap(cfg.overlap, compute_device),
         table_limit_bytes=_table_limit(cfg.table_gib, device),
+        num_neighbors=_num_neighbors(
+            cfg.neighbors, task.topology, at_hand if gpu is None else None
+        ),
+        core_share=_core_share(cfg.host_cores, task.topology, compute_device),
         notes=tuple(notes),
     )
 
@@ -205,6 +215,27 @@ def _table_limit(table_gib: Any, device: torch.device) -> int:
     if device.type == "cuda":
         return int(TABLE_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return int(TABLE_SHARE * _total_host_bytes())
+
+
+def _num_neighbors(value: Any, topology: Topology, measured_on: str | None) -> int:
+    """Return the number of processes that compute beside a measurement, if there is one."""
+    if value != "auto":
+        check_count("neighbors (a number, or auto)", value, least=0, most=MAX_NEIGHBORS)
+        return int(value)
+    if measured_on != "cpu":
+        return 0
+    ranks_at_once = len(os.sched_getaffinity(0)) // torch.get_num_threads()
+    return max(0, min(topology.ranks_per_host, ranks_at_once) - 1)
+
+
+def _core_share(host_cores: Any, topology: Topology, compute_device: str) -> float:
+    """Return how many times as long ranks compute because they share the cores of their host."""
+    if host_cores is None:
+        return 1.0
+    check_count("host_cores", host_cores, least=1)
+    if compute_device != "cpu":
+        raise ConfigError("host_cores is set, and the ranks compute on GPUs; leave it out")
+    return max(1.0, topology.ranks_per_host * torch.get_num_threads() / host_cores)
 
 
 def _overlap(name: Any, compute_device: str) -> Overlap:

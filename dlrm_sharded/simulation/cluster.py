@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Cluster:
 
     Args:
         workload: what a run needs memory for, besides its tables.
+        core_share: how many times as long ranks compute because they share cores.
     """
 
     task: ShardingTask
@@ -32,6 +34,27 @@ class Cluster:
     overlap: Overlap
     workload: Workload
     seed: int
+    core_share: float = 1.0
+
+    @property
+    def shared_dense(self) -> DensePart:
+        """The dense part of ranks that share cores."""
+        by_rank = tuple(times.scaled(self.core_share) for times in self.dense.by_rank)
+        return dataclasses.replace(self.dense, by_rank=by_rank)
+
+    def shared(self, cost: PlanCost) -> PlanCost:
+        """Return the stages of ranks that share cores."""
+        return dataclasses.replace(
+            cost,
+            per_rank=tuple(
+                dataclasses.replace(
+                    stages,
+                    fwd_compute_ms=self.core_share * stages.fwd_compute_ms,
+                    bwd_compute_ms=self.core_share * stages.bwd_compute_ms,
+                )
+                for stages in cost.per_rank
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +167,12 @@ def simulate(
     assert report.cost is not None
     added_ms = None if report.cached is None else report.cached.added_ms_by_rank
     is_priced = ranks[0].origin == PRICED  # the prediction contains what caches add
-    cost = with_times(report.cost, ranks, None if is_priced else added_ms)
-    timeline = simulated_steps(cost, cluster.dense, overlap=cluster.overlap, seed=cluster.seed)
+    cost = cluster.shared(with_times(report.cost, ranks, None if is_priced else added_ms))
+    dense = cluster.shared_dense
+    timeline = simulated_steps(cost, dense, overlap=cluster.overlap, seed=cluster.seed)
     predicted = predict_step(
         cost,
-        cluster.dense,
+        dense,
         overlap=cluster.overlap,
         batch_size=cluster.task.batch_size,
         cost_error=cost_error,

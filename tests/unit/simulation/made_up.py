@@ -17,7 +17,9 @@ SLOWEST = 5
 """Rank that the others wait for."""
 
 
-def made_up_run(world_size: int = 8, *, overlap: Overlap = SERIAL) -> SimulatedRun:
+def made_up_run(
+    world_size: int = 8, *, overlap: Overlap = SERIAL, core_share: float = 1.0
+) -> SimulatedRun:
     """Every rank has a table, and `SLOWEST` computes three times as long as the others."""
     tables = tuple(Table(f"t{rank}", 1000, 16, 2.0) for rank in range(world_size))
     topology = Topology(
@@ -53,5 +55,6 @@ def made_up_run(world_size: int = 8, *, overlap: Overlap = SERIAL) -> SimulatedR
             num_eval_samples=0,
         ),
         seed=0,
+        core_share=core_share,
     )
     return simulate("dim", plan, PlanReport("dim", 0.1, cost), times, cluster)

@@ -123,3 +123,11 @@ def test_equal_runs_are_equal_files(tmp_path: Path) -> None:
 
 def test_folders_of_sharders_are_plain_names(tmp_path: Path) -> None:
     assert folder_of(tmp_path, "neuroshard;pin={a: [0]}").name == "neuroshard_pin=_a_0_"
+
+
+def test_ranks_that_share_cores_compute_longer() -> None:
+    alone, shared = made_up_run(), made_up_run(core_share=2.0)
+    for before, after in zip(alone.cost.per_rank, shared.cost.per_rank, strict=True):
+        assert after.fwd_compute_ms == 2 * before.fwd_compute_ms
+        assert after.fwd_comm_ms == before.fwd_comm_ms
+    assert alone.step_ms < shared.step_ms < 2 * alone.step_ms
