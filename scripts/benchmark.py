@@ -18,6 +18,7 @@ python scripts/benchmark.py profiles    profiles that are assumed against true o
 python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
 python scripts/benchmark.py replicas    training under plans with replicated tables, and others
 python scripts/benchmark.py steps       predicted whole steps against measured ones
+python scripts/benchmark.py simulated   simulated steps against those of real runs
 python scripts/benchmark.py half        lookups in tables of fp16 against fp32
 python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
@@ -48,6 +49,7 @@ from benchmarks import (
     profiles,
     replicas,
     retuning,
+    simulated,
     splits,
     steps,
 )
@@ -63,6 +65,7 @@ PARTS = {
     "plans": plans,
     "measured": measured,
     "splits": splits,
+    "simulated": simulated,
     "steps": steps,
     "policies": policies,
     "hosts": hosts,
