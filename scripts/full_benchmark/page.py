@@ -21,8 +21,12 @@ from full_benchmark.analysis import (
     tie_margin,
 )
 from full_benchmark.claims import CLAIMS, Rows
+from full_benchmark.page_clusters import (
+    production_section,
+    published_section,
+    simulated_section,
+)
 from full_benchmark.planned import MLPERF
-from full_benchmark.production import PAPER_COST_MS, PAPER_GAIN, throughput_gain
 from full_benchmark.study import Row
 
 REFERENCE = "neuroshard"
@@ -41,8 +45,9 @@ def page(rows: Rows, conditions: Mapping[str, Any], pictures: Mapping[str, str])
         _claims(rows),
         _measured(rows.get("measured", [])),
         _trained(rows.get("trained", [])),
-        _production(rows.get("production", [])),
-        _published_steps(rows.get("published_steps", [])),
+        production_section(rows.get("production", [])),
+        simulated_section(rows.get("simulated", [])),
+        published_section(rows.get("published_steps", [])),
         *_planned(rows.get("planned", [])),
         _scaling(rows.get("scaling", []), pictures),
         _files(conditions),
@@ -174,71 +179,6 @@ def _trained(rows: Sequence[Row]) -> str:
             "ranks of this machine, trained in turns in one job. A median is off by "
             f"{100 * noise:.1f} %, so differences below {100 * margin:.1f} % are ties.",
             markdown(header, lines),
-        ]
-    )
-
-
-def _production(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    costs = {row["sharder"]: row["cost_ms"] for row in rows}
-    random_ms, paper_ms = costs.get("random"), PAPER_COST_MS["random"]
-    lines = []
-    for row in rows:
-        sharder, cost_ms = row["sharder"], row["cost_ms"]
-        paper = PAPER_COST_MS.get(sharder)
-        cells = [sharder, "-" if paper is None else f"{paper:.1f}"]
-        cells.append("-" if paper is None else f"{paper_ms / paper:.2f}")
-        cells.append("-" if paper is None else f"+{100 * PAPER_GAIN[sharder]:.1f} %")
-        if cost_ms is None or random_ms is None:
-            cells += [row["error"] or "-", "-", "-", "-"]
-        else:
-            gain = throughput_gain(cost_ms, random_ms)
-            gap = "-" if row["gap"] is None else f"{100 * row['gap']:.0f} %"
-            cells += [f"{cost_ms:.2f}", f"{random_ms / cost_ms:.2f}", f"{100 * gain:+.1f} %", gap]
-        lines.append(cells)
-    header = ["sharder", "paper, ms", "random / it", "throughput over random"]
-    header += ["here, ms", "random / it", "throughput over random", "gap to the bound"]
-    return "\n\n".join(
-        [
-            f"## NeuroShard's production table (predicted, {rows[0]['gpu']})",
-            f"{rows[0]['num_tables']:,} tables with the statistics of Meta's dlrm_datasets on "
-            f"{rows[0]['world_size']} GPUs, priced by the prior of the GPU. The paper's tables are "
-            "not public, so its milliseconds are of another model; the ratios are what to compare. "
-            "Throughput assumes that the rest of the step is, relative to random's cost, what the "
-            "paper's first and last row imply; the paper's other rows differ from that by up to 13 "
-            "points.",
-            markdown(header, lines),
-        ]
-    )
-
-
-def _published_steps(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    logs = [math.log1p(row["error"]) for row in rows]
-    errors = [abs(value) for value in logs]
-    lines = [
-        [
-            f"{row['num_gpus']} {row['gpu']}",
-            f"{row['batch_size']:,}",
-            f"{row['published_ms']:.2f}",
-            f"{row['predicted_ms']:.2f}",
-            f"{100 * row['error']:+.0f}",
-            *(f"{row[key]:.2f}" for key in ("dense_ms", "lookups_ms", "exchanges_ms")),
-        ]
-        for row in rows
-    ]
-    header = ["GPUs", "batch", "published, ms", "predicted", "error, %"]
-    return "\n\n".join(
-        [
-            "## MLPerf's published steps (predicted)",
-            "Steps of MLPerf Training's DLRM-DCNv2 with HugeCTR, from the result logs, beside what "
-            "the priors of the GPUs predict. The mean error is "
-            f"{100 * math.expm1(float(np.mean(errors))):.0f} %, the largest "
-            f"{100 * max(abs(row['error']) for row in rows):.0f} %. The share of the peak that "
-            "dense layers reach was chosen for 8 H100; nothing else was fitted to these steps.",
-            markdown([*header, "dense", "lookups", "exchanges"], lines),
         ]
     )
 

@@ -17,6 +17,7 @@ from full_benchmark import (
     measured_ranks,
     planned,
     production,
+    production_simulated,
     published_steps,
     scaling,
     trained,
@@ -28,7 +29,15 @@ from full_benchmark.sizes import FULL, SMALL
 from full_benchmark.store import Store
 from full_benchmark.study import Study
 
-STUDIES = (planned, measured_ranks, trained, scaling, production, published_steps)
+STUDIES = (
+    planned,
+    measured_ranks,
+    trained,
+    scaling,
+    production,
+    production_simulated,
+    published_steps,
+)
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURE = "benchmark_{}.png"
 
