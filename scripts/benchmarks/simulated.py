@@ -136,7 +136,7 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             logs = np.array([math.log(row[key] / row["real_ms"]) for row in of_size])
             cells += [
                 f"{100 * math.expm1(np.abs(logs).mean()):.1f}",
-                f"{100 * math.expm1(logs.mean()):+.1f}",
+                f"{100 * math.expm1(logs.mean()):+z.1f}",
             ]
         cells.append(f"{100 * np.mean([row['noise'] for row in of_size]):.1f}")
         lines.append(cells)
