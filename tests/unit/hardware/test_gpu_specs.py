@@ -58,7 +58,9 @@ def test_sheets_are_sound() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"^hardware is 'h101'; known are v100, .*v100_sxm, .*gb300"):
+    with pytest.raises(
+        ConfigError, match=r"^hardware is 'h101'; known are v100, .*v100_sxm, .*gb300"
+    ):
         named_gpu_spec("h101", key="hardware")
 
 
