@@ -9,11 +9,9 @@ from typing import Literal
 
 from dlrm_sharded.advice.candidates import GROUPS, Candidate, Outcome
 from dlrm_sharded.advice.scaling import Scaling, scaling_of
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR
 
 Objective = Literal["time", "price"]
-
-LEAST_MARGIN = 0.02
-"""Searches under a time limit find plans whose steps differ by so much from call to call."""
 
 UNKNOWN_ERROR = 1.0
 """Relative error of a prediction whose error is not known."""
@@ -81,7 +79,8 @@ def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
     """Return whether the errors of predictions explain the distance of a candidate from the best.
 
     On one machine, both have the same errors of lookups, exchanges and dense layers, so only what
-    differs counts. Errors of two machines are factors that are taken to be independent.
+    differs counts, beside the error of composing a step. Errors of two machines are factors that
+    are taken to be independent.
     """
     values = [value_of(candidate, objective) for candidate in (best, other)]
     if best.case.machine != other.case.machine:
@@ -94,7 +93,7 @@ def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
             for candidate, value in zip((best, other), values, strict=True)
         )
         uncertain.append(_error_of(best.outcome, groups[0]) * (second - first))
-    return values[1] - values[0] <= max(math.hypot(*uncertain), LEAST_MARGIN * values[0])
+    return values[1] - values[0] <= max(math.hypot(*uncertain), COMPOSITION_ERROR * values[0])
 
 
 def _error_of(outcome: Outcome, group: str) -> float:

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.advice.candidates import Candidate
-from dlrm_sharded.step.parts import PARTS
+from dlrm_sharded.advice.candidates import GROUPS, Candidate
 
 LEAST_GAIN = 0.5
 """More ranks pay off if they give at least this part of the ideal gain."""
@@ -20,12 +19,17 @@ class Limit:
     Args:
         beyond: candidate with more ranks than pay off.
         gain: growth of the throughput relative to that of the ranks.
-        part: the part whose share of the step grows most.
+        group: one of `candidates.GROUPS`, which adds the most time to that of ideal scaling.
+        part: its part that adds the most.
+        ideal_ms, ms: time of the group in an ideal step and in the predicted one.
     """
 
     beyond: Candidate
     gain: float
+    group: str
     part: str
+    ideal_ms: float
+    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,7 @@ def scaling_of(candidates: Sequence[Candidate], *, least_gain: float = LEAST_GAI
     for last, beyond in itertools.pairwise(sizes):
         gain = gain_of(last, beyond)
         if gain < least_gain:
-            grown = {part: beyond.share(part) - last.share(part) for part in PARTS}
-            part = max(grown, key=grown.__getitem__)
-            return Scaling(last, Limit(beyond, gain, part), len(sizes))
+            return Scaling(last, _limit(last, beyond, gain), len(sizes))
     return Scaling(sizes[-1], None, len(sizes))
 
 
@@ -64,3 +66,24 @@ def gain_of(fewer: Candidate, more: Candidate) -> float:
     """Return the growth of the throughput relative to that of the ranks."""
     growth = more.samples_per_s / fewer.samples_per_s - 1
     return growth / (more.case.num_ranks / fewer.case.num_ranks - 1)
+
+
+def _limit(last: Candidate, beyond: Candidate, gain: float) -> Limit:
+    """Find the part of the step that takes the most time beyond that of ideal scaling.
+
+    A part scales if it takes a rank equally long for a sample; its share of the step may still grow
+    if other parts scale better than that.
+    """
+    per_rank = [candidate.batch_size / candidate.case.num_ranks for candidate in (last, beyond)]
+    ratio = per_rank[1] / per_rank[0]
+    ideal_ms = {part: ratio * ms for part, ms in last.outcome.parts_ms.items()}
+    added_ms = {part: ms - ideal_ms[part] for part, ms in beyond.outcome.parts_ms.items()}
+    group = max(GROUPS, key=lambda name: sum(added_ms[part] for part in GROUPS[name]))
+    return Limit(
+        beyond,
+        gain,
+        group,
+        part=max(GROUPS[group], key=added_ms.__getitem__),
+        ideal_ms=sum(ideal_ms[part] for part in GROUPS[group]),
+        ms=sum(beyond.outcome.parts_ms[part] for part in GROUPS[group]),
+    )

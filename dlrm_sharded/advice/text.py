@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from dlrm_sharded.advice.candidates import GROUPS, Candidate, Failure
@@ -24,7 +25,14 @@ Column = tuple[str, Callable[[Candidate], str]]
 
 
 def table_lines(candidates: Sequence[Candidate], *, samples: float | None) -> list[str]:
-    """Write all candidates; columns in which all are alike are left out."""
+    """Write all candidates; columns of the case in which all are alike are left out.
+
+    Sharders of one machine and size are sorted by their steps, and those without one are last.
+    """
+    if len({(c.case.machine.name, c.case.num_ranks) for c in candidates}) == 1:
+        candidates = sorted(
+            candidates, key=lambda c: c.outcome.step_ms if c.is_feasible else math.inf
+        )
     columns = [*_case_columns(candidates), ("fits", fits_text), *_columns(candidates, samples)]
     titles = [title for title, _ in columns]
     return markdown_table(titles, ([cell(c) for _, cell in columns] for c in candidates))
@@ -47,14 +55,16 @@ def origin_lines(candidates: Sequence[Candidate]) -> list[str]:
 def choice_text(choice: Choice, *, samples: float | None) -> str:
     """Say which candidate to take, what the runner-up loses, and how sure that is."""
     best = choice.best
-    verb = "use" if _is_one_machine(choice) and best.case.machine.price is None else "rent"
+    verb = "use" if _is_one_machine(choice) else "rent"
     figures = [f"{best.samples_per_s:,.0f} samples/s{_error_text(best)}"]
     num_samples = samples or UNIT_SAMPLES
     figures.append(f"{best.hours(num_samples):.3g} hours")
     if (price := best.price(num_samples)) is not None:
         figures.append(f"a price of {price:,.2f}")
     unit = "epoch" if samples else "billion samples"
-    text = f"{verb} {_name(best)}: {', '.join(figures[:-1])} and {figures[-1]} for one {unit}"
+    text = (
+        f"{verb} {_name(choice, best)}: {', '.join(figures[:-1])} and {figures[-1]} for one {unit}"
+    )
     return f"{text}; {_runner_up_text(choice)}"
 
 
@@ -63,14 +73,14 @@ def scaling_text(scaling: Scaling) -> str | None:
     if scaling.num_sizes < 2:
         return None
     last, limit = scaling.last, scaling.limit
-    name = f"{last.case.machine.name} (sharder={last.case.sharder})"
+    name = f"{last.case.machine.name} with sharder={last.case.sharder}"
     if limit is None:
         return f"{name} scales up to {last.case.num_ranks} ranks, the most that were asked for"
-    before, after = (100 * c.share(limit.part) for c in (last, limit.beyond))
+    stage = "" if limit.part == limit.group else f" (mostly {PART_LABELS[limit.part]})"
     return (
         f"{name} scales up to {last.case.num_ranks} ranks: {limit.beyond.case.num_ranks} give "
-        f"{100 * limit.gain:.0f} % of the ideal gain, as the {PART_LABELS[limit.part]} part grows "
-        f"from {before:.0f} to {after:.0f} % of the step"
+        f"{100 * limit.gain:.0f} % of the ideal gain, because of the {limit.group}{stage}, which "
+        f"take {limit.ms:.2f} ms where ideal scaling leaves {limit.ideal_ms:.2f} ms"
     )
 
 
@@ -114,10 +124,10 @@ def _columns(candidates: Sequence[Candidate], samples: float | None) -> list[Col
         ("step, ms", lambda c: f"{c.outcome.step_ms:.2f}"),
         ("samples/s", lambda c: f"{c.samples_per_s:,.0f}"),
         ("error, %", lambda c: _percent(c.outcome.error)),
-        (f"hours, {unit}", lambda c: f"{c.hours(num_samples):.3g}"),
+        (f"hours per {unit}", lambda c: f"{c.hours(num_samples):.3g}"),
     ]
     if any(c.case.machine.price is not None for c in candidates):
-        figures.append((f"price, {unit}", price_text))
+        figures.append((f"price per {unit}", price_text))
     figures += [(f"{group}, %", _group_cell(group)) for group in GROUPS]
     return [(title, _if_feasible(cell)) for title, cell in figures]
 
@@ -146,17 +156,35 @@ def _runner_up_text(choice: Choice) -> str:
     other = choice.runner_up
     if other is None:
         return "nothing else that was asked for has a plan"
-    more = {"time": "longer", "price": "more"}[choice.objective]
-    verb = {"time": "takes", "price": "costs"}[choice.objective]
-    text = f"the runner-up, {_name(other)}, {verb} {100 * choice.loss(other):.1f} % {more}"
+    verb, more, much = {
+        "time": ("takes", "longer", "long"),
+        "price": ("costs", "more", "much"),
+    }[choice.objective]
+    loss = choice.loss(other)
+    amount = f"{100 * loss:.1f} % {more}" if loss < 1 else f"{1 + loss:.1f} times as {much}"
+    text = f"the runner-up, {_name(choice, other)}, {verb} {amount}"
     if not choice.tied:
-        return f"{text}, which is more than the predictions are expected to be off"
-    names = ", ".join(_name(tied) for tied in choice.tied)
+        return f"{text}, which the errors of the predictions do not explain"
+    names = _tied_names(choice)
     is_other = any(tied.case.machine != choice.best.case.machine for tied in choice.tied)
     consequence = (
         "the answer depends on the error of the prices" if is_other else "any of them will do"
     )
     return f"{text}; within the error of the predictions it is tied with {names}: {consequence}"
+
+
+def _tied_names(choice: Choice) -> str:
+    """Name what the best candidate is tied with: the sizes of each machine and sharder."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for tied in choice.tied:
+        key = (tied.case.machine.name, tied.case.sharder)
+        sizes.setdefault(key, []).append(tied.case.num_ranks)
+    texts = []
+    for (machine, sharder), of_machine in sizes.items():
+        *others, last = (f"{size}" for size in sorted(of_machine))
+        sizes_text = f"{', '.join(others)} or {last}" if others else last
+        texts.append(_text_of(choice, f"{sizes_text} {machine}", sharder))
+    return ", ".join(texts)
 
 
 def _machine_text(machine: Machine, candidate: Candidate) -> str:
@@ -170,9 +198,17 @@ def _machine_text(machine: Machine, candidate: Candidate) -> str:
     return f"{machine.name}{known}, {topology.memory_bytes / GIB:.3g}{size} for tables"
 
 
-def _name(candidate: Candidate) -> str:
+def _name(choice: Choice, candidate: Candidate) -> str:
     case = candidate.case
-    return f"{case.num_ranks} {case.machine.name} with sharder={case.sharder}"
+    return _text_of(choice, f"{case.num_ranks} {case.machine.name}", case.sharder)
+
+
+def _text_of(choice: Choice, ranks: str, sharder: str) -> str:
+    """Name a candidate by what distinguishes the candidates: ranks, sharder, or both."""
+    if _is_one_machine(choice):
+        return f"sharder={sharder}"
+    has_one_sharder = len({candidate.case.sharder for candidate in choice.ranking}) == 1
+    return ranks if has_one_sharder else f"{ranks} with sharder={sharder}"
 
 
 def _is_one_machine(choice: Choice) -> bool:

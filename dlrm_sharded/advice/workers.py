@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The message of an error that the user can fix, or that the time was over."""
+    """The reason why a function has no result: an error's message, or that its time was over."""
 
     message: str
 
@@ -50,9 +50,6 @@ def in_processes(
         limit_s: time of one function.
         num_workers: number of processes at once.
         done: called with the index of each function that has ended.
-
-    Raises:
-        RuntimeError: a function raised an error that no user can fix, or its process died.
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
@@ -101,39 +98,31 @@ def _end(receiver: Connection, process: BaseProcess) -> None:
     receiver.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent(Generic[T]):
-    """What a process sends before it ends: a result, or the traceback of an error."""
-
-    result: T | Refusal | None
-    warnings: tuple[str, ...]
-    trace: str | None = None
-
-
 def _received(receiver: Connection, process: BaseProcess) -> tuple[Any, tuple[str, ...]]:
+    """Return the result of a function and its warnings, or why its process sent none."""
     try:
-        sent: _Sent[Any] = receiver.recv()
+        received: tuple[Any, tuple[str, ...]] = receiver.recv()
     except EOFError:
         process.join()
-        raise RuntimeError(f"a process ended with exit code {process.exitcode}") from None
-    if sent.trace is not None:
-        raise RuntimeError(f"an error in another process:\n{sent.trace}")
-    return sent.result, sent.warnings
+        return Refusal(f"its process ended with exit code {process.exitcode}"), ()
+    return received
 
 
 def _run(sender: Connection, function: Callable[[], object]) -> None:
     """Send what a function returns; log nothing, as several processes would mix their lines."""
     warnings = _Warnings()
-    root = logging.getLogger()
-    root.handlers = [warnings]
+    logging.getLogger().handlers = [warnings]
     torch.set_num_threads(1)  # threads of the parent are not there
+    result: object
     try:
-        sent: _Sent[Any] = _Sent(function(), tuple(warnings.messages))
+        result = function()
     except UserError as error:
-        sent = _Sent(Refusal(str(error)), tuple(warnings.messages))
-    except Exception:
-        sent = _Sent(None, (), traceback.format_exc())
-    sender.send(sent)
+        result = Refusal(str(error))
+    except Exception as error:
+        # a sharder of the user's may raise anything, and the others go on
+        log.warning("%s", traceback.format_exc())
+        result = Refusal(f"{type(error).__name__}: {error}")
+    sender.send((result, tuple(warnings.messages)))
 
 
 class _Warnings(logging.Handler):

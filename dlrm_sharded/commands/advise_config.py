@@ -27,6 +27,7 @@ from dlrm_sharded.artifact import has_artifact
 from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.planner import build_planner, plain
 from dlrm_sharded.commands.task_from_data import stated_topology
 from dlrm_sharded.context import RunContext
@@ -262,13 +263,19 @@ def _planner(
         if "time_budget_s" in sharder:
             sharder.time_budget_s = min(sharder.time_budget_s, SEARCH_SHARE * box_s)
         if "timeout_s" in sharder:
-            sharder.timeout_s = min(sharder.timeout_s, TIMEOUT_SHARE * box_s)
+            sharder.timeout_s = min(sharder.timeout_s, max(1, int(TIMEOUT_SHARE * box_s)))
         if "cache_tables" in sharder and cfg.topology.host_memory_gib is None:
             sharder.cache_tables = "never"
         of_case.sharder = sharder
         if case.machine.is_gpu:
             of_case.cost_model = GPU_PRICES
-    planner = build_planner(of_case, context)
+    try:
+        planner = build_planner(of_case, context)
+    except Exception as error:
+        # the other cases go on, so an error in Hydra's wrapper becomes the reason of this one
+        if (message := readable_message(error)) is None:
+            raise
+        raise ConfigError(message) from error
     return Planner(
         planner.sharder, planner.cost_model, exchange_precision=planner.exchange_precision
     )
