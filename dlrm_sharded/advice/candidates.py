@@ -116,11 +116,6 @@ class Candidate:
     def samples_per_s(self) -> float:
         return 1e3 * self.batch_size / self.outcome.step_ms
 
-    @property
-    def num_hosts(self) -> int:
-        assert self.task is not None
-        return self.case.num_ranks // self.task.topology.ranks_per_host
-
     def hours(self, samples: float) -> float:
         """Return the time in which so many samples are trained on."""
         return samples / self.samples_per_s / 3600

@@ -28,12 +28,14 @@ class Choice:
         ranking: candidates that were compared, the best one first.
         tied: candidates whose distance from the best one their errors explain.
         scalings: how each machine scales under each sharder.
+        asked: all candidates, those without an outcome too.
     """
 
     objective: Objective
     ranking: tuple[Candidate, ...]
     tied: tuple[Candidate, ...]
     scalings: tuple[Scaling, ...]
+    asked: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate:
@@ -67,7 +69,7 @@ def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
     compared.sort(key=lambda candidate: value_of(candidate, objective))
     best, *others = compared
     tied = [other for other in others if is_tied(best, other, objective)]
-    return Choice(objective, tuple(compared), tuple(tied), scalings)
+    return Choice(objective, tuple(compared), tuple(tied), scalings, tuple(candidates))
 
 
 def value_of(candidate: Candidate, objective: Objective) -> float:

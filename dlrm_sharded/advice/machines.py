@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.errors import ConfigError, check_number
-from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
+from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, GpuSpec, gpu_specs, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.host_memory import available_host_bytes
 from dlrm_sharded.process import num_cores
@@ -20,6 +20,35 @@ CPU_NAMES = ("cpu", "here")
 
 
 @dataclass(frozen=True, slots=True)
+class TableMemory:
+    """What a user says of the memory for tables; the names are those of conf/topology.
+
+    Args:
+        memory_gib: of a rank; None for a fraction of what the hardware has.
+    """
+
+    memory_gib: float | None
+    memory_fraction: float
+    reserved_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("topology.memory_fraction", self.memory_fraction, above=True, most=1.0)
+        check_number("topology.reserved_gib", self.reserved_gib)
+        if self.memory_gib is not None:
+            check_number("topology.memory_gib", self.memory_gib, above=True)
+
+    def of(self, name: str, hardware_gib: float) -> int:
+        """Return the memory for tables of hardware with so much memory, in bytes."""
+        gib = self.memory_fraction * hardware_gib if self.memory_gib is None else self.memory_gib
+        if gib <= self.reserved_gib:
+            raise ConfigError(
+                f"topology.reserved_gib is {self.reserved_gib:g}, which leaves nothing of the "
+                f"{gib:.3g} GiB that {name} has for tables; reserve less"
+            )
+        return int((gib - self.reserved_gib) * GIB)
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A kind of hardware.
 
@@ -27,7 +56,8 @@ class Machine:
         name: what the user calls it.
         spec: data sheet of the GPU; None for the CPUs of this machine.
         hardware: what ranks compute on.
-        memory_bytes: memory for tables of one GPU, or of this machine.
+        memory_bytes: memory of one rank for tables, or of all ranks together.
+        shares_memory: whether it is that of all ranks together.
         optimizer: fused optimizer of the tables; None if it is not known.
         price: of one rank for an hour, in any currency; None if it is not known.
     """
@@ -36,6 +66,7 @@ class Machine:
     spec: GpuSpec | None
     hardware: Hardware
     memory_bytes: int
+    shares_memory: bool = False
     optimizer: str | None = None
     price: float | None = None
 
@@ -56,7 +87,7 @@ class Machine:
         if num_ranks > per_host and num_ranks % per_host:
             raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host}")
         if self.spec is None and num_ranks > num_cores():
-            raise ConfigError(f"{num_ranks} ranks need more than the {num_cores()} cores here")
+            raise ConfigError(f"{num_ranks} ranks need as many cores, and there are {num_cores()}")
         intra, inter = stated.intra_host_bytes_per_s, stated.inter_host_bytes_per_s
         if self.spec is not None:
             intra = intra or 1e9 * self.spec.link_gb_per_s
@@ -65,7 +96,7 @@ class Machine:
             stated,
             world_size=num_ranks,
             local_world_size=min(num_ranks, per_host),
-            memory_bytes=self.memory_bytes if self.is_gpu else self.memory_bytes // num_ranks,
+            memory_bytes=self.memory_bytes // (num_ranks if self.shares_memory else 1),
             compute_device="cuda" if self.is_gpu else "cpu",
             intra_host_bytes_per_s=intra,
             inter_host_bytes_per_s=inter,
@@ -81,42 +112,30 @@ class Machine:
         return num_ranks if self.spec is None else self.spec.gpus_of_domain
 
 
-def gpu_machine(
-    name: str, *, memory_gib: float | None, memory_fraction: float, optimizer: str | None
-) -> Machine:
+def gpu_machine(name: str, memory: TableMemory, *, optimizer: str | None) -> Machine:
     """Return hosts with GPUs of one kind.
-
-    Args:
-        memory_gib: memory of a rank for tables; None for a fraction of the data sheet's.
 
     Raises:
         ConfigError: the GPU is not known.
     """
-    spec = named_gpu_spec(name, key="hardware")
-    if memory_gib is None:
-        if spec.memory_gib is None:
-            raise ConfigError(f"the memory of {name} is not known; set topology.memory_gib")
-        memory_gib = memory_fraction * spec.memory_gib
-    return Machine(name, spec, Hardware(spec.device_name), int(memory_gib * GIB), optimizer)
+    try:
+        spec = named_gpu_spec(name, key="hardware")
+    except ConfigError as error:
+        known = ", ".join([*CPU_NAMES, *MOST_COMMON, *gpu_specs()])
+        raise ConfigError(f"hardware is {name!r}; known are {known}") from error
+    if memory.memory_gib is None and spec.memory_gib is None:
+        raise ConfigError(f"the memory of {name} is not known; set topology.memory_gib")
+    num_bytes = memory.of(name, spec.memory_gib or 0.0)
+    return Machine(name, spec, Hardware(spec.device_name), num_bytes, optimizer=optimizer)
 
 
 def cpu_machine(
-    name: str,
-    hardware: Hardware,
-    *,
-    memory_gib: float | None,
-    memory_fraction: float,
-    optimizer: str | None,
+    name: str, memory: TableMemory, hardware: Hardware, *, optimizer: str | None
 ) -> Machine:
-    """Return this machine, on whose CPUs the ranks compute.
-
-    Args:
-        memory_gib: memory of all ranks for tables; None for a fraction of what is free.
-    """
-    memory_bytes = memory_fraction * available_host_bytes()
-    if memory_gib is not None:
-        memory_bytes = memory_gib * GIB
-    return Machine(name, None, hardware, int(memory_bytes), optimizer)
+    """Return this machine, on whose CPUs the ranks compute and share the memory that is free."""
+    num_bytes = memory.of(name, available_host_bytes() / GIB)
+    shares = memory.memory_gib is None
+    return Machine(name, None, hardware, num_bytes, shares_memory=shares, optimizer=optimizer)
 
 
 def with_prices(machines: Sequence[Machine], prices: Mapping[str, Any]) -> list[Machine]:

@@ -95,10 +95,9 @@ def no_outcome(candidates: Sequence[Candidate]) -> InfeasibleTaskError:
         case, failure = candidate.case, candidate.result
         reason = failure.reason
         if failure.missing_bytes and candidate.task is not None:
-            reason = (
-                f"tables of {candidate.task.table_bytes / GIB:,.1f} GiB exceed the memory of "
-                f"{case.num_ranks} ranks by {failure.missing_bytes / GIB:,.1f} GiB"
-            )
+            size, missing = candidate.task.table_bytes / GIB, failure.missing_bytes / GIB
+            most = f"{case.num_ranks} rank{'s' * (case.num_ranks > 1)}"
+            reason = f"{size:,.1f} GiB of tables exceed the memory of {most} by {missing:,.1f} GiB"
         lines[case.machine.name, case.sharder] = f"{case.machine.name}, {case.sharder}: {reason}"
     return InfeasibleTaskError(
         "no case has a plan; add ranks, raise topology.memory_gib, or give GPUs host memory for "

@@ -21,6 +21,13 @@ MAX_REASON = 60
 
 NOTHING = "-"
 
+GROUP_LABELS = {
+    "lookups": "lookups",
+    "exchanges": "exchanges",
+    "dense": "dense layers",
+    "waiting": "waits for other ranks",
+}
+
 Column = tuple[str, Callable[[Candidate], str]]
 
 
@@ -55,7 +62,7 @@ def origin_lines(candidates: Sequence[Candidate]) -> list[str]:
 def choice_text(choice: Choice, *, samples: float | None) -> str:
     """Say which candidate to take, what the runner-up loses, and how sure that is."""
     best = choice.best
-    verb = "use" if _is_one_machine(choice) else "rent"
+    verb = "rent" if best.case.machine.is_gpu and not _is_one_machine(choice) else "use"
     figures = [f"{best.samples_per_s:,.0f} samples/s{_error_text(best)}"]
     num_samples = samples or UNIT_SAMPLES
     figures.append(f"{best.hours(num_samples):.3g} hours")
@@ -74,20 +81,24 @@ def scaling_text(scaling: Scaling) -> str | None:
         return None
     last, limit = scaling.last, scaling.limit
     name = f"{last.case.machine.name} with sharder={last.case.sharder}"
+    most = _ranks(last.case.num_ranks)
     if limit is None:
-        return f"{name} scales up to {last.case.num_ranks} ranks, the most that were asked for"
-    stage = "" if limit.part == limit.group else f" (mostly {PART_LABELS[limit.part]})"
+        return f"{name} scales up to {most}, the most that were asked for"
+    stage = "" if len(GROUPS[limit.group]) == 1 else f" (mostly {PART_LABELS[limit.part]})"
     return (
-        f"{name} scales up to {last.case.num_ranks} ranks: {limit.beyond.case.num_ranks} give "
-        f"{100 * limit.gain:.0f} % of the ideal gain, because of the {limit.group}{stage}, which "
-        f"take {limit.ms:.2f} ms where ideal scaling leaves {limit.ideal_ms:.2f} ms"
+        f"{name} scales up to {most}: {limit.beyond.case.num_ranks} give "
+        f"{100 * limit.gain:.0f} % of the ideal gain, because of the {GROUP_LABELS[limit.group]}"
+        f"{stage}, which take {limit.ms:.2f} ms where ideal scaling leaves {limit.ideal_ms:.2f} ms"
     )
 
 
 def overrides_text(candidate: Candidate) -> str:
-    """Write the overrides of dlrm-train for a candidate."""
+    """Write the overrides of dlrm-train for a candidate, and the ranks to start."""
     assert candidate.task is not None
     topology = candidate.task.topology
+    num_hosts = topology.world_size // topology.ranks_per_host
+    hosts = f"{num_hosts} hosts of {_ranks(topology.ranks_per_host)}"
+    hosts = _ranks(topology.world_size) if num_hosts == 1 else hosts
     overrides = [
         f"sharder={candidate.case.sharder}",
         f"batch_size={candidate.batch_size}",
@@ -98,7 +109,7 @@ def overrides_text(candidate: Candidate) -> str:
         for link in ("intra_host", "inter_host")
         if (bandwidth := getattr(topology, f"{link}_bytes_per_s")) is not None
     ]
-    return " ".join(overrides)
+    return f"{' '.join(overrides)} ({hosts})"
 
 
 def _case_columns(candidates: Sequence[Candidate]) -> list[Column]:
@@ -154,6 +165,8 @@ def fits_text(candidate: Candidate) -> str:
 
 def _runner_up_text(choice: Choice) -> str:
     other = choice.runner_up
+    if other is None and choice.scalings[0].num_sizes > 1:
+        return "its other sizes are slower or do not pay off"
     if other is None:
         return "nothing else that was asked for has a plan"
     verb, more, much = {
@@ -187,15 +200,20 @@ def _tied_names(choice: Choice) -> str:
     return ", ".join(texts)
 
 
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number > 1)}"
+
+
 def _machine_text(machine: Machine, candidate: Candidate) -> str:
     assert candidate.task is not None
     topology = candidate.task.topology
-    memory = f"{topology.memory_bytes / GIB:.3g} GiB of a rank for tables"
+    memory = f"{topology.memory_bytes / GIB:.3g}"
     if machine.spec is None:
-        return f"{machine.name} is this machine's CPUs, {memory}"
+        ranks = _ranks(topology.world_size)
+        return f"{machine.name} is this machine's CPUs, {memory} GiB of each of {ranks} for tables"
     known = "" if machine.name == machine.spec.key else f" is {machine.spec.key}"
     size = "" if machine.spec.memory_gib is None else f" of {machine.spec.memory_gib:g} GiB"
-    return f"{machine.name}{known}, {topology.memory_bytes / GIB:.3g}{size} for tables"
+    return f"{machine.name}{known}, {memory}{size} for tables"
 
 
 def _name(choice: Choice, candidate: Candidate) -> str:
@@ -212,7 +230,7 @@ def _text_of(choice: Choice, ranks: str, sharder: str) -> str:
 
 
 def _is_one_machine(choice: Choice) -> bool:
-    return len({(c.case.machine.name, c.case.num_ranks) for c in choice.ranking}) == 1
+    return len({(c.case.machine.name, c.case.num_ranks) for c in choice.asked}) == 1
 
 
 def _error_text(candidate: Candidate) -> str:

@@ -18,6 +18,7 @@ from dlrm_sharded.advice.dense import DenseModel
 from dlrm_sharded.advice.machines import (
     CPU_NAMES,
     Machine,
+    TableMemory,
     cpu_machine,
     gpu_machine,
     with_prices,
@@ -33,7 +34,7 @@ from dlrm_sharded.commands.task_from_data import stated_topology
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.tables import Table
@@ -98,23 +99,16 @@ def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
 
 
 def _machines(cfg: DictConfig, optimizer: OptimizerConfig | None) -> list[Machine]:
-    topology = cfg.topology
-    check_number("topology.memory_fraction", topology.memory_fraction, above=True, most=1.0)
-    check_number("topology.reserved_gib", topology.reserved_gib)
-    if topology.memory_gib is not None:
-        check_number("topology.memory_gib", topology.memory_gib, above=True)
-    stated = {
-        "memory_gib": topology.memory_gib,
-        "memory_fraction": topology.memory_fraction,
-        "optimizer": None if optimizer is None else optimizer.embedding,
-    }
+    node = cfg.topology
+    memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
+    of_tables = None if optimizer is None else optimizer.embedding
     machines = []
     for name in _names("hardware", cfg.hardware):
         if name in CPU_NAMES:
             hardware = local_hardware(torch.device("cpu"))
-            machines.append(cpu_machine(name, hardware, **stated))
+            machines.append(cpu_machine(name, memory, hardware, optimizer=of_tables))
         else:
-            machines.append(gpu_machine(name, **stated))
+            machines.append(gpu_machine(name, memory, optimizer=of_tables))
     return with_prices(machines, cfg.prices)
 
 
