@@ -23,7 +23,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep advise calibrate bringup test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -34,6 +34,9 @@ sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="se
 MINUTES ?= 2
 calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
+
+simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/simulation.md
+	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)
 
 bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
 	$(BIN)/python scripts/bringup.py $(ARGS)
@@ -59,7 +62,7 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/, to this machine only
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## the figures of docs/benchmarks.md, one part a call; ARGS="data"
+benchmark: $(VENV)/installed  ## all sharders on the same tasks, writes docs/benchmark.md; ARGS="data" for one part
 	$(BIN)/python scripts/benchmark.py $(ARGS)
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"

@@ -6,8 +6,9 @@ TorchRec shards the tables, and their lookups are timed as in a collection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -56,17 +57,40 @@ class Ids:
         return Ids(self.values[before:own], lengths)
 
 
+class ShardIds(Protocol):
+    """The ids that reach shards, in some batches."""
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """Tables by name."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches."""
+
+    def shard_ids(self, shard: Shard, batch: int) -> Ids:
+        """Return the ids of one batch that reach the shard."""
+
+    def is_row_block(self, shard: Shard) -> bool:
+        """Return whether the shard lacks rows of its table."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableIds:
     """Tables by name, and batches of ids for each of them.
 
     Args:
+        batches: a batch may draw the ids of a table when they are asked for.
         num_ranks: ranks of the plans that are measured, whose replicas see their own samples.
     """
 
-    tables: dict[str, Table]
-    batches: tuple[dict[str, Ids], ...]
+    tables: Mapping[str, Table]
+    batches: tuple[Mapping[str, Ids], ...]
     num_ranks: int = 1
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.batches)
 
     def shard_ids(self, shard: Shard, batch: int) -> Ids:
         """Return the ids of one batch that reach the shard."""
@@ -120,12 +144,12 @@ class RankBench:
         self._bench = Bench(config, device, optimizer=optimizer, table_bytes=table_bytes)
         self._topology = Topology(1, memory_bytes=GIB, compute_device=device.type)
 
-    def measure(self, shards: Sequence[Shard], ids: TableIds) -> StageCost:
+    def measure(self, shards: Sequence[Shard], ids: ShardIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms."""
         [stages] = self.measure_all(shards, ids).cost.per_rank
         return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
 
-    def measure_all(self, shards: Sequence[Shard], ids: TableIds) -> MeasuredCost:
+    def measure_all(self, shards: Sequence[Shard], ids: ShardIds) -> MeasuredCost:
         """Measure shards that share a rank, with their launch times and spread.
 
         Each shard becomes a table with the ids that reach it. A block of rows keeps the row-wise
@@ -150,7 +174,7 @@ class RankBench:
         )
         batches = [
             _jagged([ids.shard_ids(shard, batch) for shard in shards])
-            for batch in range(len(ids.batches))
+            for batch in range(ids.num_batches)
         ]
         return self._bench.measure(pieces, plan, batches)
 
@@ -190,7 +214,7 @@ class PlanBench:
         return PlanCost(tuple(ranks))
 
 
-def _layout_alone(shard: Shard, ids: TableIds) -> Layout:
+def _layout_alone(shard: Shard, ids: ShardIds) -> Layout:
     """Return the layout of a shard in a job of one rank, which has the kernel of its own layout."""
     if shard.replicated:
         return Replicas(1)

@@ -34,6 +34,7 @@ from dlrm_sharded.commands.task_from_data import stated_topology
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.planning import Planner
@@ -105,6 +106,8 @@ def _machines(cfg: DictConfig, optimizer: OptimizerConfig | None) -> list[Machin
     machines = []
     for name in _names("hardware", cfg.hardware):
         if name in CPU_NAMES:
+            if name == "here" and device_type() == "cuda":
+                raise ConfigError("hardware is here, which has GPUs; name their kind, or cpu")
             hardware = local_hardware(torch.device("cpu"))
             machines.append(cpu_machine(name, memory, hardware, optimizer=of_tables))
         else:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.picture import run_journal
+from dlrm_sharded.calibration.step_journal import correction_of
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
@@ -25,7 +26,13 @@ from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.run_cost import measure_run, note_run
 from dlrm_sharded.commands.run_plan import RunPlan, plan_run, write_plan
 from dlrm_sharded.commands.run_setup import RunSetup, build_model, build_setup
-from dlrm_sharded.commands.run_step import measure_dense_part, predict_run
+from dlrm_sharded.commands.run_step import (
+    measure_dense_part,
+    note_step,
+    predict_run,
+    step_journal,
+)
+from dlrm_sharded.commands.run_trace import report_trace
 from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream
@@ -173,8 +180,12 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 task,
                 measured.cost,
             )
-        prediction = predict_run(planned.report, measured.cost, dense, setup, rank)
-        writer.step(prediction, is_new=planned.is_new)
+        steps = step_journal(journal, context, setup.trainer, rank)
+        correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
+        prediction = predict_run(
+            planned.report, measured.cost, dense, setup, rank, correction=correction
+        )
+        writer.step(prediction.predicted, is_new=planned.is_new)
         writer.plan(
             planned.plan,
             planned.report,
@@ -220,14 +231,25 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 in_background=memory.has_checkpoint_copy,
             ),
             start=progress,
+            conclude_trace=functools.partial(
+                report_trace,
+                run_dir=run_dir,
+                plan=planned.plan,
+                report=planned.report,
+                task=task,
+                measured=measured.cost,
+                writer=writer,
+            ),
         )
         result = trainer.run()
         writer.conclude(result)
     if rank.is_zero:
         log.info("%s", used_text(memory.ranks, result.peak_gib))
+        note_step(steps, prediction, result.step_ms)
+    predicted = prediction.predicted
     return on_rank_zero(
         lambda: _conclude(
-            setup, planned, measured, prediction, result, start, memory.ranks, rank, run_dir
+            setup, planned, measured, predicted, result, start, memory.ranks, rank, run_dir
         )
     )
 
@@ -282,7 +304,7 @@ def _conclude(
     setup: RunSetup,
     planned: RunPlan,
     measured: MeasuredCost,
-    prediction: StepPrediction,
+    prediction: StepPrediction | None,
     training: TrainingResult,
     start: Start,
     memory: Sequence[RankMemory],

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch
 
+from dlrm_sharded.calibration.picture import conditions_of
+from dlrm_sharded.calibration.run_journal import RunJournal
+from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, StepJournal
 from dlrm_sharded.commands.run_setup import RunSetup
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.explain.step_text import step_text
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.step.prediction import DensePart, StepPrediction, predict_step
+from dlrm_sharded.step.prediction import (
+    DensePart,
+    StepCorrection,
+    StepPrediction,
+    predict_step,
+)
 from dlrm_sharded.step.schedule import Overlap
 from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.dense_times import measure_all_reduce, measure_dense
@@ -69,28 +82,76 @@ def measure_dense_part(
     return DensePart(tuple(by_rank), all_reduce_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class RunPrediction:
+    """The predicted step of a run, the same on all ranks.
+
+    Args:
+        predicted: from the plan's predicted cost; None if it has none.
+        composed_ms: step from the measured cost, without a correction.
+    """
+
+    predicted: StepPrediction | None
+    composed_ms: float
+
+
 def predict_run(
     report: PlanReport,
     measured: PlanCost,
     dense: DensePart,
     setup: RunSetup,
     rank: Rank,
-) -> StepPrediction:
-    """Predict the step from the plan's predicted cost, or from the measured one if there is none.
+    *,
+    correction: StepCorrection,
+) -> RunPrediction:
+    """Predict the step.
 
-    The prediction is the same on all ranks.
+    Args:
+        measured: measured cost of the plan.
+        correction: from earlier runs; rank 0's counts.
     """
-    prediction = predict_step(
-        report.cost or measured,
-        dense,
+    predict = functools.partial(
+        predict_step,
+        dense=dense,
         overlap=overlap_of(setup.trainer, rank),
         batch_size=setup.batch_size,
-        cost_error=report.standing.error if report.standing else None,
         seed=setup.seed,
     )
+    composed_ms = predict(measured).step_ms
+    if report.cost is None:
+        return RunPrediction(None, composed_ms)
+    predicted = predict(
+        report.cost,
+        cost_error=report.standing.error if report.standing else None,
+        correction=correction,
+    )
     if rank.is_zero:
-        log.info("%s", step_text(prediction))
-    return prediction
+        log.info("%s", step_text(predicted))
+        if correction.num_runs:
+            log.info(
+                "earlier runs here (%d) took %.2f times as long for a step as its parts",
+                correction.num_runs,
+                correction.factor,
+            )
+    return RunPrediction(predicted, composed_ms)
+
+
+def step_journal(
+    journal: RunJournal | None, context: RunContext, trainer: TrainerConfig, rank: Rank
+) -> StepJournal | None:
+    """Return the journal of the steps of runs like this one; None without a journal of runs."""
+    conditions = conditions_of(context)
+    if journal is None or conditions is None:
+        return None
+    overlap = dataclasses.asdict(overlap_of(trainer, rank))
+    beside = [name for name, is_beside in overlap.items() if is_beside]
+    return StepJournal.beside(journal, StepConditions(conditions, "+".join(beside) or "serial"))
+
+
+def note_step(journal: StepJournal | None, prediction: RunPrediction, step_ms: float) -> None:
+    """Append the measured step to the journal; a run without steady steps tells nothing."""
+    if journal is not None and math.isfinite(step_ms):
+        journal.append(MeasuredStep(prediction.composed_ms, step_ms))
 
 
 def overlap_of(trainer: TrainerConfig, rank: Rank) -> Overlap:

@@ -6,6 +6,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, MAX_BYTES, ShardingTask, Topology
@@ -15,7 +16,12 @@ BYTES_PER_GB = 1e9
 
 
 def task_from_data(cfg: DictConfig) -> ShardingTask:
-    """Return the task of `cfg.data`, whose tables have the profile that was measured on it.
+    """Return the task of `cfg.data`, see `task_and_data`."""
+    return task_and_data(cfg)[0]
+
+
+def task_and_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
+    """Return the task of `cfg.data`, whose tables have the profile measured on it, and the data.
 
     Raises:
         ConfigError: a value cannot be used, or the memory of a rank is not stated.
@@ -30,7 +36,8 @@ def task_from_data(cfg: DictConfig) -> ShardingTask:
         )
     dataset = build_dataset(cfg)
     task = ShardingTask(dataset.tables, topology, cfg.batch_size)
-    return with_measured_curves(task, dataset, num_curve_batches(cfg.curve_batches, task))
+    num_batches = num_curve_batches(cfg.curve_batches, task)
+    return with_measured_curves(task, dataset, num_batches), dataset
 
 
 def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dlrm_sharded.artifact import (
     Artifact,
     built_from,
@@ -206,6 +208,12 @@ class LearnedCostModel:
     def predict_trial(self, workload: Workload) -> PlanCost:
         """Predict the cost on one host, for trials of the model."""
         return self.predict_workload(workload, Hosts(workload.world_size, workload.world_size))
+
+    def all_reduce_ms(self, num_bytes: int, task: ShardingTask) -> float:
+        """Predict the time in which all ranks of a task average gradients of the dense part."""
+        model = self.for_task(task)
+        hosts = model.hosts(task.topology)
+        return float(model.communication.all_reduce_ms(np.array([float(num_bytes)]), hosts)[0])
 
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """Return [W], time of one of `communication.EXCHANGES`."""

@@ -13,7 +13,9 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -113,7 +115,7 @@ class DlrmDatasets:
             raise IndexError(f"{split} batch {index} of {self._num_batches[split]}")
         num_samples = self.batch_size // world_size
         first = index * self.batch_size + rank * num_samples
-        in_file = first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
+        in_file = self._place_in_file(split, first)
         ids = [self._ids(table_id, in_file, num_samples) for table_id in self._table_ids]
         length_per_key = [part.numel() for part in ids]
         lengths = self._lengths[self._table_ids, in_file : in_file + num_samples]
@@ -127,6 +129,21 @@ class DlrmDatasets:
         )
         dense = self._labels.dense(split, first, num_samples)
         return Batch(dense, sparse, self._labels.labels(split, first, dense, sparse))
+
+    def table_ids(
+        self, table: str, split: Split, index: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
+        names = [known.name for known in self._unprofiled]
+        table_id = self._table_ids[names.index(table)]
+        first = self._place_in_file(split, index * self.batch_size)
+        lengths = self._lengths[table_id, first : first + self.batch_size]
+        ids = self._ids(table_id, first, self.batch_size)
+        return ids.int().numpy(), lengths.int().numpy()
+
+    def _place_in_file(self, split: Split, first: int) -> int:
+        """Return the place in the file of a sample of a split."""
+        return first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
 
     def _ids(self, table_id: int, first: int, num_samples: int) -> Tensor:
         """Return [N], the ids of a table in the samples first, first + 1, ... of the file."""

@@ -155,6 +155,17 @@ class SyntheticDataset:
         share = _BatchShare(split, index, rank, world_size)
         return self._cache.get(share) or self._generate(share)[0]
 
+    def table_ids(
+        self, table: str, split: Split, index: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return a table's ids in a global batch, [N], and each sample's number of ids, [B]."""
+        names = [known.name for known in self._unprofiled]
+        feature, first = self._features[names.index(table)], index * self.batch_size
+        lengths = feature.lengths(split, first, self.batch_size)
+        ids = np.empty(lengths.sum(dtype=np.int64), dtype=np.int32)
+        feature.write_ids(ids, split, first, lengths)
+        return ids, lengths
+
     def cached_bytes(self, *, num_train_batches: int, num_val_batches: int, world_size: int) -> int:
         """Return the memory of the batches that one rank keeps when it has read so many.
 

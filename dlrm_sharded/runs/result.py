@@ -207,7 +207,7 @@ def run_result(
     plan: ShardingPlan,
     report: PlanReport,
     measured: MeasuredCost,
-    prediction: StepPrediction,
+    prediction: StepPrediction | None,
     training: TrainingResult,
     *,
     device: str,
@@ -225,6 +225,13 @@ def run_result(
             "predicted_critical_path_ms": report.cost.critical_path_ms,
             "predicted_stages_ms": _stages_ms(report.cost),
             "predicted_input_dist_ms": report.cost.input_dist_max_ms,
+        }
+    if prediction is not None:
+        predicted |= {
+            "predicted_step_ms": prediction.step_ms,
+            "predicted_samples_per_s": prediction.samples_per_s,
+            "predicted_step_error": prediction.error,
+            "predicted_parts_ms": prediction.breakdown.mean_parts_ms,
         }
     if report.standing is not None:
         predicted |= {
@@ -246,10 +253,6 @@ def run_result(
         launch_ms=measured.launch_ms or None,
         measured_iterations=measured.iterations,
         **predicted,
-        predicted_step_ms=prediction.step_ms,
-        predicted_samples_per_s=prediction.samples_per_s,
-        predicted_step_error=prediction.error,
-        predicted_parts_ms=prediction.breakdown.mean_parts_ms,
         lower_bound_ms=report.lower_bound_ms,
         gap=report.gap,
         plan_solve_s=report.solve_s,

@@ -16,6 +16,7 @@ from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
+from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.task import ShardingTask
 
@@ -80,12 +81,14 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.summary(hparams_config())
         self._file.summary(hparams_pb(dict(hparams), trial_id=self._trial))
 
-    def step(self, prediction: StepPrediction, *, is_new: bool = True) -> None:
-        """Write the predicted step and its parts.
+    def step(self, prediction: StepPrediction | None, *, is_new: bool = True) -> None:
+        """Write the predicted step and its parts, if there is a prediction.
 
         Args:
             is_new: see `plan`.
         """
+        if prediction is None:
+            return
         figures = {
             "predicted/step_ms": prediction.step_ms,
             "predicted/samples_per_s": prediction.samples_per_s,
@@ -145,6 +148,25 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._file.figure("plan/cost_by_rank", by_rank, step)
         self._file.figure("plan/memory_by_rank", plot_memory_by_rank(plan, task), step)
         self._file.text("plan/explained", explain(plan, report, task, cost), step)
+
+    def trace(
+        self, breakdown: Breakdown, scalars: Mapping[str, float], explained: str, *, step: int
+    ) -> None:
+        """Write where the time of traced steps goes.
+
+        Args:
+            scalars: by tag.
+            explained: Markdown.
+            step: number of steps trained after the last traced one.
+        """
+        if self._file is None:
+            return
+        from dlrm_sharded.explain.figures import plot_parts_by_rank
+
+        for tag, value in scalars.items():
+            self.scalar(tag, value, step)
+        self._file.figure("trace/parts_by_rank", plot_parts_by_rank(breakdown), step)
+        self._file.text("trace/explained", explained, step)
 
 
 def _cost_scalars(group: str, cost: PlanCost) -> dict[str, float | None]:

@@ -64,7 +64,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
 def closing_text(
     report: PlanReport,
     cost: PlanCost,
-    prediction: StepPrediction,
+    prediction: StepPrediction | None,
     training: TrainingResult,
     run_dir: Path,
     *,
@@ -100,7 +100,11 @@ def closing_text(
             *launch_bound,
             f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
             f"  throughput       {_throughput(training)}",
-            f"  predicted        {_predicted_step(prediction, training)}",
+            *(
+                []
+                if prediction is None
+                else [f"  predicted        {_predicted_step(prediction, training)}"]
+            ),
             f"  loss {training.loss:.4f}, {quality}",
             f"  results in       {run_dir}",
             f"  TensorBoard      tensorboard --logdir {run_dir.parent}",

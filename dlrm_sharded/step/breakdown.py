@@ -48,6 +48,14 @@ class Breakdown:
         """Mean time of a step."""
         return float(sum(times.mean() for times in self.parts_ms.values()))
 
+    def scaled(self, factor: float) -> Breakdown:
+        """Return a step that takes `factor` times as long in all its parts."""
+        waits = tuple(
+            Wait(w.operation, w.cause, factor * w.waiting_ms, factor * w.caused_ms)
+            for w in self.waits
+        )
+        return Breakdown({part: factor * ms for part, ms in self.parts_ms.items()}, waits)
+
     def mean_ms(self, part: str) -> float:
         """Return the time of a part in the mean of all ranks."""
         return float(self.parts_ms[part].mean())
@@ -75,7 +83,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
             free_since = ledger.add(step, op, free_since)
     num_steps = timeline.num_steps - first
     parts = {part: times / num_steps for part, times in ledger.parts_ms.items()}
-    return Breakdown(parts, _waits(ledger.waits, num_steps))
+    return Breakdown(parts, sum_waits(ledger.waits, num_steps))
 
 
 class _Ledger:
@@ -130,7 +138,7 @@ class _Ledger:
         return timeline.arrival_ms[at], timeline.begin_ms[at], timeline.end_ms[at]
 
 
-def _waits(noted: Mapping[str, list[tuple[int, Times]]], num_steps: int) -> tuple[Wait, ...]:
+def sum_waits(noted: Mapping[str, list[tuple[int, Times]]], num_steps: int) -> tuple[Wait, ...]:
     """Sum up the waits for each exchange over the steps."""
     found = []
     for name, of_steps in noted.items():

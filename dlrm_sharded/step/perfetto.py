@@ -6,6 +6,7 @@ microseconds, a process for each rank, and a thread for each stream.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,13 +77,18 @@ def write_trace(
     """
     threads = {stream: place for place, stream in enumerate(streams)}
     partial = path.with_name(f"{path.name}.part")
-    with partial.open("wb") as file:
-        if path.suffix == ".gz":  # without a name and a time, equal traces are equal files
-            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                _write_events(packed, spans, rank_names or {}, threads)
-        else:
-            _write_events(file, spans, rank_names or {}, threads)
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            if path.suffix == ".gz":  # without a name and a time, equal traces are equal files
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+                    _write_events(packed, spans, rank_names or {}, threads)
+            else:
+                _write_events(file, spans, rank_names or {}, threads)
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def _write_events(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.step.breakdown import Breakdown, breakdown
@@ -17,6 +16,24 @@ NUM_STEPS = 30
 
 COMPOSITION_ERROR = 0.06
 """Relative error of a step that is composed of measured parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCorrection:
+    """What earlier runs on this hardware tell of composed steps.
+
+    Args:
+        factor: measured steps relative to composed ones.
+        error: relative error of corrected steps whose parts are known.
+        num_runs: number of the runs.
+    """
+
+    factor: float = 1.0
+    error: float = COMPOSITION_ERROR
+    num_runs: int = 0
+
+
+NO_CORRECTION = StepCorrection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +59,6 @@ class StepPrediction:
     def samples_per_s(self) -> float:
         """Throughput of all ranks."""
         return 1e3 * self.batch_size / self.step_ms
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the form of `predicted_step` in result.json."""
-        return {
-            "step_ms": self.step_ms,
-            "samples_per_s": self.samples_per_s,
-            "error": self.error,
-            "parts_ms": self.breakdown.mean_parts_ms,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +88,14 @@ def predict_step(
     overlap: Overlap,
     batch_size: int,
     cost_error: float | None = None,
+    correction: StepCorrection = NO_CORRECTION,
     seed: int = 0,
 ) -> StepPrediction:
     """Predict the step of a plan from its predicted or measured cost.
 
     Args:
         cost_error: expected relative error of the cost's critical path; None if it is not known.
+        correction: of steps that are composed of their parts, from earlier runs.
         seed: seed of the variation of times over steps.
     """
     timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed)
@@ -96,8 +106,8 @@ def predict_step(
         cost_share, dense_share = (
             min(1.0, part_ms / found.step_ms) for part_ms in (cost.critical_path_ms, dense.mean_ms)
         )
-        error = math.hypot(cost_share * cost_error, dense_share * dense.error, COMPOSITION_ERROR)
-    return StepPrediction(found, batch_size, error)
+        error = math.hypot(cost_share * cost_error, dense_share * dense.error, correction.error)
+    return StepPrediction(found.scaled(correction.factor), batch_size, error)
 
 
 def simulated_steps(

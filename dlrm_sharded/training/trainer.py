@@ -10,7 +10,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +23,17 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
-from dlrm_sharded.errors import ConfigError, DivergenceError, check_count
+from dlrm_sharded.errors import DivergenceError
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.progress import Progress
+from dlrm_sharded.training.tracing import StepTracer, Trace, steps_to_trace
+from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)
@@ -40,73 +41,15 @@ log = logging.getLogger(__name__)
 CHANCE_MARGIN = 0.01
 """Distance of the AUROC from 0.5 up to which the model counts as no better than chance."""
 
-GPU_PREFETCH_BATCHES = 2
-"""Batches that a thread reads ahead for a GPU, by default."""
-
-PIPELINES = ("auto", "base", "sparse_dist")
 LogScalar = Callable[[str, float, int], None]
 """Logs a tag's value at a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerConfig:
-    """Length of the training, and intervals of its logs and evaluations.
-
-    Args:
-        num_steps: number of steps; None trains `num_epochs` epochs.
-        eval_every_steps: interval of evaluations; None evaluates after the last step only.
-        num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
-        log_every_steps: interval of logs. Losses stay on the device until the log after, so that
-            the host never waits for a step, and a loss that is not finite is found by then.
-        num_warmup_steps: number of first steps that do not count for the throughput.
-        prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
-            on CUDA and 0 on a CPU, whose cores all compute.
-        checkpoint: when checkpoints are written; None for never.
-        tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
-        pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
-            "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
-    """
-
-    num_steps: int | None = None
-    num_epochs: int = 1
-    eval_every_steps: int | None = None
-    num_eval_batches: int | None = None
-    log_every_steps: int = 20
-    num_warmup_steps: int = 5
-    prefetch_batches: int | None = None
-    pipeline: str = "auto"
-    tf32: bool = True
-    checkpoint: CheckpointConfig | None = None
-
-    def __post_init__(self) -> None:
-        for key in ("num_epochs", "log_every_steps"):
-            check_count(f"trainer.{key}", getattr(self, key), least=1)
-        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
-        for key, least in (
-            ("num_steps", 1),
-            ("eval_every_steps", 1),
-            ("num_eval_batches", 0),
-            ("prefetch_batches", 0),
-        ):
-            if getattr(self, key) is not None:
-                check_count(f"trainer.{key}", getattr(self, key), least=least)
-        if self.pipeline not in PIPELINES:
-            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
-
-    def total_steps(self, epoch_batches: int) -> int:
-        """Return the number of steps of the whole training."""
-        return self.num_steps or self.num_epochs * epoch_batches
-
-    def prefetch_depth(self, device: torch.device) -> int:
-        """Return the number of batches that a thread reads ahead for ranks on such devices."""
-        if self.prefetch_batches is not None:
-            return self.prefetch_batches
-        return GPU_PREFETCH_BATCHES if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
     """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up.
+
+    Traced steps do not count for it.
 
     Args:
         step_ms: median time of a step, from which `samples_per_s` follows.
@@ -133,6 +76,7 @@ class Trainer:
     Args:
         checkpoints: writes checkpoints; None for none.
         start: where the training goes on.
+        conclude_trace: called on rank 0 with the trace, if the config asks for one.
     """
 
     def __init__(
@@ -149,6 +93,7 @@ class Trainer:
         log_scalar: LogScalar,
         checkpoints: Checkpoints | None = None,
         start: Progress = Progress(),  # noqa: B008, it is immutable
+        conclude_trace: Callable[[Trace], None] | None = None,
     ) -> None:
         self._model = model
         self._lr_scheduler = lr_scheduler
@@ -166,6 +111,7 @@ class Trainer:
             _endless(train_stream), depth=config.prefetch_depth(rank.device), device=rank.device
         )
         self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
+        self._tracer = self._make_tracer(conclude_trace) if conclude_trace else None
         self._unread: deque[ClosedWindow] = deque()
         self._step_ms: list[float] = start.step_ms.tolist()
         self._steady_since_s = self._steady_until_s = float("nan")
@@ -191,10 +137,45 @@ class Trainer:
                 )
             )
             stack.enter_context(self._batches)
+            if self._tracer is not None:
+                stack.enter_context(self._tracer)
             if self._checkpoints is not None:
                 stack.enter_context(self._checkpoints)
             self._train(bar)
         return self._result()
+
+    def _make_tracer(self, conclude: Callable[[Trace], None]) -> StepTracer | None:
+        """Return what traces the steps after the warm-up; None if no such step is left."""
+        config = self._config
+        if not config.trace:
+            return None
+        steps = steps_to_trace(
+            start=self._start.step,
+            warmup=config.num_warmup_steps,
+            wanted=config.trace_steps,
+            total=self._num_steps,
+        )
+        num_traced = 0 if steps is None else steps.count - 1
+        if num_traced < config.trace_steps and self._rank.is_zero:
+            log.warning(
+                "trainer.trace: %d of %d steps are traced, as the training ends at step %d, and "
+                "%d steps to warm up and one in which the profiler starts come before; set "
+                "trainer.num_steps to at least %d",
+                num_traced,
+                config.trace_steps,
+                self._num_steps,
+                config.num_warmup_steps,
+                self._start.step + config.num_warmup_steps + 1 + config.trace_steps,
+            )
+        if steps is None:
+            return None
+        return StepTracer(
+            self._model,
+            steps,
+            self._rank,
+            local_batch_size=self._batch_size // self._rank.world_size,
+            conclude=conclude,
+        )
 
     def _train(self, bar: tqdm[None]) -> None:
         first_step = self._start.step - len(self._start.window_losses)
@@ -207,14 +188,18 @@ class Trainer:
         for num_done in range(self._start.step + 1, self._num_steps + 1):
             if num_done == self._config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
-            loss, _, _ = self._pipeline.progress(self._batches)
-            self._lr_scheduler.step()
+            if self._tracer is not None and num_done == self._tracer.steps.first:
+                window = self._next_window(num_done - 1, window)
+            with self._recorded(num_done):
+                loss, _, _ = self._pipeline.progress(self._batches)
+                self._lr_scheduler.step()
             window.add(loss)
+            if self._tracer is not None and num_done == self._tracer.steps.last:
+                window = self._conclude_trace(self._tracer, window)
             is_last = num_done == self._num_steps
             evaluates = self._evaluates(num_done)
             if evaluates or self._is_every(self._config.log_every_steps, num_done):
-                self._unread.append(window.close(self._batches.take_wait_ms()))
-                window = window.following()
+                window = self._next_window(num_done, window)
                 self._report(bar, num_unread=0 if evaluates else 1)
             if is_last:
                 self._steady_until_s = time.perf_counter()
@@ -222,6 +207,28 @@ class Trainer:
                 self._evaluate(num_done)
                 window = Window(num_done, self._rank)
             self._checkpoint(num_done, window, bar)
+
+    def _recorded(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracer is None else self._tracer.step(step)
+
+    def _conclude_trace(self, tracer: StepTracer, window: Window) -> Window:
+        """Let the trace be read, whose time belongs to no step; return the next window."""
+        step = tracer.steps.last
+        if window.num_steps:
+            self._close(window, step)
+        tracer.conclude()
+        return Window(step, self._rank)
+
+    def _next_window(self, step: int, window: Window) -> Window:
+        """Close a window after a step, unless it is empty, and return the next one."""
+        if not window.num_steps:
+            return window
+        self._close(window, step)
+        return window.following()
+
+    def _close(self, window: Window, step: int) -> None:
+        is_traced = self._tracer is not None and self._tracer.covers(step)
+        self._unread.append(window.close(self._batches.take_wait_ms(), is_traced=is_traced))
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
@@ -243,8 +250,7 @@ class Trainer:
     def _progress(self, bar: tqdm[None] | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
-        until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
-        steady_s = until_s - self._steady_since_s
+        steady_s = self._steady_s(step)
         return Progress(
             step=step,
             loss=self._loss,
@@ -254,6 +260,18 @@ class Trainer:
             window_losses=window.losses,
             step_ms=torch.tensor(self._step_ms),
         )
+
+    def _steady_s(self, step: int) -> float:
+        """Return the time of the steps after the warm-up, as if none had been traced."""
+        until_s = time.perf_counter() if math.isnan(self._steady_until_s) else self._steady_until_s
+        steady_s = until_s - self._steady_since_s
+        if self._tracer is None or not self._tracer.num_done:
+            return steady_s
+        num_steps = step - self._config.num_warmup_steps
+        num_untraced = num_steps - self._tracer.num_done
+        if num_untraced < 1:
+            return float("nan")
+        return (steady_s - self._tracer.spent_s) * num_steps / num_untraced
 
     def _earlier_losses(self) -> list[Tensor]:
         return list(self._start.window_losses.to(self._rank.device))
@@ -273,16 +291,18 @@ class Trainer:
                     )
                 )
             self._loss = float(losses.mean())
+            step = window.first_step + len(losses)
+            self._log_scalar("train/loss", self._loss, step)
+            self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
+            if window.is_traced:  # the profiler slows these steps down
+                continue
             step_ms = window.step_ms()
             warm_step = self._start.step + self._config.num_warmup_steps
             self._step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
             median_ms = float(np.median(step_ms))
             samples_per_s = self._batch_size / median_ms * 1e3
-            step = window.first_step + len(losses)
-            self._log_scalar("train/loss", self._loss, step)
             self._log_scalar("train/step_ms", median_ms, step)
             self._log_scalar("train/samples_per_s", samples_per_s, step)
-            self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
             if bar is not None:
                 bar.update(step - bar.n)
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
@@ -335,7 +355,7 @@ class Trainer:
             samples_per_s_p10=float(self._batch_size / slow_ms * 1e3),
             samples_per_s_overall=self._batch_size
             * (self._num_steps - self._config.num_warmup_steps)
-            / (self._steady_until_s - self._steady_since_s),
+            / self._steady_s(self._num_steps),
             loss=self._loss,
             evaluation=self._evaluation,
             peak_gib=_peak_gib(self._rank),

@@ -43,15 +43,21 @@ class Window:
         self._watch.mark()
 
     @property
+    def num_steps(self) -> int:
+        """Number of steps whose losses it has."""
+        return len(self._losses)
+
+    @property
     def losses(self) -> Tensor:
         """Losses of this rank's steps so far, [number of steps]."""
         return torch.stack(self._losses) if self._losses else torch.empty(0)
 
-    def close(self, data_wait_ms: float) -> ClosedWindow:
+    def close(self, data_wait_ms: float, *, is_traced: bool = False) -> ClosedWindow:
         """Begin to average the losses over all ranks, which call it together.
 
         Args:
             data_wait_ms: time that a step waited for its batch.
+            is_traced: whether a profiler slows the steps down.
         """
         losses = torch.stack(self._losses).float()
         return ClosedWindow(
@@ -61,6 +67,7 @@ class Window:
             self._rank,
             data_wait_ms,
             num_earlier=self._num_earlier,
+            is_traced=is_traced,
         )
 
     def following(self) -> Window:
@@ -77,6 +84,7 @@ class ClosedWindow:
         losses: [number of steps], of this rank, on its device.
         data_wait_ms: time that a step waited for its batch.
         num_earlier: number of first steps that an earlier training has taken, without their times.
+        is_traced: whether a profiler slows the steps down.
     """
 
     def __init__(
@@ -88,10 +96,12 @@ class ClosedWindow:
         data_wait_ms: float,
         *,
         num_earlier: int = 0,
+        is_traced: bool = False,
     ) -> None:
         self.first_step = first_step
         self.first_timed_step = first_step + num_earlier
         self.data_wait_ms = data_wait_ms
+        self.is_traced = is_traced
         self._watch = watch
         self._world_size = rank.world_size
         reduction = dist.all_reduce(losses, async_op=True)

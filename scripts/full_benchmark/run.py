@@ -13,7 +13,14 @@ from tqdm import tqdm
 
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.provenance import commit, device_name, versions
-from full_benchmark import measured_ranks, planned, production, scaling, trained
+from full_benchmark import (
+    measured_ranks,
+    planned,
+    production,
+    published_steps,
+    scaling,
+    trained,
+)
 from full_benchmark.export import write_board, write_tables
 from full_benchmark.page import page
 from full_benchmark.pictures import pictures
@@ -21,7 +28,7 @@ from full_benchmark.sizes import FULL, SMALL
 from full_benchmark.store import Store
 from full_benchmark.study import Study
 
-STUDIES = (planned, measured_ranks, trained, scaling, production)
+STUDIES = (planned, measured_ranks, trained, scaling, production, published_steps)
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURE = "benchmark_{}.png"
 

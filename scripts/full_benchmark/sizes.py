@@ -31,6 +31,7 @@ class Sizes:
         tables, ranks: sizes of the scaling curves; `base` is the size that the other axis keeps.
         slow_tables, slow_ranks: largest sizes for sharders other than neuroshard and heuristics.
         production: numbers of tables and of GPUs of the production-like model.
+        published_steps: number of MLPerf's published steps.
     """
 
     planned: dict[str, tuple[int, ...]]
@@ -45,6 +46,7 @@ class Sizes:
     slow_tables: int
     slow_ranks: int
     production: tuple[int, int]
+    published_steps: int
 
 
 FULL = Sizes(
@@ -65,6 +67,7 @@ FULL = Sizes(
     slow_tables=1000,
     slow_ranks=128,
     production=(1000, 128),
+    published_steps=14,
 )
 SMALL = Sizes(
     planned={"paper": (0,), "feasibility": (0, 18)},
@@ -79,5 +82,6 @@ SMALL = Sizes(
     slow_tables=10,
     slow_ranks=4,
     production=(20, 8),
+    published_steps=1,
 )
 """Sizes of a rehearsal, whose figures say nothing."""

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from dlrm_sharded.calibration.calibrate import Fitted, predictor
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
+from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
+    prior_cost_model,
 )
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 from tests.unit.cost.plans import (
     COMPUTING,
     EXCHANGING,
@@ -286,3 +288,15 @@ def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
     exchange = workload.exchange(for_ids=False)
     parts = model.communication.parts_ms("fwd_comm", exchange, hosts)
     assert parts.sum(axis=1) == pytest.approx([rank.fwd_comm_ms for rank in cost.per_rank])
+
+
+def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
+    model = prior_cost_model(RunContext("cuda"))
+
+    def all_reduce_ms(world_size: int, num_bytes: int) -> float:
+        topology = Topology(world_size, memory_bytes=GIB, local_world_size=min(8, world_size))
+        task = ShardingTask((Table("a", 100, 16, 2.0),), topology, 64 * world_size)
+        return model.all_reduce_ms(num_bytes, task)
+
+    assert all_reduce_ms(1, 10**8) == 0.0
+    assert 0 < all_reduce_ms(8, 10**6) < all_reduce_ms(8, 10**8) < all_reduce_ms(64, 10**8)

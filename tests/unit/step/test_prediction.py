@@ -30,7 +30,7 @@ def test_even_ranks_take_the_sum_of_all_parts():
     step = predicted()
     assert step.step_ms == pytest.approx(65.0)
     assert step.samples_per_s == pytest.approx(2000.0)
-    parts = step.to_json()["parts_ms"]
+    parts = step.breakdown.mean_parts_ms
     assert tuple(parts) == PARTS
     assert sum(parts.values()) == pytest.approx(65.0)
     assert parts["dense_forward"] == pytest.approx(6.0)

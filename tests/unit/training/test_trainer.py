@@ -15,6 +15,7 @@ from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import DivergenceError
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training import trainer as trainer_module
+from dlrm_sharded.training.tracing import steps_to_trace
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 
 BATCH_SIZE = 4
@@ -135,3 +136,20 @@ def test_reads_ahead_where_cores_are_free(
 ) -> None:
     config = TrainerConfig(prefetch_batches=prefetch_batches)
     assert config.prefetch_depth(torch.device(device)) == depth
+
+
+@pytest.mark.parametrize(
+    ("start", "warmup", "total", "traced"),
+    [
+        (0, 5, 100, (6, 14)),
+        (50, 5, 100, (56, 64)),
+        (0, 0, 100, (1, 9)),
+        (0, 5, 10, (6, 10)),
+        (0, 5, 7, (6, 7)),
+        (0, 5, 6, None),
+        (100, 5, 100, None),
+    ],
+)
+def test_steps_to_trace(start, warmup, total, traced):
+    found = steps_to_trace(start=start, warmup=warmup, wanted=8, total=total)
+    assert (found and (found.first, found.last)) == traced

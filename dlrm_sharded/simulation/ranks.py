@@ -1,0 +1,240 @@
+"""The computation of every rank under a plan: measured, taken from an equal rank, or scaled."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.process import release_freed_memory
+from dlrm_sharded.simulation.folding import fold
+from dlrm_sharded.simulation.progress import Progress
+from dlrm_sharded.simulation.store import Store
+
+MEASURED, EQUAL, SCALED, PRICED, EMPTY = "measured", "equal", "scaled", "priced", "empty"
+ORIGINS = (MEASURED, EQUAL, SCALED, PRICED, EMPTY)
+"""How a rank's computation is known: it was measured here, or taken from a rank whose shards have
+the same shapes and ids; predicted and scaled, or priced by a prior; the rank has no shards."""
+
+COMPUTATION = ("fwd_compute", "bwd_compute")
+"""Stages in which a rank computes."""
+
+MIN_MEASURED = 4
+"""Number of ranks that are measured, however long that takes."""
+
+Shapes = tuple[tuple[Any, ...], ...]
+"""What decides a rank's computation, see `shapes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """The computation of one rank.
+
+    Args:
+        origin: one of `ORIGINS`.
+        num_folded: shards that had fewer rows in the measurement than in the plan.
+        seconds: time that the measurement took, with all that it needs.
+        core_wait_s: time of it in which other processes had the core.
+    """
+
+    fwd_compute_ms: float
+    bwd_compute_ms: float
+    origin: str
+    num_folded: int = 0
+    seconds: float = 0.0
+    core_wait_s: float = 0.0
+
+
+def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
+    """Return the shards of every rank, in their order in the plan."""
+    by_rank: list[list[Shard]] = [[] for _ in range(plan.world_size)]
+    for shard in plan.shards:
+        by_rank[shard.rank].append(shard)
+    return by_rank
+
+
+def shapes(shards: Sequence[Shard]) -> Shapes:
+    """Return what decides a rank's computation; equal for ranks that compute the same.
+
+    Pieces of the columns of a table get the same ids, and equal samples reach replicas.
+    """
+    return tuple(sorted((s.table, *s.rows, s.num_cols, s.replicated, s.precision) for s in shards))
+
+
+class RankTimer:
+    """Measures the shards of ranks, or takes the measurement from the store.
+
+    Args:
+        limit_bytes: memory for a rank's weights; larger ranks are folded.
+    """
+
+    def __init__(self, bench: RankBench, store: Store, ids: ShardIds, *, limit_bytes: int) -> None:
+        self._bench = bench
+        self._store = store
+        self._ids = ids
+        self._limit_bytes = limit_bytes
+
+    def time(self, shards: Sequence[Shard]) -> RankTimes:
+        """Return the computation of shards that share a rank."""
+        folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
+        key = self._store.key("rank", shapes(shards))
+        known = _from_store(self._store.get(key))
+        if known is not None:
+            return known
+        started, waited_s = time.monotonic(), _core_wait_s()
+        measured = self._bench.measure(folded, ids)
+        times = RankTimes(
+            measured.fwd_compute_ms,
+            measured.bwd_compute_ms,
+            MEASURED,
+            num_folded=len(ids.unfolded),
+            seconds=round(time.monotonic() - started, 1),
+            core_wait_s=round(_core_wait_s() - waited_s, 2),
+        )
+        self._store.put(key, dataclasses.asdict(times))
+        # modules are in reference cycles, and hold the ids of a rank until these are collected
+        gc.collect()
+        release_freed_memory()
+        return times
+
+
+def _core_wait_s() -> float:
+    """Return how long this thread could have run and did not, since its start; 0 if not known."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, LookupError, ValueError):
+        return 0.0
+
+
+def _from_store(values: Mapping[str, Any] | None) -> RankTimes | None:
+    """Return a measurement of the store; None if it is missing or no measurement."""
+    if values is None:
+        return None
+    try:
+        times = RankTimes(**values)
+        positive = all(0 < getattr(times, f"{stage}_ms") < math.inf for stage in COMPUTATION)
+    except TypeError:
+        return None
+    return times if positive and times.origin == MEASURED else None
+
+
+def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) -> list[int]:
+    """Return ranks in the order in which they are to be measured: costly, random, costly, ...
+
+    The ranks in even places are the costliest by their prediction, and those in odd places are a
+    random sample of the others, however many of the order are measured.
+
+    Args:
+        candidates: ranks with different shards.
+    """
+    costly = sorted(candidates, key=lambda rank: -_computation_ms(predicted.per_rank[rank]))
+    drawn = np.random.default_rng([seed, len(costly)]).permutation(sorted(candidates)).tolist()
+    order: dict[int, None] = {}
+    while len(order) < len(costly):
+        source = drawn if len(order) % 2 else costly
+        order[next(rank for rank in source if rank not in order)] = None
+    return list(order)
+
+
+def time_ranks(
+    plan: ShardingPlan,
+    predicted: PlanCost,
+    time_shards: Callable[[Sequence[Shard]], RankTimes],
+    *,
+    count: int | None = None,
+    seconds: float = math.inf,
+    seed: int,
+    name: str,
+) -> tuple[RankTimes, ...]:
+    """Measure ranks of a plan one after the other, and scale the predictions of those left out.
+
+    Args:
+        time_shards: measures shards that share a rank, see `RankTimer`.
+        count: largest number of ranks to measure; None for all.
+        seconds: time after which no further rank is measured, though not before `MIN_MEASURED`.
+        name: what messages call the plan.
+    """
+    by_rank = shards_by_rank(plan)
+    first_with: dict[Shapes, int] = {}
+    for rank, shards in enumerate(by_rank):
+        if shards:
+            first_with.setdefault(shapes(shards), rank)
+    order = by_priority(list(first_with.values()), predicted, seed=seed)[:count]
+    measured: dict[int, RankTimes] = {}
+    progress = Progress(name, len(order), seconds)
+    for rank in order:
+        if len(measured) >= MIN_MEASURED and progress.spent_s >= seconds:
+            break
+        measured[rank] = time_shards(by_rank[rank])
+        progress.add(measured[rank].seconds)
+    sample = list(measured)[1::2] or list(measured)
+    ratios = _ratios(measured, predicted, sample)
+
+    def times_of(rank: int) -> RankTimes:
+        if not by_rank[rank]:
+            return RankTimes(0.0, 0.0, EMPTY)
+        if rank in measured:
+            return measured[rank]
+        first = first_with[shapes(by_rank[rank])]
+        if first in measured:
+            return dataclasses.replace(measured[first], origin=EQUAL)
+        stages = predicted.per_rank[rank]
+        forward, backward = (ratios[stage] * stages.stage_ms(stage) for stage in COMPUTATION)
+        return RankTimes(forward, backward, SCALED)
+
+    return tuple(map(times_of, range(plan.world_size)))
+
+
+def priced_ranks(predicted: PlanCost) -> tuple[RankTimes, ...]:
+    """Return the predicted computation of all ranks."""
+    return tuple(
+        RankTimes(rank.fwd_compute_ms, rank.bwd_compute_ms, PRICED) for rank in predicted.per_rank
+    )
+
+
+def with_times(
+    predicted: PlanCost, ranks: Sequence[RankTimes], added_ms: Sequence[float] | None = None
+) -> PlanCost:
+    """Return a predicted cost with the computation of ranks in the place of the prediction.
+
+    Args:
+        added_ms: time of each rank that its forward computation does not contain; None for none.
+    """
+    added = added_ms or (0.0,) * len(ranks)
+    return dataclasses.replace(
+        predicted,
+        per_rank=tuple(
+            dataclasses.replace(
+                stages,
+                fwd_compute_ms=times.fwd_compute_ms + extra_ms,
+                bwd_compute_ms=times.bwd_compute_ms,
+            )
+            for stages, times, extra_ms in zip(predicted.per_rank, ranks, added, strict=True)
+        ),
+    )
+
+
+def _ratios(
+    measured: Mapping[int, RankTimes], predicted: PlanCost, sample: Sequence[int]
+) -> dict[str, float]:
+    """Return the measured time relative to the predicted one in the sample, by stage."""
+    ratios = {}
+    for stage in COMPUTATION:
+        expected_ms = sum(predicted.per_rank[rank].stage_ms(stage) for rank in sample)
+        measured_ms = sum(float(getattr(measured[rank], f"{stage}_ms")) for rank in sample)
+        ratios[stage] = measured_ms / expected_ms if expected_ms > 0 else 1.0
+    return ratios
+
+
+def _computation_ms(cost: StageCost) -> float:
+    return sum(cost.stage_ms(stage) for stage in COMPUTATION)

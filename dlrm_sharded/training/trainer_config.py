@@ -1,0 +1,77 @@
+"""The config of a training, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.errors import ConfigError, check_count
+
+GPU_PREFETCH_BATCHES = 2
+"""Batches that a thread reads ahead for a GPU, by default."""
+
+PIPELINES = ("auto", "base", "sparse_dist")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """Length of the training, and intervals of its logs and evaluations.
+
+    Args:
+        num_steps: number of steps; None trains `num_epochs` epochs.
+        eval_every_steps: interval of evaluations; None evaluates after the last step only.
+        num_eval_batches: number of batches to evaluate on; None uses the whole validation split.
+        log_every_steps: interval of logs. Losses stay on the device until the log after, so that
+            the host never waits for a step, and a loss that is not finite is found by then.
+        num_warmup_steps: number of first steps that do not count for the throughput.
+        prefetch_batches: number of batches that a thread reads ahead, 0 for no thread; None for 2
+            on CUDA and 0 on a CPU, whose cores all compute.
+        checkpoint: when checkpoints are written; None for never.
+        tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
+        pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
+            "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
+        trace: whether to trace a few steps after the warm-up, see `docs/tracing.md`.
+        trace_steps: number of traced steps.
+    """
+
+    num_steps: int | None = None
+    num_epochs: int = 1
+    eval_every_steps: int | None = None
+    num_eval_batches: int | None = None
+    log_every_steps: int = 20
+    num_warmup_steps: int = 5
+    prefetch_batches: int | None = None
+    pipeline: str = "auto"
+    tf32: bool = True
+    trace: bool = False
+    trace_steps: int = 8
+    checkpoint: CheckpointConfig | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("num_epochs", "log_every_steps", "trace_steps"):
+            check_count(f"trainer.{key}", getattr(self, key), least=1)
+        check_count("trainer.num_warmup_steps", self.num_warmup_steps, least=0)
+        for key, least in (
+            ("num_steps", 1),
+            ("eval_every_steps", 1),
+            ("num_eval_batches", 0),
+            ("prefetch_batches", 0),
+        ):
+            if getattr(self, key) is not None:
+                check_count(f"trainer.{key}", getattr(self, key), least=least)
+        if not isinstance(self.trace, bool):
+            raise ConfigError(f"trainer.trace is {self.trace!r}, must be true or false")
+        if self.pipeline not in PIPELINES:
+            raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
+
+    def total_steps(self, epoch_batches: int) -> int:
+        """Return the number of steps of the whole training."""
+        return self.num_steps or self.num_epochs * epoch_batches
+
+    def prefetch_depth(self, device: torch.device) -> int:
+        """Return the number of batches that a thread reads ahead for ranks on such devices."""
+        if self.prefetch_batches is not None:
+            return self.prefetch_batches
+        return GPU_PREFETCH_BATCHES if device.type == "cuda" else 0

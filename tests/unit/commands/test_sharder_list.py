@@ -1,0 +1,45 @@
+"""A command line names several sharders, and each may have settings of its own."""
+
+import pytest
+
+from dlrm_sharded.commands.sharder_list import checked_sharders, split_list, with_sharder_list
+from dlrm_sharded.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sharder=dim", "sharders=['dim']"),
+        ("sharder=random,neuroshard", "sharders=['random','neuroshard']"),
+        ("sharder=[random, neuroshard]", "sharders=['random','neuroshard']"),
+        (
+            "sharder=dim,neuroshard;replicate=never;pin={a: [0,1]}",
+            "sharders=['dim','neuroshard;replicate=never;pin={a: [0,1]}']",
+        ),
+    ],
+)
+def test_a_list_becomes_a_value(text: str, expected: str) -> None:
+    assert with_sharder_list(["data=synthetic", text]) == ["data=synthetic", expected]
+
+
+def test_other_arguments_stay() -> None:
+    assert with_sharder_list(["seed=1", "out=a,b"]) == ["seed=1", "out=a,b"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-m"], ["sharder=a", "sharder=b"], ["sharder="], ["sharder=[]"], ["sharder.seed=1"]],
+)
+def test_what_is_not_clear_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        with_sharder_list(arguments)
+
+
+@pytest.mark.parametrize("names", ["dim", [], None, [3], ["dim", "dim"]])
+def test_the_list_of_a_config_is_checked(names: object) -> None:
+    with pytest.raises(ConfigError):
+        checked_sharders(names)
+
+
+def test_commas_in_brackets_do_not_separate() -> None:
+    assert split_list("a;x=[1,2],b;y={k: (1,2)},c") == ["a;x=[1,2]", "b;y={k: (1,2)}", "c"]

@@ -1,0 +1,57 @@
+"""A simulated run of a few tables, without a measurement."""
+
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
+from dlrm_sharded.simulation.ranks import RankTimes
+from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.step.prediction import DensePart
+from dlrm_sharded.step.schedule import SERIAL, Overlap
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.training.dense_trace import DenseMemory
+from dlrm_sharded.training.memory import Workload
+
+SLOWEST = 5
+"""Rank that the others wait for."""
+
+
+def made_up_run(world_size: int = 8, *, overlap: Overlap = SERIAL) -> SimulatedRun:
+    """Every rank has a table, and `SLOWEST` computes three times as long as the others."""
+    tables = tuple(Table(f"t{rank}", 1000, 16, 2.0) for rank in range(world_size))
+    topology = Topology(
+        world_size, memory_bytes=GIB, local_world_size=world_size // 2, compute_device="cpu"
+    )
+    task = ShardingTask(tables, topology, 64 * world_size)
+    plan = ShardingPlan(
+        world_size, tuple(Shard.whole(table, rank) for rank, table in enumerate(tables))
+    )
+    cost = PlanCost((StageCost(1.0, 2.0, 2.0, 2.0),) * world_size, (1.0,) * world_size)
+    times = [
+        RankTimes(30.0, 60.0, "measured") if rank == SLOWEST else RankTimes(10.0, 20.0, "scaled")
+        for rank in range(world_size)
+    ]
+    dense = DenseTimes(
+        data_ms=1.0,
+        bottom_forward_ms=2.0,
+        top_forward_ms=3.0,
+        top_backward_ms=4.0,
+        bottom_backward_ms=2.0,
+        optimizer_ms=1.0,
+        spread=0.02,
+    )
+    cluster = Cluster(
+        task=task,
+        dense=DensePart((dense,) * world_size, 1.5),
+        overlap=overlap,
+        workload=Workload(
+            dense=DenseMemory(1000, 0, 5000),
+            dense_state_bytes=1000,
+            num_dense=13,
+            num_measured_batches=0,
+            num_eval_samples=0,
+        ),
+        seed=0,
+    )
+    return simulate("dim", plan, PlanReport("dim", 0.1, cost), times, cluster)

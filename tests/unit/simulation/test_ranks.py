@@ -1,0 +1,108 @@
+"""Which ranks are measured, and what the others are taken to compute."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.simulation.ranks import (
+    RankTimes,
+    by_priority,
+    priced_ranks,
+    shapes,
+    time_ranks,
+    with_times,
+)
+
+NUM_RANKS = 12
+
+
+def predicted(num_ranks: int = NUM_RANKS) -> PlanCost:
+    """Rank r computes r + 1 ms forward and twice that backward."""
+    return PlanCost(tuple(StageCost(r + 1.0, 5.0, 6.0, 2.0 * (r + 1)) for r in range(num_ranks)))
+
+
+def one_table_each(num_ranks: int = NUM_RANKS) -> ShardingPlan:
+    shards = tuple(Shard(f"t{rank}", rank, (0, 10), (0, 4)) for rank in range(num_ranks))
+    return ShardingPlan(num_ranks, shards)
+
+
+def three_times_predicted(shards: Sequence[Shard]) -> RankTimes:
+    number = int(shards[0].table[1:]) + 1
+    return RankTimes(3.0 * number, 6.0 * number, "measured")
+
+
+def test_all_ranks_are_measured_if_they_may_be() -> None:
+    times = time_ranks(
+        one_table_each(), predicted(), three_times_predicted, count=NUM_RANKS, seed=0, name="x"
+    )
+    assert {rank.origin for rank in times} == {"measured"}
+    assert times[4] == RankTimes(15.0, 30.0, "measured")
+
+
+def test_other_ranks_are_scaled_by_a_sample() -> None:
+    times = time_ranks(
+        one_table_each(), predicted(), three_times_predicted, count=6, seed=0, name="x"
+    )
+    origins = [rank.origin for rank in times]
+    assert origins.count("measured") == 6
+    assert origins[-3:] == ["measured"] * 3  # the costliest
+    for rank, found in enumerate(times):
+        assert found.fwd_compute_ms == pytest.approx(3.0 * (rank + 1))
+        assert found.bwd_compute_ms == pytest.approx(6.0 * (rank + 1))
+    again = time_ranks(
+        one_table_each(), predicted(), three_times_predicted, count=6, seed=0, name="x"
+    )
+    assert again == times
+
+
+def test_equal_ranks_are_measured_once() -> None:
+    columns = [Shard("t0", rank, (0, 10), (4 * rank, 4 * rank + 4)) for rank in range(3)]
+    replicas = [Shard("t1", rank, (0, 9), (0, 4), replicated=True) for rank in (3, 4)]
+    blocks = [Shard("t2", rank, (10 * rank, 10 * rank + 10), (0, 4)) for rank in (5, 6)]
+    plan = ShardingPlan(8, (*columns, *replicas, *blocks))
+    calls: list[Sequence[Shard]] = []
+
+    def measure(shards: Sequence[Shard]) -> RankTimes:
+        calls.append(shards)
+        return three_times_predicted(shards)
+
+    times = time_ranks(plan, predicted(8), measure, count=8, seed=0, name="x")
+    assert [rank.origin for rank in times] == [
+        *("measured", "equal", "equal", "measured", "equal", "measured", "measured", "empty")
+    ]
+    assert len(calls) == 4
+    assert times[7].fwd_compute_ms == times[7].bwd_compute_ms == 0.0
+
+
+def test_shapes_tell_precisions_apart() -> None:
+    shard = Shard("t0", 0, (0, 10), (0, 4))
+    half = dataclasses.replace(shard, precision="fp16")
+    assert shapes([shard]) != shapes([half])
+    assert shapes([shard]) == shapes([dataclasses.replace(shard, rank=5)])
+
+
+def test_every_second_rank_is_costly() -> None:
+    order = by_priority(range(NUM_RANKS), predicted(), seed=3)
+    assert sorted(order) == list(range(NUM_RANKS))
+    assert order[0] == NUM_RANKS - 1
+    for place in range(0, NUM_RANKS, 2):
+        assert order[place] == max(order[place:])
+
+
+@pytest.mark.parametrize(("seconds", "num_measured"), [(0.0, 4), (25.0, 5), (1000.0, 12)])
+def test_ranks_are_measured_while_there_is_time(seconds: float, num_measured: int) -> None:
+    def measure(shards: Sequence[Shard]) -> RankTimes:
+        return dataclasses.replace(three_times_predicted(shards), seconds=5.0)
+
+    times = time_ranks(one_table_each(), predicted(), measure, seconds=seconds, seed=0, name="x")
+    assert [rank.origin for rank in times].count("measured") == num_measured
+
+
+def test_exchanges_stay_predicted() -> None:
+    times = [RankTimes(1.0, 2.0, "measured")] * NUM_RANKS
+    cost = with_times(predicted(), times, [0.5] * NUM_RANKS)
+    assert cost.per_rank[7] == StageCost(1.5, 5.0, 6.0, 2.0)
+    assert with_times(predicted(), priced_ranks(predicted())) == predicted()
