@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from dlrm_sharded.step.parts import (
     WAITING,
     DenseTimes,
 )
-from dlrm_sharded.step.prediction import DensePart, predict_step
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR, DensePart, predict_step
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL
 from dlrm_sharded.task import ShardingTask
 
@@ -160,13 +161,20 @@ def evaluate(
         DensePart((dense,) * case.num_ranks, float(all_reduce_ms[0]), dense_error),
         overlap=PIPELINED if case.machine.is_gpu else SERIAL,
         batch_size=task.batch_size,
-        cost_error=report.standing.error if report.standing else None,
         seed=seed,
     )
+    parts_ms = step.breakdown.mean_parts_ms
+    cost_error = report.standing.error if report.standing else None
     return Outcome(
-        parts_ms=step.breakdown.mean_parts_ms,
-        error=step.error,
-        cost_error=report.standing.error if report.standing else None,
+        parts_ms=parts_ms,
+        error=_error(
+            step.step_ms,
+            priced_ms=report.cost.critical_path_ms + parts_ms[ALL_REDUCE],
+            dense_ms=dense.total_ms,
+            cost_error=cost_error,
+            dense_error=dense_error,
+        ),
+        cost_error=cost_error,
         dense_error=dense_error,
         embedding_ms=report.cost.cost_ms,
         standing=report.standing,
@@ -174,6 +182,27 @@ def evaluate(
         cached_bytes=_cached_bytes(report),
         plan=plan_json(plan, report),
     )
+
+
+def _error(
+    step_ms: float,
+    *,
+    priced_ms: float,
+    dense_ms: float,
+    cost_error: float | None,
+    dense_error: float,
+) -> float | None:
+    """Return the expected relative error of a step.
+
+    It is that of `predict_step`, but the all-reduce of the dense part is not measured here.
+
+    Args:
+        priced_ms: what the cost model predicts: the plan's critical path and the all-reduce.
+    """
+    if cost_error is None:
+        return None
+    priced, dense = (min(1.0, part_ms / step_ms) for part_ms in (priced_ms, dense_ms))
+    return math.hypot(priced * cost_error, dense * dense_error, COMPOSITION_ERROR)
 
 
 def _cached_bytes(report: PlanReport) -> int:
