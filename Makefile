@@ -23,7 +23,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate simulate bringup test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
@@ -40,6 +40,9 @@ simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FO
 
 bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
 	$(BIN)/python scripts/bringup.py $(ARGS)
+
+advise: $(VENV)/installed  ## what to rent, which sharder; ARGS="data=mlperf_dcnv2 hardware=[h100,a100] ranks=[8,16]"
+	$(BIN)/dlrm-advise $(ARGS)
 
 WORKERS ?= 2
 test: $(VENV)/installed  ## run all tests, on two workers; ARGS="tests/launch -x" WORKERS=0

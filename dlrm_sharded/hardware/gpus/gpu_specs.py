@@ -15,6 +15,14 @@ from dlrm_sharded.errors import ConfigError, check_number
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures stand for a data-centre GPU of which nothing is known."""
 
+MOST_COMMON = {
+    "v100": "v100_sxm",
+    "a100": "a100_sxm_80gb",
+    "a800": "a800_sxm",
+    "h100": "h100_sxm",
+}
+"""The variant that users mean if they name none."""
+
 STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")
 STATED_OPTIONAL = ("l2_mb", "adapter_gb_per_s")
 
@@ -39,6 +47,8 @@ class GpuSpec:
         host_gb_per_s: nominal bandwidth between the GPU and host memory, one way; by default that
             of PCIe 4.0 x16.
         bf16_tflops: dense peak; None if unknown.
+        memory_gib: size of the device's memory; None if unknown.
+        gpus_of_domain: GPUs that the links connect, such as those of one host.
         collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
     """
 
@@ -51,6 +61,8 @@ class GpuSpec:
     adapter_gb_per_s: float
     host_gb_per_s: float = 32.0
     bf16_tflops: float | None = None
+    memory_gib: float | None = None
+    gpus_of_domain: int = 8
     collectives: str | None = None
 
     @property
@@ -115,11 +127,14 @@ def find_gpu_spec(name: str) -> GpuSpec | None:
 
 
 def named_gpu_spec(name: str, *, key: str) -> GpuSpec:
-    """Return the GPU with a name from the config; ConfigError if there is none."""
-    spec = find_gpu_spec(name) if isinstance(name, str) else None
+    """Return the GPU with a name from the config; ConfigError if there is none.
+
+    Users may leave out the variant, see `MOST_COMMON`.
+    """
+    spec = find_gpu_spec(MOST_COMMON.get(name.lower(), name)) if isinstance(name, str) else None
     if spec is None:
         raise ConfigError(
-            f"{key} is {name!r}; known are {', '.join(gpu_specs())}; "
+            f"{key} is {name!r}; known are {', '.join([*MOST_COMMON, *gpu_specs()])}; "
             "state the figures of another GPU in cost_model.gpu"
         )
     return spec

@@ -8,6 +8,7 @@ from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.hardware.gpus.collectives import measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import (
     GENERIC,
+    MOST_COMMON,
     GpuSpec,
     find_gpu_spec,
     gpu_specs,
@@ -47,6 +48,8 @@ def test_sheets_are_sound() -> None:
         ), "no other GPU has this name"
         assert 100 < spec.memory_gb_per_s < 20_000
         assert 1 < spec.l2_mb < 500
+        assert spec.memory_gib is not None
+        assert 15 < spec.memory_gib < 300
         assert (spec.link == "nvlink") == (spec.link_gb_per_s >= 100)
         assert 1 < spec.adapter_gb_per_s <= spec.link_gb_per_s
     assert {spec.collectives for spec in specs.values()} - {None} == {
@@ -55,8 +58,16 @@ def test_sheets_are_sound() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"^hardware is 'h101'; known are v100_sxm, .*gb300"):
+    with pytest.raises(
+        ConfigError, match=r"^hardware is 'h101'; known are v100, .*v100_sxm, .*gb300"
+    ):
         named_gpu_spec("h101", key="hardware")
+
+
+def test_users_may_leave_out_the_variant() -> None:
+    for name, key in MOST_COMMON.items():
+        assert find_gpu_spec(name) is None, "CUDA does not name a device so"
+        assert named_gpu_spec(name.upper(), key="hardware").key == key
 
 
 def test_stated_figures() -> None:

@@ -1,0 +1,11 @@
+"""Advice on hardware and sharders: what to rent for some tables, and how to shard them there.
+
+Glossary:
+    machine     a kind of hardware: GPUs of one kind in hosts, or the CPUs of this machine
+    case        a machine, a number of ranks and a sharder
+    outcome     what is predicted of a case: its plan and its step
+    candidate   a case with its outcome, or with the reason why it has none
+    objective   what candidates are compared by: the time or the price of a sample
+    tie         two candidates whose difference the errors of predictions explain
+    gain        growth of the throughput relative to that of the ranks; 1 is ideal
+"""

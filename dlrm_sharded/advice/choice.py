@@ -1,0 +1,115 @@
+"""Chooses a candidate, and says how sure the choice is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dlrm_sharded.advice.candidates import GROUPS, Candidate, Outcome
+from dlrm_sharded.advice.scaling import Scaling, scaling_of
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR
+
+Objective = Literal["time", "price"]
+
+UNKNOWN_ERROR = 1.0
+"""Relative error of a prediction whose error is not known."""
+
+ERROR_GROUPS = (("lookups", "waiting"), ("exchanges",), ("dense",))
+"""Groups of parts that share an error: ranks wait for the lookups of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidate to take, and the others.
+
+    Args:
+        ranking: candidates that were compared, the best one first.
+        tied: candidates whose distance from the best one their errors explain.
+        scalings: how each machine scales under each sharder.
+        asked: all candidates, those without an outcome too.
+    """
+
+    objective: Objective
+    ranking: tuple[Candidate, ...]
+    tied: tuple[Candidate, ...]
+    scalings: tuple[Scaling, ...]
+    asked: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate:
+        return self.ranking[0]
+
+    @property
+    def runner_up(self) -> Candidate | None:
+        return self.ranking[1] if len(self.ranking) > 1 else None
+
+    def loss(self, other: Candidate) -> float:
+        """Return how much more another candidate takes, relative to the best one."""
+        return value_of(other, self.objective) / value_of(self.best, self.objective) - 1
+
+
+def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
+    """Choose among candidates, of which at least one has an outcome.
+
+    With prices, the cheapest one is the best. Without them the fastest one is, among the largest
+    sizes of each machine and sharder that still scale.
+    """
+    by_curve: dict[tuple[str, str], list[Candidate]] = {}
+    for candidate in candidates:
+        if candidate.is_feasible:
+            key = (candidate.case.machine.name, candidate.case.sharder)
+            by_curve.setdefault(key, []).append(candidate)
+    scalings = tuple(scaling_of(curve, least_gain=least_gain) for curve in by_curve.values())
+    objective: Objective = "price"
+    compared = [candidate for curve in by_curve.values() for candidate in curve]
+    if any(candidate.case.machine.price is None for candidate in compared):
+        objective, compared = "time", [scaling.last for scaling in scalings]
+    compared.sort(key=lambda candidate: value_of(candidate, objective))
+    best, *others = compared
+    tied = [other for other in others if is_tied(best, other, objective)]
+    return Choice(objective, tuple(compared), tuple(tied), scalings, tuple(candidates))
+
+
+def value_of(candidate: Candidate, objective: Objective) -> float:
+    """Return what a candidate takes for a sample: time in ms, or a price."""
+    return candidate.outcome.step_ms * _weight(candidate, objective)
+
+
+def is_tied(best: Candidate, other: Candidate, objective: Objective) -> bool:
+    """Return whether the errors of predictions explain the distance of a candidate from the best.
+
+    On one machine, both have the same errors of lookups, exchanges and dense layers, so only what
+    differs counts, beside the error of composing a step. Errors of two machines are factors that
+    are taken to be independent.
+    """
+    values = [value_of(candidate, objective) for candidate in (best, other)]
+    if best.case.machine != other.case.machine:
+        factors = [math.log1p(_known(candidate.outcome.error)) for candidate in (best, other)]
+        return math.log(values[1] / values[0]) <= math.hypot(*factors)
+    uncertain = []
+    for groups in ERROR_GROUPS:
+        first, second = (
+            sum(candidate.group_share(group) for group in groups) * value
+            for candidate, value in zip((best, other), values, strict=True)
+        )
+        uncertain.append(_error_of(best.outcome, groups[0]) * (second - first))
+    return values[1] - values[0] <= max(math.hypot(*uncertain), COMPOSITION_ERROR * values[0])
+
+
+def _error_of(outcome: Outcome, group: str) -> float:
+    assert group in GROUPS
+    return outcome.dense_error if group == "dense" else _known(outcome.cost_error)
+
+
+def _known(error: float | None) -> float:
+    return UNKNOWN_ERROR if error is None else error
+
+
+def _weight(candidate: Candidate, objective: Objective) -> float:
+    per_sample = 1 / candidate.batch_size
+    if objective == "time":
+        return per_sample
+    assert candidate.case.machine.price is not None
+    return per_sample * candidate.case.num_ranks * candidate.case.machine.price

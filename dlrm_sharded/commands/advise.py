@@ -1,0 +1,92 @@
+"""Advise on what to rent and which sharder to use: the command `dlrm-advise`.
+
+dlrm-advise task=task.json hardware=[h100,h200,a100] ranks=[4,8,16,32] prices.h100=2.5 ...
+dlrm-advise data=t510 hardware=h100 ranks=16
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from dlrm_sharded.advice.candidates import Candidate
+from dlrm_sharded.advice.choice import Choice, choose
+from dlrm_sharded.advice.files import write_advice
+from dlrm_sharded.advice.question import candidates_of, no_outcome
+from dlrm_sharded.advice.text import (
+    choice_text,
+    origin_lines,
+    overrides_text,
+    scaling_text,
+    table_lines,
+)
+from dlrm_sharded.commands.advise_config import question_of
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.errors import ConfigError, check_count, check_number, check_path
+from dlrm_sharded.process import num_cores
+
+MOST_WORKERS = 8
+
+log = logging.getLogger("dlrm_sharded.advise")
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="advise")
+def hydra_main(cfg: DictConfig) -> None:
+    with exit_codes():
+        _check(cfg)
+        question, samples = question_of(cfg)
+        num_workers = cfg.workers or min(num_cores(), MOST_WORKERS)
+        candidates = candidates_of(question, seconds=cfg.seconds, num_workers=num_workers)
+        if not any(candidate.is_feasible for candidate in candidates):
+            raise no_outcome(candidates)
+        choice = choose(candidates, least_gain=cfg.least_gain)
+        if cfg.out is not None:
+            texts = {"advice": choice_text(choice, samples=samples)}
+            texts |= {"overrides": overrides_text(choice.best)}
+            write_advice(Path(cfg.out), candidates, choice, samples=samples, texts=texts)
+        log.info("%s", "\n".join(_lines(candidates, choice, samples, cfg.out)))
+
+
+def _lines(
+    candidates: list[Candidate], choice: Choice, samples: float | None, out: str | None
+) -> list[str]:
+    """Return what the terminal shows."""
+    scalings = [text for scaling in choice.scalings if (text := scaling_text(scaling))]
+    lines = [
+        "predictions; the reading of data is not counted",
+        *origin_lines(candidates),
+        *table_lines(candidates, samples=samples),
+        *scalings,
+        f"advice: {choice_text(choice, samples=samples)}",
+        f"overrides: {overrides_text(choice.best)}",
+    ]
+    if out is not None:
+        lines.append(f"wrote advice.json, advice.csv, task.json and plan.json to {out}")
+    return lines
+
+
+def _check(cfg: DictConfig) -> None:
+    check_count("num_dense", cfg.num_dense, least=0)
+    check_count("seed", cfg.seed, least=0)
+    check_number("least_gain", cfg.least_gain, most=1.0)
+    check_number("seconds", cfg.seconds, above=True, most=1e6)
+    if cfg.workers is not None:
+        check_count("workers", cfg.workers, least=1, most=1024)
+    if cfg.samples is not None:
+        check_number("samples", cfg.samples, above=True, most=1e18)
+    if cfg.out is not None:
+        check_path("out", cfg.out)
+        if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
+            raise ConfigError(f"out is {cfg.out!r}, which is a file; name a folder")
+
+
+def main() -> None:
+    run_hydra(hydra_main)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Turns the config of dlrm-advise into a question."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dlrm_sharded.advice.candidates import Case
+from dlrm_sharded.advice.dense import DenseModel
+from dlrm_sharded.advice.machines import (
+    CPU_NAMES,
+    Machine,
+    TableMemory,
+    cpu_machine,
+    gpu_machine,
+    with_prices,
+)
+from dlrm_sharded.advice.question import Question
+from dlrm_sharded.artifact import has_artifact
+from dlrm_sharded.artifact_kinds import policy_kind
+from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.commands.planner import build_planner, plain
+from dlrm_sharded.commands.task_from_data import stated_topology
+from dlrm_sharded.context import RunContext
+from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.devices import device_type
+from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.planning import Planner
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, read_task
+from dlrm_sharded.training.optimizers import OptimizerConfig
+
+DEFAULT_SHARDER = "neuroshard"
+NOT_COMPARED = ("plan_file",)
+POLICIES = ("autoshard", "dreamshard")
+DEFAULT_BATCH_SIZE = 65_536
+
+SEARCH_SHARE, TIMEOUT_SHARE = 0.4, 0.8
+"""Parts of a case's time for a search, and for a planner that ends with an error afterwards."""
+
+GPU_PRICES = {"_target_": "dlrm_sharded.cost.learned.prior_cost_model", "_partial_": True}
+"""Cost model of GPUs: calibrated prices would be of one of them alone."""
+
+
+def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
+    """Return the question of a config, and the samples of an epoch if they are known.
+
+    Raises:
+        ConfigError: a value cannot be used; the message names its key.
+    """
+    if (cfg.task is None) == (cfg.get("data") is None):
+        raise ConfigError(
+            "name either task=task.json or data=, one of conf/data, and not both, to advise on"
+        )
+    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    task = None if cfg.task is None else read_task(cfg.task)
+    machines = _machines(cfg, optimizer if task is None else None)
+    sizes = _sizes(cfg.ranks)
+    nodes = _sharders(cfg, is_only_question=len(machines) == len(sizes) == 1, machines=machines)
+    batch_size_of = _batch_sizes(cfg, sizes, task)
+    dataset_of = functools.lru_cache(maxsize=None)(functools.partial(_dataset, cfg))
+
+    def tables_of(batch_size: int) -> tuple[Table, ...]:
+        return dataset_of(batch_size).tables if task is None else task.tables
+
+    num_dense, samples = cfg.num_dense, cfg.samples
+    if task is None:
+        dataset = dataset_of(batch_size_of(sizes[0]))
+        num_dense = dataset.num_dense
+        samples = samples or _epoch(dataset)
+    build = instantiate(cfg.model)
+    dense = DenseModel(
+        lambda tables, device: build(tables, num_dense, device=device),
+        num_dense=num_dense,
+        optimizer=optimizer,
+        bf16=bool(cfg.model.get("bf16", False)),
+    )
+    question = Question(
+        cases=[Case(*parts) for parts in product(machines, sizes, nodes)],
+        batch_size_of=batch_size_of,
+        tables_of=tables_of,
+        stated=_stated(cfg, optimizer, task),
+        planner_of=functools.partial(_planner, cfg, nodes),
+        dense=dense,
+        seed=cfg.seed,
+    )
+    return question, samples
+
+
+def _machines(cfg: DictConfig, optimizer: OptimizerConfig | None) -> list[Machine]:
+    node = cfg.topology
+    memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
+    of_tables = None if optimizer is None else optimizer.embedding
+    machines = []
+    for name in _names("hardware", cfg.hardware):
+        if name in CPU_NAMES:
+            if name == "here" and device_type() == "cuda":
+                raise ConfigError("hardware is here, which has GPUs; name their kind, or cpu")
+            hardware = local_hardware(torch.device("cpu"))
+            machines.append(cpu_machine(name, memory, hardware, optimizer=of_tables))
+        else:
+            machines.append(gpu_machine(name, memory, optimizer=of_tables))
+    return with_prices(machines, cfg.prices)
+
+
+def _names(key: str, value: Any) -> list[str]:
+    """Return a list of different names, from a list or from one name."""
+    names = [value] if isinstance(value, str) else plain(value)
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise ConfigError(f"{key} is {names!r}, must be a name or a list of names: [h100,a100]")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{key} names {max(names, key=names.count)!r} twice")
+    return names
+
+
+def _sizes(value: Any) -> list[int]:
+    sizes = plain(value)
+    sizes = sizes if isinstance(sizes, list) else [sizes]
+    if not sizes:
+        raise ConfigError("ranks is an empty list, must have numbers of ranks: [8,16,32]")
+    for size in sizes:
+        check_count("ranks", size, least=1, most=MAX_RANKS)
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"ranks has {max(sizes, key=sizes.count)} twice")
+    return sorted(sizes)
+
+
+def _batch_sizes(
+    cfg: DictConfig, sizes: Sequence[int], task: ShardingTask | None
+) -> Callable[[int], int]:
+    """Return the function from a number of ranks to the global batch size."""
+    if cfg.batch_per_rank is not None:
+        if cfg.batch_size is not None:
+            raise ConfigError("set batch_size or batch_per_rank, not both")
+        per_rank = cfg.batch_per_rank
+        check_count("batch_per_rank", per_rank, least=1, most=MAX_BATCH_SIZE // max(sizes))
+        return lambda num_ranks: per_rank * num_ranks
+    batch_size = cfg.batch_size
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE if task is None else task.batch_size
+    check_count("batch_size", batch_size, least=1, most=MAX_BATCH_SIZE)
+    for size in sizes:
+        if batch_size % size:
+            raise ConfigError(
+                f"batch_size is {batch_size:,}; it is global and must be a multiple of {size} "
+                "(ranks); or set batch_per_rank"
+            )
+    return lambda num_ranks: batch_size
+
+
+def _dataset(cfg: DictConfig, batch_size: int) -> Dataset:
+    of_size = cfg.copy()
+    of_size.batch_size = batch_size
+    return build_dataset(of_size)
+
+
+def _epoch(dataset: Dataset) -> float | None:
+    """Return the samples of an epoch; None of synthetic data, which has as many as one asks for."""
+    if isinstance(dataset, SyntheticDataset):
+        return None
+    return float(dataset.num_batches("train") * dataset.batch_size)
+
+
+def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | None) -> Topology:
+    """Return what the user says of all ranks; the machines know the rest."""
+    node = cfg.topology.copy()
+    node.world_size = 1 if node.ranks_per_host is None else node.ranks_per_host
+    node.memory_gib, node.reserved_gib = 1.0, 0.0
+    stated = stated_topology(node, optimizer)
+    if task is None:
+        return stated
+    return Topology(
+        stated.world_size,
+        stated.memory_bytes,
+        local_world_size=stated.local_world_size,
+        bytes_per_element=task.topology.bytes_per_element,
+        optimizer_bytes_per_row=task.topology.optimizer_bytes_per_row,
+        intra_host_bytes_per_s=stated.intra_host_bytes_per_s,
+        inter_host_bytes_per_s=stated.inter_host_bytes_per_s,
+        host_memory_bytes=stated.host_memory_bytes,
+        host_bytes_per_s=stated.host_bytes_per_s,
+    )
+
+
+def _sharders(
+    cfg: DictConfig, *, is_only_question: bool, machines: Sequence[Machine]
+) -> dict[str, DictConfig]:
+    """Return the nodes of the sharders to compare by their names."""
+    named = _named_sharders()
+    if isinstance(named, str):
+        return {named: cfg.sharder}
+    if named is None:
+        named = [DEFAULT_SHARDER]
+        if is_only_question:
+            named = [name for name in _all_sharders() if _applies(name, machines[0])]
+    elif any(key.startswith("sharder.") for key in _override_keys()):
+        raise ConfigError("sharder.* needs one sharder; sharder= names several")
+    return {name: _sharder_node(cfg, name) for name in named}
+
+
+def _named_sharders() -> str | list[str] | None:
+    """Return what the command line says of the sharder; None for nothing."""
+    for override in _overrides():
+        if override.key_or_group == "sharder":
+            value = override.value()
+            return list(value) if isinstance(value, list) else value
+    return None
+
+
+def _overrides() -> list[Any]:
+    texts = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    return OverridesParser.create().parse_overrides(texts)
+
+
+def _override_keys() -> list[str]:
+    return [override.key_or_group for override in _overrides()]
+
+
+def _all_sharders() -> list[str]:
+    names = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+    return [name for name in names if name not in NOT_COMPARED]
+
+
+def _applies(name: str, machine: Machine) -> bool:
+    """Return whether a sharder needs no policy, or one that was trained for the machine."""
+    device = "cuda" if machine.is_gpu else "cpu"
+    return name not in POLICIES or has_artifact(policy_kind(name), device)
+
+
+def _sharder_node(cfg: DictConfig, name: str) -> DictConfig:
+    node = OmegaConf.load(CONF_DIR / "sharder" / f"{name}.yaml")
+    assert isinstance(node, DictConfig)
+    node._set_parent(cfg)  # for values such as ${seed}
+    return node
+
+
+def _planner(
+    cfg: DictConfig,
+    nodes: dict[str, DictConfig],
+    case: Case,
+    context: RunContext,
+    box_s: float,
+) -> Planner:
+    """Build the planner of a case, whose sharder ends within its time."""
+    of_case = cfg.copy()
+    sharder = nodes[case.sharder].copy()
+    with open_dict(of_case), open_dict(sharder):
+        if "time_budget_s" in sharder:
+            sharder.time_budget_s = min(sharder.time_budget_s, SEARCH_SHARE * box_s)
+        if "timeout_s" in sharder:
+            sharder.timeout_s = min(sharder.timeout_s, max(1, int(TIMEOUT_SHARE * box_s)))
+        if "cache_tables" in sharder and cfg.topology.host_memory_gib is None:
+            sharder.cache_tables = "never"
+        of_case.sharder = sharder
+        if case.machine.is_gpu:
+            of_case.cost_model = GPU_PRICES
+    try:
+        planner = build_planner(of_case, context)
+    except Exception as error:
+        # the other cases go on, so an error in Hydra's wrapper becomes the reason of this one
+        if (message := readable_message(error)) is None:
+            raise
+        raise ConfigError(message) from error
+    return Planner(
+        planner.sharder, planner.cost_model, exchange_precision=planner.exchange_precision
+    )

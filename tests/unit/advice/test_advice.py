@@ -1,0 +1,229 @@
+"""Advice: what pays off, what is tied, and what is said of it."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome
+from dlrm_sharded.advice.choice import choose, is_tied, value_of
+from dlrm_sharded.advice.machines import Machine, TableMemory, gpu_machine, with_prices
+from dlrm_sharded.advice.question import no_outcome
+from dlrm_sharded.advice.scaling import gain_of, scaling_of
+from dlrm_sharded.advice.text import (
+    choice_text,
+    fits_text,
+    overrides_text,
+    scaling_text,
+    table_lines,
+)
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.step.parts import PARTS
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology
+
+MEMORY = TableMemory(memory_gib=None, memory_fraction=0.7)
+H100 = gpu_machine("h100", MEMORY, optimizer=None)
+A100 = gpu_machine("a100", MEMORY, optimizer=None)
+STATED = Topology(1, 1)
+TABLES = (Table("a", 1000, 16, 2.0),)
+BATCH_SIZE = 1024
+
+
+def candidate(
+    machine: Machine = H100,
+    num_ranks: int = 8,
+    *,
+    sharder: str = "dim",
+    error: float | None = 0.1,
+    batch_size: int = BATCH_SIZE,
+    **parts_ms: float,
+) -> Candidate:
+    """A candidate whose step has the given parts."""
+    topology = machine.topology(num_ranks, STATED)
+    outcome = Outcome(
+        parts_ms=dict.fromkeys(PARTS, 0.0) | parts_ms,
+        error=error,
+        cost_error=error,
+        dense_error=0.5,
+        embedding_ms=1.0,
+        standing=None,
+        solve_s=0.1,
+        cached_bytes=0,
+        plan={},
+    )
+    task = ShardingTask(TABLES, topology, batch_size)
+    return Candidate(Case(machine, num_ranks, sharder), batch_size, task, outcome)
+
+
+def test_figures_of_a_candidate() -> None:
+    found = candidate(priced(H100, 3.0), fwd_compute=2.0, top_forward=0.0, fwd_comm=2.0)
+    assert found.outcome.step_ms == 4.0
+    assert found.samples_per_s == 1e3 * BATCH_SIZE / 4.0
+    assert found.hours(3600 * found.samples_per_s) == pytest.approx(1.0)
+    assert found.price(3600 * found.samples_per_s) == pytest.approx(8 * 3.0)
+    assert found.group_share("lookups") == found.group_share("exchanges") == 0.5
+
+
+def priced(machine: Machine, price: float) -> Machine:
+    return dataclasses.replace(machine, price=price)
+
+
+def test_memory_of_a_rank() -> None:
+    assert H100.memory_bytes == int(0.7 * 80 * GIB), "56 GiB, as in conf/topology/h100_80gb.yaml"
+    assert H100.topology(4, STATED).ranks_per_host == 4
+    assert H100.topology(32, STATED).ranks_per_host == 8
+    stated = gpu_machine("l40s", TableMemory(20.0, 0.7, reserved_gib=5.0), optimizer=None)
+    assert stated.memory_bytes == 15 * GIB
+    with pytest.raises(ConfigError, match="12 ranks do not fill hosts of 8"):
+        H100.topology(12, STATED)
+    with pytest.raises(ConfigError, match=r"^topology.reserved_gib is 90, .* 56 GiB that h100"):
+        gpu_machine("h100", TableMemory(None, 0.7, reserved_gib=90.0), optimizer=None)
+    with pytest.raises(ConfigError, match=r"^hardware is 'h101'; known are cpu, here, v100"):
+        gpu_machine("h101", MEMORY, optimizer=None)
+
+
+def test_ranks_of_a_host_share_its_memory() -> None:
+    machine = dataclasses.replace(H100, spec=None, memory_bytes=100, shares_memory=True)
+    topology = machine.topology(1, STATED)
+    assert (topology.memory_bytes, topology.compute_device) == (100, "cpu")
+    with pytest.raises(ConfigError, match="100000 ranks need as many cores"):
+        machine.topology(100_000, STATED)
+
+
+def test_a_price_may_have_another_name_of_the_gpu() -> None:
+    found = with_prices([H100, A100], {"h100_sxm": 2, "a100": 1.5, "l40s": None})
+    assert [machine.price for machine in found] == [2, 1.5]
+    assert [m.price for m in with_prices([H100, A100], {"h100": None})] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ({"h100": 2}, "prices.a100 is not set"),
+        ({"h100": 2, "h100_sxm": 2, "a100": 1}, "prices.h100 is stated under several names"),
+        ({"h100": 2, "a100": 1, "l40s": 1}, "prices.l40s is stated, but hardware is h100, a100"),
+        ({"h100": -2, "a100": 1}, "prices.h100 is -2, must be a number > 0"),
+        ({"h100": "2 EUR", "a100": 1}, "prices.h100 is '2 EUR', must be a number"),
+        ({"cpu": 1, "h100": 2, "a100": 1}, "prices.cpu is stated"),
+    ],
+)
+def test_prices_that_are_refused(prices: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        with_prices([H100, A100], prices)
+
+
+def test_ideal_scaling_has_no_limit() -> None:
+    sizes = [candidate(num_ranks=n, dense_forward=16 / n, fwd_compute=8 / n) for n in (4, 1, 2)]
+    found = scaling_of(sizes)
+    assert (found.last.case.num_ranks, found.limit) == (4, None)
+    assert gain_of(sizes[1], sizes[0]) == pytest.approx(1.0)
+    assert "the most that were asked for" in (scaling_text(found) or "")
+
+
+def test_the_part_that_does_not_scale_is_the_limit() -> None:
+    """The exchange's share grows more, but the dense layers are what keeps the step from 5 ms."""
+    four = candidate(num_ranks=4, dense_forward=9.0, bwd_comm=0.2, fwd_compute=0.8)
+    eight = candidate(num_ranks=8, dense_forward=8.0, bwd_comm=2.0, fwd_compute=0.4)
+    limit = scaling_of([four, eight]).limit
+    assert limit is not None
+    assert (limit.group, limit.part) == ("dense", "dense_forward")
+    assert (limit.ideal_ms, limit.ms) == (4.5, 8.0)
+    text = scaling_text(scaling_of([four, eight]))
+    assert text is not None
+    assert "up to 4 ranks: 8 give -4 % of the ideal gain, because of the dense layers" in text
+
+
+def test_weak_scaling_keeps_the_time_of_a_rank() -> None:
+    one = candidate(num_ranks=1, batch_size=100, dense_forward=1.0)
+    two = candidate(num_ranks=2, batch_size=200, dense_forward=1.0, bwd_comm=9.0)
+    assert gain_of(one, candidate(num_ranks=2, batch_size=200, dense_forward=1.0)) == 1.0
+    limit = scaling_of([one, two]).limit
+    assert limit is not None
+    assert (limit.group, limit.ideal_ms, limit.ms) == ("exchanges", 0.0, 9.0)
+
+
+def test_one_size_has_no_scaling() -> None:
+    assert scaling_text(scaling_of([candidate(fwd_compute=1.0)])) is None
+
+
+def test_without_prices_sizes_that_do_not_pay_off_are_not_chosen() -> None:
+    sizes = [candidate(num_ranks=n, dense_forward=ms) for n, ms in ((8, 2.0), (16, 1.9))]
+    choice = choose([*sizes, candidate(A100, dense_forward=9.0)], least_gain=0.5)
+    assert (choice.objective, choice.best) == ("time", sizes[0])
+    assert choice.runner_up is not None
+    assert choice.runner_up.case.machine == A100
+    assert choice.loss(choice.runner_up) == pytest.approx(3.5)
+    assert "4.5 times as long" in choice_text(choice, samples=None)
+
+
+def test_with_prices_the_cheapest_one_is_chosen() -> None:
+    fast = candidate(priced(H100, 4.0), dense_forward=1.0)
+    slow = candidate(priced(A100, 1.0), dense_forward=3.0)
+    choice = choose([fast, slow], least_gain=0.5)
+    assert (choice.objective, choice.best) == ("price", slow)
+    assert choice.loss(fast) == pytest.approx(1 / 3)
+    text = choice_text(choice, samples=1e9)
+    assert text.startswith("rent 8 a100: ")
+    assert "the runner-up, 8 h100, costs 33.3 % more" in text
+
+
+def test_ties_of_two_machines_follow_from_both_errors() -> None:
+    best = candidate(dense_forward=1.0, error=0.1)
+    near = candidate(A100, dense_forward=1.1, error=0.1)
+    far = candidate(A100, dense_forward=1.2, error=0.1)
+    assert is_tied(best, near, "time")
+    assert not is_tied(best, far, "time")
+    assert is_tied(best, candidate(A100, dense_forward=1.2, error=None), "time"), "unknown error"
+    text = choice_text(choose([best, near], least_gain=0.5), samples=None)
+    assert "tied with 8 a100: the answer depends on the error of the prices" in text
+
+
+def test_sharders_share_the_errors_of_a_machine() -> None:
+    best = candidate(dense_forward=1.0, fwd_compute=1.0, error=0.5)
+    assert is_tied(best, candidate(dense_forward=1.0, fwd_compute=1.1, error=0.5), "time")
+    slower = candidate(sharder="size", dense_forward=1.0, fwd_compute=1.3, error=0.5)
+    assert not is_tied(best, slower, "time"), "the difference is off by half, not the step"
+    traded = candidate(dense_forward=1.0, fwd_compute=0.2, fwd_comm=1.1, error=0.5)
+    assert is_tied(best, traded, "time"), "lookups and exchanges are off independently"
+    text = choice_text(choose([best, slower], least_gain=0.5), samples=None)
+    assert text.startswith("use sharder=dim: ")
+    assert text.endswith("15.0 % longer, which the errors of the predictions do not explain")
+
+
+def test_the_table_has_the_columns_that_differ() -> None:
+    failed = dataclasses.replace(
+        candidate(A100), result=Failure("tables are too large | really", missing_bytes=3 * GIB)
+    )
+    lines = table_lines([candidate(fwd_comm=2.0), failed], samples=None)
+    assert lines[0].startswith("| hardware | fits | ")
+    assert "price" not in lines[0]
+    assert lines[2].startswith("| h100 | yes | 1.00 | 2.00 | 512,000 | 10 | ")
+    assert lines[3].startswith("| a100 | no: 3 GiB are missing | - | - | ")
+    assert len({line.count("|") for line in lines}) == 1
+    assert "/ really" in fits_text(dataclasses.replace(failed, result=Failure("a | really")))
+
+
+def test_sharders_are_sorted() -> None:
+    failed = dataclasses.replace(candidate(sharder="size"), result=Failure("too slow"))
+    rows = [failed, candidate(sharder="dim", fwd_comm=2.0), candidate(fwd_comm=1.0, sharder="x")]
+    lines = table_lines(rows, samples=1e6)
+    assert [line.split(" ")[1] for line in lines[2:]] == ["x", "dim", "size"]
+
+
+def test_overrides() -> None:
+    text = overrides_text(candidate(num_ranks=16, fwd_comm=1.0))
+    assert text == (
+        "sharder=dim batch_size=1024 topology.memory_gib=56 topology.intra_host_gb_per_s=450 "
+        "topology.inter_host_gb_per_s=50 (2 hosts of 8 ranks)"
+    )
+
+
+def test_nothing_fits() -> None:
+    machine = dataclasses.replace(H100, memory_bytes=1000)
+    task = ShardingTask(TABLES, machine.topology(8, STATED), BATCH_SIZE)
+    case = Case(machine, 8, "dim")
+    result = Failure("long text", missing_bytes=GIB)
+    error = no_outcome([Candidate(case, BATCH_SIZE, task, result)])
+    assert "h100, dim: 0.0 GiB of tables exceed the memory of 8 ranks by 1.0 GiB" in str(error)
+    assert math.isfinite(value_of(candidate(fwd_comm=1.0), "time"))
