@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is predicted of a case.
+    """The predicted step of a case, and the plan that it is of.
 
     Args:
         parts_ms: `step.parts.PARTS` in the mean of all ranks; they sum to the step.

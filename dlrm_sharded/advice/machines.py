@@ -21,7 +21,7 @@ CPU_NAMES = ("cpu", "here")
 
 @dataclass(frozen=True, slots=True)
 class TableMemory:
-    """What a user says of the memory for tables; the names are those of conf/topology.
+    """Memory for tables that the user states; the names are those of conf/topology.
 
     Args:
         memory_gib: of a rank; None for a fraction of what the hardware has.

@@ -29,7 +29,7 @@ LEAST_BOX_S, MOST_BOX_S = 5.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be compared.
+    """The machines, sizes and sharders to compare.
 
     Args:
         cases: machines, sizes and sharders.

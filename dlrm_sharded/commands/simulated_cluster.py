@@ -1,4 +1,4 @@
-"""What the config of a simulation describes: the cluster's task, its device and its dense part."""
+"""Builds what the config of a simulation describes: the task, the device and the dense part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OVERLAPS = {"serial": SERIAL, "pipelined": PIPELINED}
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """What is simulated, and on what.
+    """The cluster to simulate, and the device that stands in for it.
 
     Args:
         dataset: None for a task.json.

@@ -22,7 +22,7 @@ from dlrm_sharded.training.memory import RankMemory, Workload, estimate_memory
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the plans of a simulation have in common.
+    """The properties that all plans of a simulation share.
 
     Args:
         workload: what a run needs memory for, besides its tables.

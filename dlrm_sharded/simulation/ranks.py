@@ -33,7 +33,7 @@ MIN_MEASURED = 4
 """Number of ranks that are measured, however long that takes."""
 
 Shapes = tuple[tuple[Any, ...], ...]
-"""What decides a rank's computation, see `shapes`."""
+"""Key of ranks that compute equally long, see `shapes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on every rank, and which rank the others wait for.
+"""Breaks a step down: where its time goes on every rank, and which rank the others wait for.
 
 Simulated timelines and recorded traces are broken down into the same parts.
 """

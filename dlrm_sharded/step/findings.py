@@ -1,4 +1,4 @@
-"""What stands out in recorded steps: a rank that the others wait for, a slow link, a costly part.
+"""Finds what stands out in recorded steps: a rank that others wait for, a slow link, a costly part.
 
 A finding compares with what the run has measured before it trained. The median over the steps
 counts, so that a pause in one of them is no finding.
@@ -83,7 +83,7 @@ class CostlyPart:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What stands out, the costliest of each kind first."""
+    """The findings of a trace, the costliest of each kind first."""
 
     stragglers: tuple[Straggler, ...]
     slow_exchanges: tuple[SlowExchange, ...]

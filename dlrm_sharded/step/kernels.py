@@ -1,4 +1,4 @@
-"""What a GPU did at each moment, from the kernels on all of its streams."""
+"""Finds out what a GPU did at each moment, from the kernels on all of its streams."""
 
 from __future__ import annotations
 

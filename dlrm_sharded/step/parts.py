@@ -29,7 +29,7 @@ PARTS = (
     WAITING,
     OTHER,
 )
-"""What the time of a step goes to, in the order of a step: reading the batch, redistributing its
+"""Parts that the time of a step goes to, in their order: reading the batch, redistributing its
 ids, looking up and exchanging pooled vectors, the dense layers and back, the all-reduce of the
 dense part's gradients, the optimizer of the dense part; waiting for other ranks, and the rest."""
 

@@ -20,7 +20,7 @@ COMPOSITION_ERROR = 0.06
 
 @dataclass(frozen=True, slots=True)
 class StepCorrection:
-    """What earlier runs on this hardware tell of composed steps.
+    """A correction of composed steps, which earlier runs on this hardware suggest.
 
     Args:
         factor: measured steps relative to composed ones.
@@ -63,7 +63,7 @@ class StepPrediction:
 
 @dataclass(frozen=True, slots=True)
 class DensePart:
-    """What a step does beside the embeddings of a plan.
+    """The part of a step that does not depend on the plan of the embeddings.
 
     Args:
         by_rank: times of every rank.

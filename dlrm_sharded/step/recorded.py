@@ -28,7 +28,7 @@ EXCHANGES = (INPUT_DIST, "fwd_comm", "bwd_comm", ALL_REDUCE)
 """Parts in which ranks wait for each other."""
 
 BETWEEN_STEPS = "between_steps"
-"""What a rank is late with if it begins a step after the others."""
+"""Name of the cause if a rank begins a step after the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RecordedRank:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What a rank that others wait for did for longer than they did.
+    """The work that took a rank longer than the others, which wait for it.
 
     Args:
         exchange: the exchange to which it came last.

@@ -28,7 +28,7 @@ from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, READER, Operation, Tim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What runs beside what.
+    """The operations of a step that run at the same time.
 
     Args:
         exchanges: whether ranks compute while they exchange; not on a CPU whose cores all compute.

@@ -22,7 +22,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of a claim.
+    """The evidence for or against a claim.
 
     Args:
         value: what was found; None if the rows that it needs are missing.

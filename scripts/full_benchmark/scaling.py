@@ -1,4 +1,4 @@
-"""How the time to plan grows with the numbers of tables and of ranks."""
+"""Measures how the time to plan grows with the numbers of tables and of ranks."""
 
 from __future__ import annotations
 

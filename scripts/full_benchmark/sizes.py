@@ -1,4 +1,4 @@
-"""How much each study of the benchmark does."""
+"""Sizes of the studies of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study of the benchmark is: items that can be run one by one, and the rows they give.
+"""Defines a study of the benchmark: items that can be run one by one, and the rows they give.
 
 Glossary:
     study   a question, and the items whose rows answer it

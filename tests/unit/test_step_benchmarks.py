@@ -1,4 +1,4 @@
-"""What the benchmarks of steps print of predicted, measured and simulated steps."""
+"""The benchmarks of steps report predicted, measured and simulated steps."""
 
 import pytest
 
