@@ -1,8 +1,10 @@
 """Predicted steps against measured ones, of several plans of random models on the ranks here.
 
 All plans of a case are trained in one job, in turns and on the same batches. Each case has its own
-tables, batch size and layers; none of them is in any fit. Three predictions are compared with the
-measured step: from the plan's predicted cost, from its measured cost, and without variation.
+tables, batch size and layers; none of them is in any fit. Rounds are short, and each of them has a
+few steps of the dense part alone, of each plan's embeddings alone and of each plan's training, so
+that a machine that gets slower meanwhile slows all of them. Predictions from the plan's predicted
+cost and from its measured cost are compared with the measured step.
 """
 
 from __future__ import annotations
@@ -13,20 +15,21 @@ import json
 import os
 import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
 from benchmarks.compared import markdown, planner_of, quiet
+from benchmarks.noise import noise_margin, noise_of
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.commands.run_step import overlap_of
 from dlrm_sharded.datasets.base import BatchStream
@@ -42,16 +45,25 @@ from dlrm_sharded.replicas import replica_part
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.dense_times import measure_all_reduce, measure_dense
+from dlrm_sharded.training.dense_times import DenseBench, measure_all_reduce
 from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
-SHARDERS = ("neuroshard", "torchrec", "size_lookup", "dim", "random")
+SHARDERS = ("neuroshard", "torchrec", "dim", "random")
+LEAST_ERROR = 1e-3
+"""Smaller relative errors count as this one in the geometric mean."""
+
+Floats = NDArray[np.float64]
+
 NUM_DENSE = 13
 NUM_BATCHES = 4
 MEMORY_GIB = 1.0
-MEASURED = MeasureConfig(iterations=8, warmup=2, num_batches=NUM_BATCHES, time_budget_s=1.5)
-DENSE_BUDGET_S = 0.5
+NUM_WARMUP_STEPS = 1
+MEASURED = MeasureConfig(iterations=3, warmup=1, num_batches=NUM_BATCHES)
+DENSE_ITERATIONS = 3
+ALL_REDUCE_ITERATIONS = 3
+WIDTHS = (32, 64, 128, 256)
+DIMS = (16, 32, 64)
 OPTIMIZER = OptimizerConfig(
     embedding="rowwise_adagrad",
     embedding_learning_rate=0.01,
@@ -61,7 +73,7 @@ OPTIMIZER = OptimizerConfig(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    on_ranks.add_arguments(parser, steps=8, rounds=3)
+    on_ranks.add_arguments(parser, steps=4, rounds=6)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -109,9 +121,38 @@ def main(steps: int, rounds: int, settings_json: str, *sharders: str) -> None:
 class _Trained:
     """A plan under training."""
 
-    trainer_loop: on_ranks.Loop
-    measured: PlanCost
-    step_ms: list[float]
+    train: Callable[[], float]
+    measure: Callable[[], PlanCost]
+    step_ms: list[float] = field(default_factory=list)
+    costs: list[PlanCost] = field(default_factory=list)
+
+
+class _Dense:
+    """The dense part of a case, measured a few steps at a time; all ranks call it together."""
+
+    def __init__(self, bench: DenseBench, rank: Rank) -> None:
+        self._bench = bench
+        self._rank = rank
+        self._all_reduce_ms: list[float] = []
+
+    def measure(self) -> None:
+        dist.barrier()
+        self._bench.run(DENSE_ITERATIONS)
+        self._all_reduce_ms.append(
+            measure_all_reduce(
+                self._bench.gradient_bytes,
+                self._rank.device,
+                iterations=ALL_REDUCE_ITERATIONS,
+                warmup=1,
+            )
+        )
+
+    def part(self) -> DensePart:
+        """Return the medians of all steps so far."""
+        times = self._bench.times()
+        by_rank = [times] * self._rank.world_size
+        dist.all_gather_object(by_rank, times)
+        return DensePart(tuple(by_rank), float(np.median(self._all_reduce_ms)))
 
 
 class Case:
@@ -132,8 +173,7 @@ class Case:
             pregenerate=True,
         )
         self.task = ShardingTask(self.dataset.tables, topology, drawn.batch_size)
-        dim = int(rng.choice([16, 32, 64]))
-        width = int(rng.choice([64, 256, 512]))
+        dim, width = int(rng.choice(DIMS)), int(rng.choice(WIDTHS))
         self.dense_layers = [2 * width, width, dim]
         self.over_layers = [2 * width, width, 1]
 
@@ -152,43 +192,61 @@ class Case:
         """Train under the plan of every sharder; return a row for each different plan."""
         plans = self._plans(sharders)
         batches = [batch.to(self.rank.device) for batch in self._batches()]
-        dense = self._dense(batches)
         trained = {plan: self._trained(plan, batches) for plan in plans}
+        dense = _Dense(
+            DenseBench(self.build(self.rank.device), self.task.tables, batches, OPTIMIZER),
+            self.rank,
+        )
         order = list(plans)
         for i in range(rounds + 1):
+            dense.measure()
             shift = i % len(order)
             for plan in (order[shift:] + order[:shift])[:: -1 if i % 2 else 1]:
-                step_ms = 1e3 * on_ranks.timed(trained[plan].trainer_loop, self.rank) / self.steps
+                cost, step_ms = trained[plan].measure(), trained[plan].train()
                 if i > 0:  # the first round allocates memory
+                    trained[plan].costs.append(cost)
                     trained[plan].step_ms.append(step_ms)
+        dense_part = dense.part()
+        return [
+            self._row(names, cost, trained[plan], dense_part)
+            for plan, (names, cost) in plans.items()
+        ]
+
+    def _row(
+        self,
+        sharders: Sequence[str],
+        predicted: PlanCost,
+        trained: _Trained,
+        dense: DensePart,
+    ) -> dict[str, Any]:
+        """Return the figures of a plan; each is the median of its rounds."""
         predict = functools.partial(
             predict_step,
+            dense=dense,
             overlap=overlap_of(TrainerConfig(), self.rank),
             batch_size=self.task.batch_size,
         )
-        rows = []
-        for plan, (names, cost) in plans.items():
-            of_plan = trained[plan]
-            rows.append(
-                {
-                    "number": self.number,
-                    "world_size": self.rank.world_size,
-                    "sharders": names,
-                    "step_ms": of_plan.step_ms,
-                    "predicted_ms": predict(cost, dense).step_ms,
-                    "composed_ms": predict(of_plan.measured, dense).step_ms,
-                    "cost_ms": of_plan.measured.critical_path_ms,
-                    "predicted_cost_ms": cost.critical_path_ms,
-                    "input_dist_ms": of_plan.measured.input_dist_max_ms,
-                    "predicted_input_dist_ms": cost.input_dist_max_ms,
-                    "dense_ms": dense.mean_ms,
-                    "all_reduce_ms": dense.all_reduce_ms,
-                    "spread": dense.by_rank[0].spread,
-                    "batch_size": self.task.batch_size,
-                    "num_tables": len(self.task.tables),
-                }
-            )
-        return rows
+
+        def median(key: str) -> float:
+            return float(np.median([getattr(cost, key) for cost in trained.costs]))
+
+        return {
+            "number": self.number,
+            "world_size": self.rank.world_size,
+            "sharders": sharders,
+            "step_ms": trained.step_ms,
+            "composed_ms": float(np.median([predict(cost).step_ms for cost in trained.costs])),
+            "predicted_ms": predict(predicted).step_ms,
+            "cost_ms": median("critical_path_ms"),
+            "predicted_cost_ms": predicted.critical_path_ms,
+            "input_dist_ms": median("input_dist_max_ms"),
+            "predicted_input_dist_ms": predicted.input_dist_max_ms,
+            "dense_ms": dense.mean_ms,
+            "all_reduce_ms": dense.all_reduce_ms,
+            "spread": dense.by_rank[0].spread,
+            "batch_size": self.task.batch_size,
+            "num_tables": len(self.task.tables),
+        }
 
     def _plans(self, sharders: Sequence[str]) -> dict[ShardingPlan, tuple[list[str], PlanCost]]:
         """Return the different plans, with their sharders and predicted costs."""
@@ -208,45 +266,36 @@ class Case:
 
         return on_rank_zero(plan_all)
 
-    def _dense(self, batches: Sequence[Batch]) -> DensePart:
-        times = measure_dense(
-            self.build(self.rank.device),
-            self.task.tables,
-            batches,
-            OPTIMIZER,
-            time_budget_s=DENSE_BUDGET_S,
-        )
-        by_rank = [times] * self.rank.world_size
-        dist.all_gather_object(by_rank, times)
-        all_reduce_ms = measure_all_reduce(times.gradient_bytes, self.rank.device)
-        return DensePart(tuple(by_rank), all_reduce_ms)
-
     def _trained(self, plan: ShardingPlan, batches: Sequence[Batch]) -> _Trained:
         sharded = shard_model(
             self.build(self.rank.device), plan, self.task.tables, self.task.topology, seed=0
         )
         optimizer = OPTIMIZER.build(sharded)
-        measured = measure(
-            sharded_embeddings(sharded),
-            [batch.sparse_features for batch in batches],
-            MEASURED,
-            replica_optimizer=replica_part(optimizer),
-        ).cost
+        embeddings = sharded_embeddings(sharded)
+        features = [batch.sparse_features for batch in batches]
 
-        def loop() -> None:
-            Trainer(
+        def measured() -> PlanCost:
+            optimizer_of_replicas = replica_part(optimizer)
+            return measure(
+                embeddings, features, MEASURED, replica_optimizer=optimizer_of_replicas
+            ).cost
+
+        def train() -> float:
+            dist.barrier()
+            result = Trainer(
                 sharded,
                 optimizer=optimizer,
                 lr_scheduler=LambdaLR(optimizer, OPTIMIZER.schedule.factor),
                 train_stream=self._stream("train"),
                 eval_stream=self._stream("val"),
-                config=TrainerConfig(num_steps=self.steps, num_warmup_steps=0),
+                config=TrainerConfig(num_steps=self.steps, num_warmup_steps=NUM_WARMUP_STEPS),
                 batch_size=self.task.batch_size,
                 rank=self.rank,
                 log_scalar=lambda tag, value, step: None,
             ).run()
+            return result.step_ms
 
-        return _Trained(loop, measured, [])
+        return _Trained(train, measured)
 
     def _stream(self, split: Any) -> BatchStream:
         return BatchStream(
@@ -269,43 +318,60 @@ def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
 
 def report(rows: Sequence[dict[str, Any]]) -> None:
     """Print the errors of the predictions, and how often they pick the fastest plan."""
+    measured = np.array([np.median(row["step_ms"]) for row in rows])
+    numbers = np.array([row["number"] for row in rows])
+    predictions = {
+        "from predicted cost": np.array([row["predicted_ms"] for row in rows]),
+        "from measured cost": np.array([row["composed_ms"] for row in rows]),
+    }
+    for name, predicted in list(predictions.items()):
+        corrected = f"{name}, corrected by the other cases"
+        predictions[corrected] = predicted * _factors(predicted, measured, numbers)
+    noise = noise_of(rows, "step_ms")
     lines = []
-    for key in ("predicted_ms", "composed_ms"):
-        logs = np.array([np.log(row[key] / np.median(row["step_ms"])) for row in rows])
-        picked, tied, num_cases = _picks(rows, key)
+    for name, predicted in predictions.items():
+        errors = np.abs(predicted / measured - 1)
+        picked, tied = _picks(predicted, measured, numbers, margin=noise_margin(noise))
         lines.append(
             [
-                key.removesuffix("_ms"),
-                f"{100 * np.expm1(np.exp(np.mean(np.log(np.maximum(np.abs(logs), 1e-4))))):.1f}",
-                f"{100 * np.expm1(np.mean(np.abs(logs))):.1f}",
-                f"{100 * np.expm1(np.mean(logs)):+.1f}",
-                f"{picked} and {tied} ties of {num_cases}",
+                name,
+                f"{100 * np.exp(np.log(np.maximum(errors, LEAST_ERROR)).mean()):.1f}",
+                f"{100 * errors.mean():.1f}",
+                f"{100 * np.expm1(np.log(predicted / measured).mean()):+.1f}",
+                f"{picked} and {tied} ties of {len(set(numbers))}",
             ]
         )
-    noise = np.array([np.ptp(np.log(row["step_ms"])) / 2 for row in rows])
-    print(f"{len(rows)} plans, load average {os.getloadavg()[0]:.1f}; rounds of a plan differ by")
-    print(f"+-{100 * noise.mean():.1f} % in the mean")
+    print(
+        f"{len(rows)} plans, load average {os.getloadavg()[0]:.1f}; a measured step is off by "
+        f"{100 * noise:.1f} % (one standard error)"
+    )
     header = ["prediction", "error %, geometric mean", "mean", "bias %", "fastest plan picked"]
     print(markdown(header, lines), flush=True)
 
 
-def _picks(rows: Sequence[dict[str, Any]], key: str) -> tuple[int, int, int]:
-    """Return in how many cases the plan predicted fastest is so, ties with it, and all cases.
+def _factors(predicted: Floats, measured: Floats, numbers: Floats) -> Floats:
+    """Return for each plan how far the predictions of all other cases are off, as a factor."""
+    logs = np.log(measured / predicted)
+    others = [logs[numbers != number] for number in numbers]
+    return np.exp([of_others.mean() if len(of_others) else 0.0 for of_others in others])
 
-    A tie is a plan that no round shows to be slower than the fastest one.
+
+def _picks(
+    predicted: Floats, measured: Floats, numbers: Floats, *, margin: float
+) -> tuple[int, int]:
+    """Return in how many cases the plan predicted fastest is so, and ties with it.
+
+    Args:
+        margin: relative difference of measured steps up to which they are a tie.
     """
-    by_case: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_case[row["number"]].append(row)
     picked = tied = 0
-    for of_case in by_case.values():
-        fastest = min(of_case, key=lambda row: np.median(row["step_ms"]))
-        chosen = min(of_case, key=lambda row: row[key])
-        if chosen is fastest:
-            picked += 1
-        elif min(chosen["step_ms"]) <= max(fastest["step_ms"]):
-            tied += 1
-    return picked, tied, len(by_case)
+    for number in set(numbers):
+        of_case = numbers == number
+        chosen_ms = measured[of_case][predicted[of_case].argmin()]
+        behind = np.log(chosen_ms / measured[of_case].min())
+        picked += behind == 0
+        tied += 0 < behind <= margin
+    return picked, tied
 
 
 if __name__ == "__main__":

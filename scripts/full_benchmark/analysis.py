@@ -8,13 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.noise import noise_margin, task_of
 from full_benchmark.study import Row
-
-QUANTILE = 1.96
-"""Standard deviations around the mean that contain 95 % of normal values."""
-
-MEDIAN_FACTOR = math.sqrt(math.pi / 2)
-"""Standard error of a median relative to that of a mean."""
 
 PREDICTED_TIE = 1e-3
 """Relative difference of predicted costs, which have no noise, below which they are a tie."""
@@ -23,12 +18,6 @@ PREDICTED_TIE = 1e-3
 def sharders_of(rows: Iterable[Row]) -> list[str]:
     """Return the sharders in the order of their first rows."""
     return list(dict.fromkeys(row["sharder"] for row in rows))
-
-
-def task_of(row: Row) -> tuple[object, ...]:
-    """Return what identifies the task of a row within its study."""
-    keys = ("set", "world_size", "number", "seed")
-    return tuple(row.get(key) for key in keys)
 
 
 def figures(rows: Iterable[Row], key: str) -> dict[str, dict[tuple[object, ...], float]]:
@@ -41,34 +30,9 @@ def figures(rows: Iterable[Row], key: str) -> dict[str, dict[tuple[object, ...],
     return found
 
 
-def noise_of(rows: Iterable[Row], key: str) -> float:
-    """Return the relative error of a median of rounds, from how the rounds of all rows vary.
-
-    What all plans of a task have in common in a round, such as other work on the machine, does not
-    count: it does not change their ratios.
-
-    Args:
-        key: name of the figures of the rounds, of which the plans of a task have equally many.
-    """
-    by_task: dict[tuple[object, ...], list[list[float]]] = {}
-    for row in rows:
-        if row.get(key) is not None:
-            by_task.setdefault(task_of(row), []).append(row[key])
-    squares, freedom, num_rounds = 0.0, 0, 1
-    for rounds in by_task.values():
-        logs = np.log(np.array(rounds))
-        own = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
-        squares += float(np.square(own).sum())
-        freedom += (logs.shape[0] - 1) * (logs.shape[1] - 1)
-        num_rounds = logs.shape[1]
-    if freedom == 0:
-        return 0.0
-    return MEDIAN_FACTOR * math.sqrt(squares / freedom / num_rounds)
-
-
 def tie_margin(noise: float) -> float:
     """Return the relative difference of two figures up to which they are a tie."""
-    return max(PREDICTED_TIE, QUANTILE * math.sqrt(2) * noise)
+    return max(PREDICTED_TIE, noise_margin(noise))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.compared import markdown
+from benchmarks.noise import noise_of, task_of
 from full_benchmark.analysis import (
     PREDICTED_TIE,
     compare,
     exponent,
     figures,
     first_or_tied,
-    noise_of,
     sharders_of,
-    task_of,
     tie_margin,
 )
 from full_benchmark.claims import CLAIMS, Rows
@@ -26,7 +25,6 @@ from full_benchmark.page_clusters import (
     published_section,
     simulated_section,
 )
-from full_benchmark.planned import MLPERF
 from full_benchmark.study import Row
 
 REFERENCE = "neuroshard"
@@ -65,7 +63,7 @@ def _opening(conditions: Mapping[str, Any]) -> str:
             "figures were *measured* on the machine below, *predicted* by a cost model, or "
             "*simulated*: measured rank by rank on one device, with predicted exchanges. Every "
             "figure is a fact about this machine; run the command on yours. How each figure is "
-            "made, and more of them, is in [the measurements](benchmarks.md).",
+            "made, and more of them, is in [the measurements](measurements.md).",
             "",
             "| condition | |",
             "|---|---|",
@@ -99,6 +97,7 @@ def _measured(rows: Sequence[Row]) -> str:
     for world_size in sorted({row["world_size"] for row in rows}):
         of_size = [row for row in rows if row["world_size"] == world_size]
         texts += [f"### {world_size} ranks", _against_reference(of_size, margin)]
+        texts.append(_what_a_plan_can_change(of_size))
     texts.append(_losses(rows, margin))
     return "\n\n".join(texts)
 
@@ -119,6 +118,22 @@ def _against_reference(rows: Sequence[Row], margin: float) -> str:
         )
     header = ["sharder", "plans", f"measured / {REFERENCE}", "predicted", "wins/ties/losses"]
     return markdown(header, lines)
+
+
+def _what_a_plan_can_change(rows: Sequence[Row]) -> str:
+    """Say how much of the cost is exchanges, and what the reference gains on computation alone."""
+    costs, computation = figures(rows, "cost_ms"), figures(rows, "compute_ms")
+    own = computation[REFERENCE]
+    exchanges = [1 - own[task] / costs[REFERENCE][task] for task in own]
+    found = computation.get("random", {})
+    logs = [math.log(found[task] / own[task]) for task in own if task in found]
+    if not logs:
+        return ""
+    return (
+        f"Exchanges are {100 * np.mean(exchanges):.0f} % of {REFERENCE}'s cost, and every plan of "
+        "whole tables sends as many bytes in all. On the computation of the slowest rank alone, "
+        f"random takes {math.exp(float(np.mean(logs))):.2f} times as long."
+    )
 
 
 def _losses(rows: Sequence[Row], margin: float) -> str:
@@ -188,7 +203,8 @@ def _planned(rows: Sequence[Row]) -> Iterator[str]:
     for task_set in dict.fromkeys(row["set"] for row in rows):
         of_set = [row for row in rows if row["set"] == task_set]
         feasible = [row for row in of_set if row["kind"] != INFEASIBLE]
-        priced = "the prior of an H100" if task_set == MLPERF else "the packaged prices of a CPU"
+        gpu = of_set[0]["gpu"]
+        priced = f"the prior of {gpu}" if gpu else "the packaged prices of a CPU"
         sizes = sorted({row["world_size"] for row in of_set})
         ranks = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
         yield "\n\n".join(
@@ -196,6 +212,7 @@ def _planned(rows: Sequence[Row]) -> Iterator[str]:
                 f"## Plans of the set `{task_set}` (predicted)",
                 f"{len({task_of(row) for row in of_set})} tasks on {ranks} ranks, under {priced}.",
                 _plans_table(feasible),
+                _cheaper_plans(feasible),
                 _refusals([row for row in of_set if row["kind"] == INFEASIBLE]),
             ]
         ).strip()
@@ -226,6 +243,24 @@ def _plans_table(rows: Sequence[Row]) -> str:
     header = ["sharder", "plans", f"cost / {REFERENCE}", "wins/ties/losses"]
     header += ["above the bound, %: mean, worst", "s to plan: mean, worst"]
     return markdown(header, lines)
+
+
+def _cheaper_plans(rows: Sequence[Row]) -> str:
+    """Say on which tasks the reference is not first; the prices are the same for all sharders."""
+    costs = figures(rows, "cost_ms")
+    first, behind = first_or_tied(costs, REFERENCE, margin=PREDICTED_TIE)
+    lines = [f"{REFERENCE} is first or tied on {len(first)} of {len(first) + len(behind)} tasks."]
+    for task in behind:
+        best = min((s for s in costs if task in costs[s]), key=lambda s: costs[s][task])
+        if task not in costs[REFERENCE]:
+            lines.append(f"On task {_name(task)} it finds no plan, and {best} does.")
+            continue
+        behind_by = 100 * (costs[REFERENCE][task] / costs[best][task] - 1)
+        lines.append(
+            f"On task {_name(task)}, {best} is {behind_by:.1f} % cheaper: the search does not find "
+            "its plan."
+        )
+    return "\n".join(lines)
 
 
 def _refusals(rows: Sequence[Row]) -> str:

@@ -18,7 +18,10 @@ from full_benchmark.sizes import ALL_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 
 MLPERF = "mlperf"
-MLPERF_GPU = "h100_sxm"
+PAPER_ON_GPUS = "paper_on_gpus"
+GPUS = {PAPER_ON_GPUS: "a100_sxm_80gb", MLPERF: "h100_sxm"}
+"""GPUs by whose priors the sets of tasks are priced that are not for this machine."""
+
 MLPERF_BATCH_SIZES = {8: 55_296, 16: 65_536}
 MLPERF_BATCH_SIZE = 135_168
 """Global batch sizes of MLPerf's submissions; the second one is that of more GPUs."""
@@ -34,6 +37,7 @@ EXPECTED_S = {
     "feasibility": {"torchrec": 12.0, "neuroshard": 2.0},
     "models": {"torchrec_dp": 2.0, "neuroshard": 2.0},
     "scale": {"torchrec": LIMIT_S, "neuroshard": 8.0, "neuroshard_paper": 5.0, "autoshard": 2.0},
+    PAPER_ON_GPUS: {"torchrec_dp": 4.0},
     MLPERF: {"neuroshard": 4.0},
 }
 """Seconds that a plan takes; half a second if it is not here."""
@@ -49,7 +53,11 @@ def study(sizes: Sizes) -> Study:
 
 
 def _items(sizes: Sizes) -> Iterator[Item]:
-    sets = {**sizes.planned, MLPERF: tuple(range(len(sizes.mlperf_ranks)))}
+    sets = {
+        **sizes.planned,
+        PAPER_ON_GPUS: sizes.planned["paper"],
+        MLPERF: tuple(range(len(sizes.mlperf_ranks))),
+    }
     for task_set, numbers in sets.items():
         for number in numbers:
             for sharder in ALL_SHARDERS:
@@ -64,13 +72,16 @@ def _items(sizes: Sizes) -> Iterator[Item]:
 
 def _run(task_set: str, number: int, sharder: str, mlperf_ranks: tuple[int, ...]) -> list[Row]:
     quiet()
+    gpu = GPUS.get(task_set)
     if task_set == MLPERF:
-        benchmark_task, planner = _mlperf(mlperf_ranks[number]), planner_on(sharder, MLPERF_GPU)
+        benchmark_task = _mlperf(mlperf_ranks[number])
+    elif task_set == PAPER_ON_GPUS:
+        benchmark_task = _task("paper", number, "cuda")
     else:
-        benchmark_task, planner = _task(task_set, number), planner_on(sharder, None)
-    found = outcome_in_time(number, benchmark_task, sharder, planner)
+        benchmark_task = _task(task_set, number, "cpu")
+    found = outcome_in_time(number, benchmark_task, sharder, planner_on(sharder, gpu))
     memory = benchmark_task.task.topology.memory_bytes
-    return [{"set": task_set, "memory_bytes": memory} | dataclasses.asdict(found)]
+    return [{"set": task_set, "gpu": gpu, "memory_bytes": memory} | dataclasses.asdict(found)]
 
 
 def outcome_in_time(
@@ -92,13 +103,13 @@ def planner_on(sharder: str, gpu: str | None) -> Planner:
 
 
 @functools.cache
-def _task(task_set: str, number: int) -> BenchmarkTask:
+def _task(task_set: str, number: int, device: str) -> BenchmarkTask:
     benchmark_task = TASK_SETS[task_set](SEED, num=number + 1)[number]
-    return dataclasses.replace(benchmark_task, task=on_device(benchmark_task.task, "cpu"))
+    return dataclasses.replace(benchmark_task, task=on_device(benchmark_task.task, device))
 
 
 @functools.cache
 def _mlperf(num_gpus: int) -> BenchmarkTask:
     batch_size = MLPERF_BATCH_SIZES.get(num_gpus, MLPERF_BATCH_SIZE)
-    task = mlperf_task(num_gpus, batch_size, gpu_specs()[MLPERF_GPU])
+    task = mlperf_task(num_gpus, batch_size, gpu_specs()[GPUS[MLPERF]])
     return BenchmarkTask(f"{num_gpus} GPUs", on_device(task, "cuda"))

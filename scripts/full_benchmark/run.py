@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from benchmarks.compared import planner_of
 from dlrm_sharded.devices import device_type
+from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.provenance import commit, device_name, versions
 from full_benchmark import (
     measured_ranks,
@@ -23,7 +25,7 @@ from full_benchmark import (
     trained,
 )
 from full_benchmark.export import write_board, write_tables
-from full_benchmark.page import page
+from full_benchmark.page import REFERENCE, page
 from full_benchmark.pictures import pictures
 from full_benchmark.sizes import FULL, SMALL
 from full_benchmark.store import Store
@@ -56,7 +58,8 @@ def run(options: argparse.Namespace) -> None:
     sizes = SMALL if options.small else FULL
     studies = [module.study(sizes) for module in STUDIES]
     chosen = [s for s in studies if options.studies is None or s.name in options.studies]
-    device = device_name(torch.device(device_type()))
+    torch_device = torch.device(device_type())
+    device = device_name(torch_device)
     settings = {"small": options.small, "device": device, "versions": dict(versions())}
     store = Store(options.out, settings)
     started, load_before = time.perf_counter(), os.getloadavg()[0]
@@ -65,6 +68,7 @@ def run(options: argparse.Namespace) -> None:
     rows = {study.name: store.rows(study.name) for study in studies}
     conditions = {
         "hardware": f"{device}, {os.cpu_count()} cores",
+        "prices of predictions for it": _prices(torch_device),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit() or "unknown",
         "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
@@ -84,12 +88,19 @@ def run(options: argparse.Namespace) -> None:
     print(f"wrote {options.docs / 'benchmark.md'}, and the data to {options.out}")
 
 
+def _prices(device: torch.device) -> str:
+    """Say how well the cost model knows this machine, on which predictions depend."""
+    planner = planner_of(REFERENCE, device=device.type, hardware=local_hardware(device))
+    standing = getattr(planner.cost_model, "standing", None)
+    return "not known" if standing is None else standing.text
+
+
 def _run_items(store: Store, studies: Sequence[Study]) -> None:
     """Run the items without rows; the bar counts expected seconds, for its remaining time."""
     todo = [(s, item) for s in studies for item in s.items if not store.is_done(s, item)]
     total = sum(item.seconds for _, item in todo)
     layout = "{percentage:3.0f}% {bar} {elapsed} passed, about {remaining} to go  {postfix}"
-    with tqdm(total=total, bar_format=layout) as bar:
+    with tqdm(total=total, bar_format=layout, smoothing=0) as bar:
         for study, item in todo:
             bar.set_postfix_str(f"{study.name} {item.key}")
             store.add(study, item, item.run())

@@ -14,8 +14,8 @@ from full_benchmark.sizes import TRAINED_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 
 SCRIPT = Path(__file__).parents[1] / "benchmark.py"
-NUM_RANKS, NUM_STEPS = 2, 6
-SECONDS_OF_MODEL = 25.0
+NUM_RANKS, NUM_STEPS, NUM_ROUNDS = 2, 4, 8
+SECONDS_OF_MODEL = 45.0
 
 
 def study(sizes: Sizes) -> Study:
@@ -25,11 +25,11 @@ def study(sizes: Sizes) -> Study:
 def _items(sizes: Sizes) -> Iterator[Item]:
     for number in range(sizes.trained):
         for seed in sizes.seeds:
-            run = functools.partial(_run, number, seed, sizes.rounds)
+            run = functools.partial(_run, number, seed)
             yield Item(f"{number}/seed {seed}", SECONDS_OF_MODEL, run)
 
 
-def _run(number: int, seed: int, rounds: int) -> list[Row]:
+def _run(number: int, seed: int) -> list[Row]:
     """Train in a job of its own; its ranks end with it."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
@@ -37,7 +37,7 @@ def _run(number: int, seed: int, rounds: int) -> list[Row]:
             [
                 *(sys.executable, str(SCRIPT), "steps", "--ranks", str(NUM_RANKS)),
                 *("--first", str(number), "--cases", "1", "--seed", str(seed)),
-                *("--steps", str(NUM_STEPS), "--rounds", str(rounds), "--jsonl", str(rows)),
+                *("--steps", str(NUM_STEPS), "--rounds", str(NUM_ROUNDS), "--jsonl", str(rows)),
                 *("--sharders", *TRAINED_SHARDERS),
             ],
             check=True,

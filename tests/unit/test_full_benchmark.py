@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.noise import noise_of
 from dlrm_sharded.errors import ConfigError
 from full_benchmark import run as whole
-from full_benchmark.analysis import compare, exponent, figures, first_or_tied, noise_of, tie_margin
+from full_benchmark.analysis import compare, exponent, figures, first_or_tied, tie_margin
 from full_benchmark.claims import CLAIMS
 from full_benchmark.limited import TooSlowError, within
 from full_benchmark.page import page
