@@ -132,7 +132,7 @@ def _simulate(
         overlap=cluster.overlap,
         workload=memory_workload(cfg, cluster),
         seed=cfg.seed,
-        core_share=cluster.core_share,
+        sharing=cluster.sharing,
     )
     times = (
         [priced_ranks(entry.predicted) for entry in planned]
@@ -227,10 +227,10 @@ def _host_notes(cluster: SimulatedCluster) -> Iterator[str]:
             f"{cluster.num_neighbors} other processes computed beside the measured rank, as the "
             "ranks of a host do (neighbors)"
         )
-    if cluster.core_share > 1:
+    if cluster.sharing is not None:
         yield (
-            f"ranks compute {cluster.core_share:.3g} times as long as on cores of their own "
-            "(host_cores)"
+            f"the {cluster.sharing.ranks_per_host} ranks of a host share cores on which "
+            f"{cluster.sharing.ranks_at_once:.3g} compute at full speed (host_cores)"
         )
 
 
@@ -284,7 +284,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
         "overlap": dataclasses.asdict(cluster.overlap),
         "exchange_precision": plain(cfg.exchange_precision),
         "hardware": cfg.hardware,
-        "core_share": cluster.core_share,
+        "ranks_at_once": None if cluster.sharing is None else cluster.sharing.ranks_at_once,
         "seed": cfg.seed,
         **({} if cluster.gpu else here),
     }

@@ -28,6 +28,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.process import threads_of_a_rank
+from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
 from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
@@ -67,7 +68,7 @@ class SimulatedCluster:
         device: device at hand.
         table_limit_bytes: memory for one rank's tables in a measurement.
         num_neighbors: processes that compute beside a measurement.
-        core_share: cores that a rank lacks make its computation so many times as long.
+        sharing: the cores that the ranks of a host share; None if each has its own.
         notes: sentences on what differs from what was asked for.
     """
 
@@ -81,7 +82,7 @@ class SimulatedCluster:
     overlap: Overlap
     table_limit_bytes: int
     num_neighbors: int = 0
-    core_share: float = 1.0
+    sharing: CoreSharing | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -133,7 +134,7 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
         num_neighbors=_num_neighbors(
             cfg.neighbors, task.topology, at_hand if gpu is None else None
         ),
-        core_share=_core_share(cfg.host_cores, task.topology, compute_device),
+        sharing=_core_sharing(cfg.host_cores, task.topology, compute_device),
         notes=tuple(notes),
     )
 
@@ -228,14 +229,17 @@ def _num_neighbors(value: Any, topology: Topology, measured_on: str | None) -> i
     return max(0, min(topology.ranks_per_host, ranks_at_once) - 1)
 
 
-def _core_share(host_cores: Any, topology: Topology, compute_device: str) -> float:
-    """Return how many times as long ranks compute because they share the cores of their host."""
+def _core_sharing(host_cores: Any, topology: Topology, compute_device: str) -> CoreSharing | None:
+    """Return how ranks share the cores of their host; None if the host has enough of them."""
     if host_cores is None:
-        return 1.0
+        return None
     check_count("host_cores", host_cores, least=1)
     if compute_device != "cpu":
         raise ConfigError("host_cores is set, and the ranks compute on GPUs; leave it out")
-    return max(1.0, topology.ranks_per_host * torch.get_num_threads() / host_cores)
+    ranks_at_once = host_cores / torch.get_num_threads()
+    if ranks_at_once >= topology.ranks_per_host:
+        return None
+    return CoreSharing(topology.ranks_per_host, ranks_at_once)
 
 
 def _overlap(name: Any, compute_device: str) -> Overlap:

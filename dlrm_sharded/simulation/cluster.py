@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.simulation.ranks import MEASURED, ORIGINS, PRICED, RankTimes, with_times
+from dlrm_sharded.simulation.ranks import (
+    COMPUTATION,
+    MEASURED,
+    ORIGINS,
+    PRICED,
+    RankTimes,
+    with_computation,
+    with_times,
+)
 from dlrm_sharded.step.breakdown import Breakdown, Wait, breakdown
+from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.prediction import DensePart, predict_step, simulated_steps
 from dlrm_sharded.step.schedule import Overlap
 from dlrm_sharded.step.timeline import Timeline
@@ -26,7 +36,7 @@ class Cluster:
 
     Args:
         workload: what a run needs memory for, besides its tables.
-        core_share: how many times as long ranks compute because they share cores.
+        sharing: the cores that the ranks of a host share; None if each has its own.
     """
 
     task: ShardingTask
@@ -34,27 +44,18 @@ class Cluster:
     overlap: Overlap
     workload: Workload
     seed: int
-    core_share: float = 1.0
-
-    @property
-    def shared_dense(self) -> DensePart:
-        """The dense part of ranks that share cores."""
-        by_rank = tuple(times.scaled(self.core_share) for times in self.dense.by_rank)
-        return dataclasses.replace(self.dense, by_rank=by_rank)
+    sharing: CoreSharing | None = None
 
     def shared(self, cost: PlanCost) -> PlanCost:
-        """Return the stages of ranks that share cores."""
-        return dataclasses.replace(
-            cost,
-            per_rank=tuple(
-                dataclasses.replace(
-                    stages,
-                    fwd_compute_ms=self.core_share * stages.fwd_compute_ms,
-                    bwd_compute_ms=self.core_share * stages.bwd_compute_ms,
-                )
-                for stages in cost.per_rank
-            ),
+        """Return the stages of ranks that share cores, when all ranks begin each stage at once."""
+        if self.sharing is None:
+            return cost
+        begins_ms = np.zeros(len(cost.per_rank))
+        forward_ms, backward_ms = (
+            self.sharing.ends_ms(begins_ms, np.array([r.stage_ms(stage) for r in cost.per_rank]))
+            for stage in COMPUTATION
         )
+        return with_computation(cost, forward_ms.tolist(), backward_ms.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +168,25 @@ def simulate(
     assert report.cost is not None
     added_ms = None if report.cached is None else report.cached.added_ms_by_rank
     is_priced = ranks[0].origin == PRICED  # the prediction contains what caches add
-    cost = cluster.shared(with_times(report.cost, ranks, None if is_priced else added_ms))
-    dense = cluster.shared_dense
-    timeline = simulated_steps(cost, dense, overlap=cluster.overlap, seed=cluster.seed)
+    cost = with_times(report.cost, ranks, None if is_priced else added_ms)
+    timeline = simulated_steps(
+        cost, cluster.dense, overlap=cluster.overlap, seed=cluster.seed, sharing=cluster.sharing
+    )
     predicted = predict_step(
         cost,
-        dense,
+        cluster.dense,
         overlap=cluster.overlap,
         batch_size=cluster.task.batch_size,
         cost_error=cost_error,
         seed=cluster.seed,
+        sharing=cluster.sharing,
     )
     return SimulatedRun(
         sharder=sharder,
         plan=plan,
         task=cluster.task,
         ranks=tuple(ranks),
-        cost=cost,
+        cost=cluster.shared(cost),
         predicted=report.cost,
         timeline=timeline,
         breakdown=breakdown(timeline),

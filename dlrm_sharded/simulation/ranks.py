@@ -211,15 +211,24 @@ def with_times(
         added_ms: time of each rank that its forward computation does not contain; None for none.
     """
     added = added_ms or (0.0,) * len(ranks)
-    return dataclasses.replace(
+    return with_computation(
         predicted,
+        [times.fwd_compute_ms + extra_ms for times, extra_ms in zip(ranks, added, strict=True)],
+        [times.bwd_compute_ms for times in ranks],
+    )
+
+
+def with_computation(
+    cost: PlanCost, forward_ms: Sequence[float], backward_ms: Sequence[float]
+) -> PlanCost:
+    """Return a cost with other times of the ranks' computation."""
+    return dataclasses.replace(
+        cost,
         per_rank=tuple(
-            dataclasses.replace(
-                stages,
-                fwd_compute_ms=times.fwd_compute_ms + extra_ms,
-                bwd_compute_ms=times.bwd_compute_ms,
+            dataclasses.replace(stages, fwd_compute_ms=forward, bwd_compute_ms=backward)
+            for stages, forward, backward in zip(
+                cost.per_rank, forward_ms, backward_ms, strict=True
             )
-            for stages, times, extra_ms in zip(predicted.per_rank, ranks, added, strict=True)
         ),
     )
 

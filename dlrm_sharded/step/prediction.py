@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.step.breakdown import Breakdown, breakdown
+from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import Overlap, step_operations
 from dlrm_sharded.step.timeline import Timeline, run_steps
@@ -90,6 +91,7 @@ def predict_step(
     cost_error: float | None = None,
     correction: StepCorrection = NO_CORRECTION,
     seed: int = 0,
+    sharing: CoreSharing | None = None,
 ) -> StepPrediction:
     """Predict the step of a plan from its predicted or measured cost.
 
@@ -97,8 +99,9 @@ def predict_step(
         cost_error: expected relative error of the cost's critical path; None if it is not known.
         correction: of steps that are composed of their parts, from earlier runs.
         seed: seed of the variation of times over steps.
+        sharing: the cores that the ranks of a host share; None if each has its own.
     """
-    timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed)
+    timeline = simulated_steps(cost, dense, overlap=overlap, seed=seed, sharing=sharing)
     found = breakdown(timeline)
     error = None
     if cost_error is not None:
@@ -117,9 +120,10 @@ def simulated_steps(
     overlap: Overlap,
     seed: int = 0,
     num_steps: int = NUM_STEPS,
+    sharing: CoreSharing | None = None,
 ) -> Timeline:
     """Return the timeline of some steps under a plan."""
     operations = step_operations(
         cost, dense.by_rank, all_reduce_ms=dense.all_reduce_ms, overlap=overlap
     )
-    return run_steps(operations, num_steps=num_steps, seed=seed)
+    return run_steps(operations, num_steps=num_steps, seed=seed, sharing=sharing)

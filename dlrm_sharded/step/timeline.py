@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.step.core_sharing import CoreSharing
+
 COMPUTE = "compute"
 EXCHANGE = "exchange"
 READER = "reader"
@@ -87,7 +89,13 @@ class Timeline:
         return [op.name for op in self.operations].index(name)
 
 
-def run_steps(operations: Sequence[Operation], *, num_steps: int = 3, seed: int = 0) -> Timeline:
+def run_steps(
+    operations: Sequence[Operation],
+    *,
+    num_steps: int = 3,
+    seed: int = 0,
+    sharing: CoreSharing | None = None,
+) -> Timeline:
     """Let every rank run the operations in their order, step after step.
 
     An operation begins when its stream is free and what it comes after has ended. Times vary from
@@ -96,6 +104,7 @@ def run_steps(operations: Sequence[Operation], *, num_steps: int = 3, seed: int 
     Args:
         operations: at least one, those of a step in the order in which a rank issues them.
         seed: seed of the variation.
+        sharing: the cores that the ranks of a host share; None if each has its own.
     """
     rng = np.random.default_rng(seed)
     places = {op.name: place for place, op in enumerate(operations)}
@@ -103,7 +112,9 @@ def run_steps(operations: Sequence[Operation], *, num_steps: int = 3, seed: int 
     shape = (num_steps, len(operations), num_ranks)
     arrival, begin, end = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     free = {stream: np.zeros(num_ranks) for stream in STREAMS}
+    runs = {} if sharing is None else _runs_of_computation(operations)
     for step in range(num_steps):
+        times = [_varied(op, rng) for op in operations]
         for place, op in enumerate(operations):
             ready = [free[op.stream], *(end[step, places[name]] for name in op.after)]
             if step > 0:
@@ -112,9 +123,38 @@ def run_steps(operations: Sequence[Operation], *, num_steps: int = 3, seed: int 
             begin[step, place] = arrival[step, place]
             if op.is_collective:
                 begin[step, place] = arrival[step, place].max()
-            end[step, place] = begin[step, place] + _varied(op, rng)
+            if sharing is not None and place in runs:
+                _share_cores(times, runs[place], begin[step, place], sharing)
+            end[step, place] = begin[step, place] + times[place]
             free[op.stream] = end[step, place]
     return Timeline(tuple(operations), arrival, begin, end)
+
+
+def _runs_of_computation(operations: Sequence[Operation]) -> dict[int, list[int]]:
+    """Return the places of computations that follow each other without a collective.
+
+    Keys are the first places. A run ends with the step, though ranks go on computing.
+    """
+    runs: dict[int, list[int]] = {}
+    first = None
+    for place, op in enumerate(operations):
+        if op.is_collective:
+            first = None
+        elif op.stream == COMPUTE:
+            first = place if first is None else first
+            runs.setdefault(first, []).append(place)
+    return runs
+
+
+def _share_cores(
+    times: list[Times], places: Sequence[int], begins_ms: Times, sharing: CoreSharing
+) -> None:
+    """Lengthen the computations of a run, which all ranks of a host do at about the same time."""
+    work_ms = np.sum([times[place] for place in places], axis=0)
+    taken_ms = sharing.ends_ms(begins_ms, work_ms) - begins_ms
+    factors = np.divide(taken_ms, work_ms, out=np.ones_like(work_ms), where=work_ms > 0)
+    for place in places:
+        times[place] = times[place] * factors
 
 
 def _varied(op: Operation, rng: np.random.Generator) -> Times:

@@ -5,6 +5,7 @@ from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plan_report import PlanReport
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
 from dlrm_sharded.simulation.ranks import RankTimes
+from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
 from dlrm_sharded.step.schedule import SERIAL, Overlap
@@ -18,7 +19,7 @@ SLOWEST = 5
 
 
 def made_up_run(
-    world_size: int = 8, *, overlap: Overlap = SERIAL, core_share: float = 1.0
+    world_size: int = 8, *, overlap: Overlap = SERIAL, sharing: CoreSharing | None = None
 ) -> SimulatedRun:
     """Every rank has a table, and `SLOWEST` computes three times as long as the others."""
     tables = tuple(Table(f"t{rank}", 1000, 16, 2.0) for rank in range(world_size))
@@ -55,6 +56,6 @@ def made_up_run(
             num_eval_samples=0,
         ),
         seed=0,
-        core_share=core_share,
+        sharing=sharing,
     )
     return simulate("dim", plan, PlanReport("dim", 0.1, cost), times, cluster)
