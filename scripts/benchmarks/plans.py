@@ -30,7 +30,8 @@ from benchmarks.compared import (
     sharders_of,
     versus,
 )
-from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.planning import Planner
 

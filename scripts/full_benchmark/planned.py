@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from benchmarks.compared import on_device, planner_of, quiet
 from benchmarks.plans import Outcome, outcome
 from benchmarks.priors import mlperf_task
-from dlrm_sharded.datasets.task_sets import TASK_SETS, BenchmarkTask
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.planning import Planner

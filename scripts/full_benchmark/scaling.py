@@ -7,7 +7,8 @@ import functools
 from collections.abc import Iterator
 
 from benchmarks.compared import on_device, quiet
-from dlrm_sharded.datasets.task_sets import BenchmarkTask, scaling_task
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.task_sets import scaling_task
 from full_benchmark.planned import SEED, outcome_in_time, planner_on
 from full_benchmark.sizes import SCALING_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study

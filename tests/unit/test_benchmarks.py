@@ -15,7 +15,7 @@ from scipy.stats import ttest_1samp
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR
 from dlrm_sharded.cost.learned import prior_cost_model
-from dlrm_sharded.datasets.task_sets import feasibility_tasks
+from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.layouts import Replicas

@@ -102,7 +102,7 @@ def test_a_function_that_takes_too_long_is_ended():
 
 
 def test_sizes_name_every_kind_of_feasibility_task():
-    from dlrm_sharded.datasets.task_sets import FEASIBILITY_KINDS
+    from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS
 
     assert {FEASIBILITY_KINDS[n % 20] for n in FULL.planned["feasibility"]} == set(
         FEASIBILITY_KINDS

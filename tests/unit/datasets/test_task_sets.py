@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
 from dlrm_sharded.datasets.task_sets import (
-    FEASIBILITY_KINDS,
     PUBLISHED_MODELS,
     TASK_SETS,
-    BenchmarkTask,
-    feasibility_tasks,
     measured_tasks,
     models_tasks,
     paper_tasks,

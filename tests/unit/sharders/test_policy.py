@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.datasets.task_sets import BenchmarkTask, feasibility_tasks
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
 from dlrm_sharded.layouts import is_row_wise
 from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables

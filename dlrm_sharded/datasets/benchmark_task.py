@@ -1,0 +1,45 @@
+"""A task of a set on which sharders are compared, and how the sets draw and resize tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_sharded.datasets.presets import Tables, draw_tables
+from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import ShardingTask
+
+RANKS_PER_HOST = 8
+HOST_BYTES_PER_S = 1.25e9
+"""Bandwidth of one rank to other hosts: 10 Gbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkTask:
+    """A task of a set.
+
+    Args:
+        kind: name of the group of tasks within the set.
+        witness: a valid plan, which proves that the task is feasible; None if none is known.
+    """
+
+    kind: str
+    task: ShardingTask
+    witness: ShardingPlan | None = None
+
+
+def draw(pool: Sequence[Table], num_tables: int, rng: np.random.Generator) -> Tables:
+    return draw_tables(pool, num_tables=num_tables, seed=int(rng.integers(2**32)))
+
+
+def num_bytes(tables: Sequence[Table]) -> int:
+    """Return the bytes of the weights, as `Topology` counts them by default."""
+    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
+
+
+def with_rows(table: Table, num_rows: float) -> Table:
+    return dataclasses.replace(table, num_embeddings=max(1, int(num_rows)))
