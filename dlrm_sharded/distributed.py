@@ -348,39 +348,6 @@ def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
     return resident_bytes(), available_host_bytes()
 
 
-class Stopwatch:
-    """Times work on a device: events on CUDA, the monotonic clock elsewhere."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._on_cuda = device.type == "cuda"
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        """Record the time at which the work issued so far is done."""
-        if self._on_cuda:
-            if not self._marks:
-                torch.cuda.synchronize()
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def restarted(self) -> Stopwatch:
-        """Return a stopwatch whose first mark is the last one of this."""
-        watch = Stopwatch(self._device)
-        watch._marks = self._marks[-1:]
-        return watch
-
-    def intervals_ms(self) -> list[float]:
-        """Wait for the last mark and return the times between successive marks, in ms."""
-        if self._on_cuda:
-            self._marks[-1].synchronize()
-            return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
-        return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
-
-
 def reported_by_rank_zero(error: E) -> E:
     """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
     error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.distributed import Stopwatch
 from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.stopwatch import Stopwatch
 
 REPEATS = 3
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.distributed import Stopwatch
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.step.parts import DenseTimes
+from dlrm_sharded.stopwatch import Stopwatch
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training.marked_layers import MarkedLayers
 from dlrm_sharded.training.optimizers import OptimizerConfig

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm_sharded.distributed import Rank, Stopwatch
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.stopwatch import Stopwatch
 
 
 class Window:

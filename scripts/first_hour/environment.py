@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from dlrm_sharded.distributed import Stopwatch
 from dlrm_sharded.host_memory import available_host_bytes
+from dlrm_sharded.stopwatch import Stopwatch
 from dlrm_sharded.task import GIB
 from first_hour.step_run import StepRun
 

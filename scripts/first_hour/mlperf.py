@@ -19,7 +19,8 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipeline, TrainPipelineSparseDist
 
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Stopwatch, process_group
+from dlrm_sharded.distributed import process_group
+from dlrm_sharded.stopwatch import Stopwatch
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.prefetch import Prefetcher

@@ -1,0 +1,41 @@
+"""Times the work of a device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+
+class Stopwatch:
+    """Times work on a device: events on CUDA, the monotonic clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Record the time at which the work issued so far is done."""
+        if self._on_cuda:
+            if not self._marks:
+                torch.cuda.synchronize()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def restarted(self) -> Stopwatch:
+        """Return a stopwatch whose first mark is the last one of this."""
+        watch = Stopwatch(self._device)
+        watch._marks = self._marks[-1:]
+        return watch
+
+    def intervals_ms(self) -> list[float]:
+        """Wait for the last mark and return the times between successive marks, in ms."""
+        if self._on_cuda:
+            self._marks[-1].synchronize()
+            return [a.elapsed_time(b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        return [1e3 * (b - a) for a, b in zip(self._marks, self._marks[1:], strict=False)]
