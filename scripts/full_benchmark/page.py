@@ -42,15 +42,22 @@ def page(rows: Rows, conditions: Mapping[str, Any], pictures: Mapping[str, str])
         _opening(conditions),
         _claims(rows),
         _measured(rows.get("measured", [])),
+        _picture("measured", "measured cost by sharder", pictures),
         _trained(rows.get("trained", [])),
         production_section(rows.get("production", [])),
+        _picture("production", "predicted cost of the production model by sharder", pictures),
         simulated_section(rows.get("simulated", [])),
         published_section(rows.get("published_steps", [])),
         *_planned(rows.get("planned", [])),
-        _scaling(rows.get("scaling", []), pictures),
+        _scaling(rows.get("scaling", [])),
+        _picture("scaling", "seconds to plan", pictures),
         _files(conditions),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _picture(name: str, text: str, pictures: Mapping[str, str]) -> str:
+    return f"![{text}]({pictures[name]})" if name in pictures else ""
 
 
 def _opening(conditions: Mapping[str, Any]) -> str:
@@ -62,8 +69,9 @@ def _opening(conditions: Mapping[str, Any]) -> str:
             "`make benchmark` writes this page and everything on it. A heading says whether its "
             "figures were *measured* on the machine below, *predicted* by a cost model, or "
             "*simulated*: measured rank by rank on one device, with predicted exchanges. Every "
-            "figure is a fact about this machine; run the command on yours. How each figure is "
-            "made, and more of them, is in [the measurements](measurements.md).",
+            "figure is a fact about this machine; on yours, run `make calibrate` and then the "
+            "command. How each figure is made, and more of them, is in "
+            "[the measurements](measurements.md).",
             "",
             "| condition | |",
             "|---|---|",
@@ -274,7 +282,7 @@ def _refusals(rows: Sequence[Row]) -> str:
     return f"Of the {tasks} tasks that no plan fits, not all are refused by {', '.join(accepted)}."
 
 
-def _scaling(rows: Sequence[Row], pictures: Mapping[str, str]) -> str:
+def _scaling(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     lines = []
@@ -302,17 +310,13 @@ def _scaling(rows: Sequence[Row], pictures: Mapping[str, str]) -> str:
                 ]
             )
     header = ["axis", "sharder", "s to plan, by size", "exponent", "no plan for"]
-    picture = f"![seconds to plan]({pictures['scaling']})" if "scaling" in pictures else ""
     return "\n\n".join(
-        text
-        for text in [
+        [
             "## How planning time grows (measured)",
             "The exponent is the slope of a line through the points on a log-log scale. neuroshard "
             "has a limited number of moves, so its time grows slowly once it reaches them.",
             markdown(header, lines),
-            picture,
         ]
-        if text
     )
 
 

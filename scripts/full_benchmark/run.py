@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -62,9 +62,8 @@ def run(options: argparse.Namespace) -> None:
     device = device_name(torch_device)
     settings = {"small": options.small, "device": device, "versions": dict(versions())}
     store = Store(options.out, settings)
-    started, load_before = time.perf_counter(), os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     _run_items(store, chosen)
-    minutes = (time.perf_counter() - started) / 60
     rows = {study.name: store.rows(study.name) for study in studies}
     conditions = {
         "hardware": f"{device}, {os.cpu_count()} cores",
@@ -72,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit() or "unknown",
         "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
-        "minutes of the last call": f"{minutes:.1f}",
+        "minutes": _minutes({study.name: store.seconds(study.name) for study in studies}),
     }
     if options.small:
         conditions["sizes"] = "of a rehearsal: these figures say nothing"
@@ -86,6 +85,12 @@ def run(options: argparse.Namespace) -> None:
     write_tables(rows, options.out)
     write_board(rows, drawn, text, options.out)
     print(f"wrote {options.docs / 'benchmark.md'}, and the data to {options.out}")
+
+
+def _minutes(seconds: Mapping[str, float]) -> str:
+    """Say how long the benchmark took, and its studies."""
+    parts = ", ".join(f"{name} {of_study / 60:.1f}" for name, of_study in seconds.items())
+    return f"{sum(seconds.values()) / 60:.1f}: {parts}"
 
 
 def _prices(device: torch.device) -> str:
@@ -103,5 +108,7 @@ def _run_items(store: Store, studies: Sequence[Study]) -> None:
     with tqdm(total=total, bar_format=layout, smoothing=0) as bar:
         for study, item in todo:
             bar.set_postfix_str(f"{study.name} {item.key}")
-            store.add(study, item, item.run())
+            started = time.perf_counter()
+            rows = item.run()
+            store.add(study, item, rows, seconds=time.perf_counter() - started)
             bar.update(item.seconds)

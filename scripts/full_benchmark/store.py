@@ -40,34 +40,38 @@ class Store:
             write_json(path, dict(settings))
 
     def rows(self, study: str) -> list[Row]:
-        """Return the rows of a study; a line that was cut off by a kill is passed over."""
-        path = self._path(study)
-        if not path.exists():
-            return []
-        lines = path.read_text().splitlines(keepends=True)
-        return [row for line in lines if line.endswith("\n") for row in json.loads(line)["rows"]]
+        """Return the rows of a study."""
+        return [row for line in self._lines(study) for row in line["rows"]]
 
     def is_done(self, study: Study, item: Item) -> bool:
         """Return whether the rows of an item are there."""
         return item.key in self._done(study.name)
 
-    def add(self, study: Study, item: Item, rows: Sequence[Row]) -> None:
-        """Write the rows of an item, with the names of its study and basis."""
+    def seconds(self, study: str) -> float:
+        """Return how long the items of a study took, over all calls."""
+        return sum(line["seconds"] for line in self._lines(study))
+
+    def add(self, study: Study, item: Item, rows: Sequence[Row], *, seconds: float) -> None:
+        """Write the rows of an item, with the names of its study and basis, and its time."""
         names = {"study": study.name, "basis": study.basis, "item": item.key}
-        line = json.dumps({"item": item.key, "rows": [names | row for row in rows]})
+        entry = {"item": item.key, "seconds": seconds, "rows": [names | row for row in rows]}
         path = self._path(study.name)
         whole = path.read_text() if path.exists() else ""
         if whole and not whole.endswith("\n"):
             path.write_text(whole[: whole.rfind("\n") + 1])
         with path.open("a") as file:
-            file.write(f"{line}\n")
+            file.write(f"{json.dumps(entry)}\n")
 
     def _done(self, study: str) -> set[str]:
+        return {line["item"] for line in self._lines(study)}
+
+    def _lines(self, study: str) -> list[dict[str, Any]]:
+        """Return the items of a study; a line that was cut off by a kill is passed over."""
         path = self._path(study)
         if not path.exists():
-            return set()
+            return []
         lines = path.read_text().splitlines(keepends=True)
-        return {json.loads(line)["item"] for line in lines if line.endswith("\n")}
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def _path(self, study: str) -> Path:
         return self._folder / f"{study}.jsonl"

@@ -36,15 +36,16 @@ def test_rows_survive_a_kill_within_a_line(tmp_path):
     settings = {"device": "cpu"}
     store = Store(tmp_path, settings)
     first, second = STUDY.items
-    store.add(STUDY, first, [{"cost_ms": 1.0}])
+    store.add(STUDY, first, [{"cost_ms": 1.0}], seconds=1.5)
     with (tmp_path / "planned.jsonl").open("a") as file:
         file.write('{"item": "b", "ro')
     again = Store(tmp_path, settings)
     assert again.is_done(STUDY, first)
     assert not again.is_done(STUDY, second)
-    again.add(STUDY, second, [{"cost_ms": 2.0}])
+    again.add(STUDY, second, [{"cost_ms": 2.0}], seconds=2.0)
     assert [row["cost_ms"] for row in again.rows("planned")] == [1.0, 2.0]
     assert again.rows("planned")[0]["basis"] == "predicted"
+    assert again.seconds("planned") == 3.5
 
 
 def test_a_folder_of_other_hardware_is_refused(tmp_path):

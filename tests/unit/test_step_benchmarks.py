@@ -1,5 +1,6 @@
 """The benchmarks of steps report predicted, measured and simulated steps."""
 
+import numpy as np
 import pytest
 
 from benchmarks import simulated, steps
@@ -17,27 +18,26 @@ def row(number: int, step_ms: list[float], predicted_ms: float, name: str = "dim
     }
 
 
-ROWS = [
-    # the fastest plan is predicted to be so
-    row(0, [10.0, 10.2], 11.0),
-    row(0, [20.0, 20.2], 21.0),
-    # it is not, and rounds of both plans overlap
-    row(1, [10.0, 12.0], 11.0),
-    row(1, [11.0, 13.0], 10.0),
-    # it is not, and no round is as fast
-    row(2, [10.0, 10.2], 11.0),
-    row(2, [12.0, 13.0], 10.0),
-]
-
-
 def test_a_wrong_choice_within_the_noise_is_a_tie():
-    assert steps._picks(ROWS, "predicted_ms") == (1, 1, 3)
+    measured = np.array([10.0, 20.0, 10.0, 10.3, 10.0, 12.0])
+    predicted = np.array([11.0, 21.0, 11.0, 10.0, 11.0, 10.0])
+    numbers = np.array([0, 0, 1, 1, 2, 2])
+    assert steps._picks(predicted, measured, numbers, margin=0.05) == (1, 1)
 
 
 def test_the_report_has_the_error_of_every_prediction(capsys):
     steps.report([row(0, [10.0, 10.0], 11.0), row(0, [20.0, 20.0], 22.0)])
     text = capsys.readouterr().out
-    assert "| predicted | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
+    assert "| from predicted cost | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
+
+
+def test_a_prediction_is_corrected_by_other_cases_than_its_own(capsys):
+    # the third case is another one, so its own error remains, and it spoils the other two
+    steps.report([row(n, [10.0, 10.0], ms) for n, ms in enumerate((12.0, 12.0, 10.0))])
+    text = capsys.readouterr().out
+    factors = steps._factors(np.array([12.0, 12.0, 10.0]), np.full(3, 10.0), np.arange(3))
+    assert factors == pytest.approx([1.2**-0.5, 1.2**-0.5, 1 / 1.2])
+    assert "corrected by the other cases" in text
 
 
 def test_simulations_are_compared_by_number_of_ranks(capsys):
