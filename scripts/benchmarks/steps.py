@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.process import release_freed_memory
 from dlrm_sharded.replicas import replica_part
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.step.prediction import DensePart, predict_step
@@ -105,8 +107,9 @@ def main(steps: int, rounds: int, settings_json: str, *sharders: str) -> None:
     rows: list[dict[str, Any]] = []
     with process_group() as rank:
         for number in range(settings["first"], settings["first"] + settings["cases"]):
-            case = Case(number, settings["seed"], rank, steps=steps)
-            found = case.rows(sharders, rounds=rounds)
+            found = Case(number, settings["seed"], rank, steps=steps).rows(sharders, rounds=rounds)
+            gc.collect()  # sharded models are in reference cycles
+            release_freed_memory()
             rows += found
             if rank.is_zero:
                 print(_line(number, found), flush=True)
