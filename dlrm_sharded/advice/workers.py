@@ -65,7 +65,7 @@ def in_processes(
             for receiver, worker in list(running.items()):
                 if receiver not in ready and time.monotonic() < worker.ends:
                     continue
-                result = Refusal(f"it takes more than {limit_s:.0f} s")
+                result = Refusal(f"it takes more than {limit_s:g} s")
                 if receiver in ready:
                     result, warnings = _received(receiver, worker.process)
                     for warning in warnings:

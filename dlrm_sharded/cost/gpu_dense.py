@@ -36,13 +36,15 @@ def gpu_dense_times(work: DenseWork, spec: GpuSpec, *, bf16: bool) -> DenseTimes
     Args:
         work: of one rank.
         bf16: whether matrix products are of bfloat16 numbers, or else of TF32 at half the rate.
+            GPUs that have neither compute in fp32.
 
     Raises:
         ConfigError: the peak rate of the GPU is not known.
     """
     if spec.bf16_tflops is None:
         raise ConfigError(f"nothing is known of the arithmetic of {spec.device_name}")
-    flop_per_ms = PEAK_SHARE * spec.bf16_tflops * 1e9 / (1 if bf16 else 2)
+    tflops = spec.fp32_tflops or spec.bf16_tflops / (1 if bf16 else 2)
+    flop_per_ms = PEAK_SHARE * tflops * 1e9
     bytes_per_ms = BANDWIDTH_SHARE * spec.memory_gb_per_s * 1e6
 
     def layers_ms(kernels: Kernels) -> float:

@@ -1,7 +1,6 @@
 """The benchmark goes on where it ended, counts failures, calls noise a tie, and writes its page."""
 
 import argparse
-import functools
 import math
 import time
 
@@ -10,11 +9,13 @@ import polars as pl
 import pytest
 
 from benchmarks.noise import noise_of
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.task_sets import scaling_task
 from dlrm_sharded.errors import ConfigError
+from full_benchmark import planned
 from full_benchmark import run as whole
 from full_benchmark.analysis import compare, exponent, figures, first_or_tied, tie_margin
 from full_benchmark.claims import CLAIMS
-from full_benchmark.limited import TooSlowError, within
 from full_benchmark.page import page
 from full_benchmark.production import PAPER_COST_MS, PAPER_GAIN, throughput_gain
 from full_benchmark.sizes import ALL_SHARDERS, FULL, SMALL
@@ -96,10 +97,14 @@ def test_the_papers_own_costs_give_the_papers_own_throughput():
     assert gain == pytest.approx(0.549, abs=0.005)
 
 
-def test_a_function_that_takes_too_long_is_ended():
-    assert within(60, lambda: 3) == 3
-    with pytest.raises(TooSlowError):
-        within(0.1, functools.partial(time.sleep, 600))
+def test_a_sharder_that_takes_too_long_has_no_plan(monkeypatch):
+    monkeypatch.setattr(planned, "LIMIT_S", 0.2)
+    monkeypatch.setattr(planned, "outcome", lambda *given: time.sleep(600))
+    task = BenchmarkTask("scaling", scaling_task(10, 2))
+    found = planned.outcome_in_time(0, task, "dim", planned.planner_on("dim", None))
+    assert found.cost_ms is None
+    assert found.error == "it takes more than 0.2 s"
+    assert 0.2 <= found.solve_s < 600
 
 
 def test_sizes_name_every_kind_of_feasibility_task():

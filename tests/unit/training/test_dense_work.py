@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.gpu_dense import KERNEL_MS, gpu_dense_times
+from dlrm_sharded.cost.gpu_dense import KERNEL_MS, PEAK_SHARE, gpu_dense_times
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.model import dlrm
@@ -48,19 +48,28 @@ def test_small_layers_take_the_time_of_their_kernels():
     assert times.gradient_bytes == work.gradient_bytes
 
 
+PRODUCT = Kernels(np.array([1e13]), np.array([1e6]))
+NOTHING = Kernels(np.empty(0), np.empty(0))
+LARGE_PRODUCTS = DenseWork(
+    bottom_forward=NOTHING,
+    top_forward=PRODUCT,
+    top_backward=PRODUCT,
+    bottom_backward=NOTHING,
+    gradient_bytes=0,
+)
+
+
 def test_large_products_take_half_as_long_in_bf16():
-    product = Kernels(np.array([1e13]), np.array([1e6]))
-    nothing = Kernels(np.empty(0), np.empty(0))
-    work = DenseWork(
-        bottom_forward=nothing,
-        top_forward=product,
-        top_backward=product,
-        bottom_backward=nothing,
-        gradient_bytes=0,
-    )
-    half, full = (gpu_dense_times(work, H100, bf16=bf16) for bf16 in (True, False))
+    half, full = (gpu_dense_times(LARGE_PRODUCTS, H100, bf16=bf16) for bf16 in (True, False))
     assert full.top_forward_ms == pytest.approx(2 * half.top_forward_ms)
     assert half.bottom_forward_ms == 0
+
+
+def test_gpus_without_bf16_and_tf32_compute_in_fp32():
+    v100 = gpu_specs()["v100_sxm"]
+    for bf16 in (True, False):
+        times = gpu_dense_times(LARGE_PRODUCTS, v100, bf16=bf16)
+        assert times.top_forward_ms == pytest.approx(1e13 / (PEAK_SHARE * 15.7e9))
 
 
 def test_a_gpu_without_a_peak_rate_cannot_be_priced():
