@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from scipy.stats import norm
 
 from benchmarks.compared import Row
 
-QUANTILE = 1.96
-"""Standard deviations around the mean that contain 95 % of normal values."""
+CONFIDENCE = 0.95
+"""Share of equal figures, or of groups of them, that do not differ by more than a margin."""
 
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 """Standard error of a median relative to that of a mean."""
@@ -47,10 +48,13 @@ def noise_of(rows: Iterable[Row], key: str) -> float:
     return MEDIAN_FACTOR * math.sqrt(squares / freedom / num_rounds)
 
 
-def noise_margin(noise: float) -> float:
-    """Return the relative difference of two figures up to which 95 % of those without one differ.
+def noise_margin(noise: float, *, others: int = 1) -> float:
+    """Return the relative difference up to which equal figures are likely to differ.
 
     Args:
         noise: relative standard error of each.
+        others: number of figures with which one is compared, of which the best one is by luck
+            better than each of them alone (Bonferroni's inequality).
     """
-    return QUANTILE * math.sqrt(2) * noise
+    quantile = float(norm.ppf(1 - (1 - CONFIDENCE) / 2 / others))
+    return quantile * math.sqrt(2) * noise

@@ -80,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sharders", nargs="+", default=list(SHARDERS))
+    parser.add_argument(
+        "--widths",
+        type=int,
+        nargs="+",
+        default=list(WIDTHS),
+        help="of the dense layers [%(default)s]",
+    )
     parser.add_argument("--jsonl", type=Path, help="file that gets a line for each plan")
     parser.add_argument(
         "--from", type=Path, dest="from_file", help="report on such a file, and run nothing"
@@ -95,6 +102,7 @@ def run(options: argparse.Namespace) -> None:
         "first": options.first,
         "cases": options.cases,
         "seed": options.seed,
+        "widths": options.widths,
         "jsonl": str(options.jsonl.resolve()) if options.jsonl else None,
     }
     on_ranks.start(__file__, options, json.dumps(settings), *options.sharders)
@@ -107,7 +115,9 @@ def main(steps: int, rounds: int, settings_json: str, *sharders: str) -> None:
     rows: list[dict[str, Any]] = []
     with process_group() as rank:
         for number in range(settings["first"], settings["first"] + settings["cases"]):
-            found = Case(number, settings["seed"], rank, steps=steps).rows(sharders, rounds=rounds)
+            case = Case(number, settings["seed"], rank, steps=steps, widths=settings["widths"])
+            found = case.rows(sharders, rounds=rounds)
+            del case
             gc.collect()  # sharded models are in reference cycles
             release_freed_memory()
             rows += found
@@ -161,7 +171,9 @@ class _Dense:
 class Case:
     """A random task and model."""
 
-    def __init__(self, number: int, seed: int, rank: Rank, *, steps: int) -> None:
+    def __init__(
+        self, number: int, seed: int, rank: Rank, *, steps: int, widths: Sequence[int]
+    ) -> None:
         rng = np.random.default_rng([seed, number, 1])
         topology = detect_topology(memory_gib=MEMORY_GIB)
         self.number = number
@@ -176,7 +188,7 @@ class Case:
             pregenerate=True,
         )
         self.task = ShardingTask(self.dataset.tables, topology, drawn.batch_size)
-        dim, width = int(rng.choice(DIMS)), int(rng.choice(WIDTHS))
+        dim, width = int(rng.choice(DIMS)), int(rng.choice(widths))
         self.dense_layers = [2 * width, width, dim]
         self.over_layers = [2 * width, width, 1]
 

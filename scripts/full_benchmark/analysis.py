@@ -30,9 +30,9 @@ def figures(rows: Iterable[Row], key: str) -> dict[str, dict[tuple[object, ...],
     return found
 
 
-def tie_margin(noise: float) -> float:
-    """Return the relative difference of two figures up to which they are a tie."""
-    return max(PREDICTED_TIE, noise_margin(noise))
+def tie_margin(noise: float, *, others: int = 1) -> float:
+    """Return the relative difference up to which a figure ties with others, see `noise_margin`."""
+    return max(PREDICTED_TIE, noise_margin(noise, others=others))
 
 
 @dataclass(frozen=True, slots=True)

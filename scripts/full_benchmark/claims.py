@@ -51,6 +51,9 @@ class Claim:
 def _production_ratio(sharder: str, over: str, least: float) -> Callable[[Rows], Finding]:
     def find(rows: Rows) -> Finding:
         costs = _production_costs(rows)
+        for row in rows.get("production", []):
+            if row["sharder"] in (sharder, over) and row["cost_ms"] is None:
+                return Finding(f"{row['sharder']} finds no plan: {row['error']}", "-")
         if sharder not in costs or over not in costs:
             return NOTHING
         ratio = costs[over] / costs[sharder]
@@ -154,7 +157,7 @@ def _first(rows: Rows) -> Finding:
     costs = figures(found, "cost_ms")
     if "neuroshard" not in costs:
         return NOTHING
-    margin = tie_margin(noise_of(found, "rounds_ms"))
+    margin = tie_margin(noise_of(found, "rounds_ms"), others=len(costs) - 1)
     first, behind = first_or_tied(costs, "neuroshard", margin=margin)
     num_tasks = len(first) + len(behind)
     return Finding(

@@ -87,12 +87,17 @@ def _run(task_set: str, number: int, sharder: str, mlperf_ranks: tuple[int, ...]
 
 
 def outcome_in_time(
-    number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner
+    number: int,
+    benchmark_task: BenchmarkTask,
+    sharder: str,
+    planner: Planner,
+    *,
+    limit_s: float = LIMIT_S,
 ) -> Outcome:
-    """Plan a task within `LIMIT_S`; a sharder that takes longer or fails has found no plan."""
+    """Plan a task in a limited time; a sharder that takes longer or fails has found no plan."""
     started = time.perf_counter()
     [found] = in_processes(
-        [lambda: outcome(number, benchmark_task, sharder, planner)], limit_s=LIMIT_S, num_workers=1
+        [lambda: outcome(number, benchmark_task, sharder, planner)], limit_s=limit_s, num_workers=1
     )
     if not isinstance(found, Refusal):
         return found

@@ -13,8 +13,8 @@ from full_benchmark.planned import SEED, outcome_in_time, planner_on
 from full_benchmark.sizes import SCALING_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 
-UNBOUNDED = ("neuroshard", "dim")
-"""Sharders that plan tasks of any size in seconds."""
+LARGEST = {"torchrec": (1000, 8), "autoshard": (1000, 128), "dreamshard": (1000, 128)}
+"""Largest numbers of tables and ranks for sharders that take long; larger tasks take longer yet."""
 
 SECONDS_OF_LARGE = 8.0
 
@@ -32,8 +32,10 @@ def _items(sizes: Sizes) -> Iterator[Item]:
     for axis, points in curves.items():
         for num_tables, num_ranks in points:
             for sharder in SCALING_SHARDERS:
-                is_large = num_tables > sizes.slow_tables or num_ranks > sizes.slow_ranks
-                if is_large and sharder not in UNBOUNDED:
+                most_tables, most_ranks = LARGEST.get(sharder, (num_tables, num_ranks))
+                if axis == "tables" and num_tables > most_tables:
+                    continue
+                if axis == "ranks" and num_ranks > most_ranks:
                     continue
                 yield Item(
                     f"{axis}/{num_tables}x{num_ranks}/{sharder}",

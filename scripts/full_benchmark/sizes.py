@@ -14,7 +14,7 @@ MEASURED_SHARDERS = (
     *("autoshard", "dreamshard", "size_lookup", "dim", "random"),
 )
 TRAINED_SHARDERS = ("neuroshard", "torchrec", "dim", "random")
-SCALING_SHARDERS = ("neuroshard", "torchrec", "autoshard", "dim")
+SCALING_SHARDERS = ("neuroshard", "torchrec", "autoshard", "dreamshard", "dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class Sizes:
         trained: number of models that are trained.
         seeds: seeds of the training of each model.
         tables, ranks: sizes of the scaling curves; `base` is the size that the other axis keeps.
-        slow_tables, slow_ranks: largest sizes for sharders other than neuroshard and heuristics.
         production: numbers of tables and of GPUs of the production-like model.
         published_steps: number of MLPerf's published steps.
     """
@@ -43,8 +42,6 @@ class Sizes:
     tables: tuple[int, ...]
     ranks: tuple[int, ...]
     base: tuple[int, int]
-    slow_tables: int
-    slow_ranks: int
     production: tuple[int, int]
     published_steps: int
 
@@ -58,14 +55,12 @@ FULL = Sizes(
     },
     mlperf_ranks=(8, 16, 64),
     measured={4: 5, 8: 2},
-    rounds=3,
+    rounds=5,
     trained=2,
     seeds=(0, 1, 2),
     tables=(10, 100, 1000, 10_000),
     ranks=(2, 8, 32, 128, 1024),
     base=(1000, 32),
-    slow_tables=1000,
-    slow_ranks=128,
     production=(1000, 128),
     published_steps=14,
 )
@@ -79,8 +74,6 @@ SMALL = Sizes(
     tables=(5, 10),
     ranks=(2, 4),
     base=(10, 2),
-    slow_tables=10,
-    slow_ranks=4,
     production=(20, 8),
     published_steps=1,
 )

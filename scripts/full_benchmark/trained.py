@@ -14,6 +14,9 @@ from full_benchmark.sizes import TRAINED_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 
 SCRIPT = Path(__file__).parents[1] / "benchmark.py"
+WIDTH = 32
+"""Width of the dense layers, so that most of a step on a CPU is the embeddings'."""
+
 NUM_RANKS, NUM_STEPS, NUM_ROUNDS = 2, 4, 8
 SECONDS_OF_MODEL = 45.0
 
@@ -38,7 +41,7 @@ def _run(number: int, seed: int) -> list[Row]:
                 *(sys.executable, str(SCRIPT), "steps", "--ranks", str(NUM_RANKS)),
                 *("--first", str(number), "--cases", "1", "--seed", str(seed)),
                 *("--steps", str(NUM_STEPS), "--rounds", str(NUM_ROUNDS), "--jsonl", str(rows)),
-                *("--sharders", *TRAINED_SHARDERS),
+                *("--widths", str(WIDTH), "--sharders", *TRAINED_SHARDERS),
             ],
             check=True,
             stdout=subprocess.DEVNULL,

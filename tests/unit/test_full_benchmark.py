@@ -98,10 +98,9 @@ def test_the_papers_own_costs_give_the_papers_own_throughput():
 
 
 def test_a_sharder_that_takes_too_long_has_no_plan(monkeypatch):
-    monkeypatch.setattr(planned, "LIMIT_S", 0.2)
     monkeypatch.setattr(planned, "outcome", lambda *given: time.sleep(600))
     task = BenchmarkTask("scaling", scaling_task(10, 2))
-    found = planned.outcome_in_time(0, task, "dim", planned.planner_on("dim", None))
+    found = planned.outcome_in_time(0, task, "dim", planned.planner_on("dim", None), limit_s=0.2)
     assert found.cost_ms is None
     assert found.error == "it takes more than 0.2 s"
     assert 0.2 <= found.solve_s < 600
