@@ -76,9 +76,21 @@ def simulated_section(rows: Sequence[Row]) -> str:
             f"{rows[0]['batch_size']:,}, as `dlrm-simulate` simulates them: costly ranks and "
             "a random sample are measured on this machine, the others scaled like the sample, and "
             "exchanges are predicted. CPU lookups cost nearly the sum of their tables, so sharders "
-            "differ less than on GPUs.",
+            "differ less than on GPUs." + _rest_of_simulated(rows),
             markdown([*header, "measured ranks"], lines),
         ]
+    )
+
+
+def _rest_of_simulated(rows: Sequence[Row]) -> str:
+    """Say how much of the step no plan changes."""
+    rest_ms = [row["simulated_step_ms"] - row["cost_ms"] for row in rows if row["cost_ms"]]
+    if not rest_ms:
+        return ""
+    num_tables = rows[0]["num_tables"]
+    return (
+        f" The rest of the step takes {np.median(rest_ms):,.0f} ms on one core: the DLRM multiplies "
+        f"{num_tables * (num_tables + 1) // 2:,} pairs of features for every sample."
     )
 
 
