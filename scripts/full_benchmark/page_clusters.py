@@ -89,8 +89,8 @@ def _rest_of_simulated(rows: Sequence[Row]) -> str:
         return ""
     num_tables = rows[0]["num_tables"]
     return (
-        f" The rest of the step takes {np.median(rest_ms):,.0f} ms on one core: the DLRM multiplies "
-        f"{num_tables * (num_tables + 1) // 2:,} pairs of features for every sample."
+        f" The rest of the step takes {np.median(rest_ms):,.0f} ms on one core, as the DLRM "
+        f"multiplies {num_tables * (num_tables + 1) // 2:,} pairs of features for every sample."
     )
 
 
