@@ -320,7 +320,8 @@ def _scaling(rows: Sequence[Row]) -> str:
         [
             "## How planning time grows (measured)",
             "The exponent is the slope of a line through the points on a log-log scale. neuroshard "
-            "has a limited number of moves, so its time grows slowly once it reaches them.",
+            "returns the best plan that it has after `sharder.time_budget_s=10`, so from there on "
+            "its time says nothing; how far its plans are from the bound, the tables above say.",
             markdown(header, lines),
         ]
     )

@@ -32,20 +32,21 @@ def pictures(rows: Rows) -> dict[str, Figure]:
 def plot_scaling(rows: Sequence[Row]) -> Figure:
     """Draw the time to plan over the numbers of tables and of ranks, on log-log scales."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
+    sharders = sharders_of(rows)
     for axes, (axis, key) in zip(
         figure.subplots(1, 2, sharey=True),
         (("tables", "num_tables"), ("ranks", "world_size")),
         strict=True,
     ):
         of_axis = [row for row in rows if row["axis"] == axis]
-        for sharder in sharders_of(of_axis):
+        for i, sharder in enumerate(sharders):
             points = sorted(
                 (row[key], row["solve_s"])
                 for row in of_axis
                 if row["sharder"] == sharder and row["cost_ms"]
             )
             if points:
-                axes.loglog(*zip(*points, strict=True), "o-", label=sharder)
+                axes.loglog(*zip(*points, strict=True), "o-", color=f"C{i}", label=sharder)
         axes.set_xlabel(f"number of {axis}")
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("seconds to plan")
