@@ -62,7 +62,6 @@ def run(options: argparse.Namespace) -> None:
     device = device_name(torch_device)
     settings = {"small": options.small, "device": device, "versions": dict(versions())}
     store = Store(options.out, settings)
-    load_before = os.getloadavg()[0]
     _run_items(store, chosen)
     rows = {study.name: store.rows(study.name) for study in studies}
     conditions = {
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
         "prices of predictions for it": _prices(torch_device),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit() or "unknown",
-        "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
+        "load average, with the benchmark's own": _loads(store, studies),
         "minutes": _minutes({study.name: store.seconds(study.name) for study in studies}),
     }
     if options.small:
@@ -85,6 +84,11 @@ def run(options: argparse.Namespace) -> None:
     write_tables(rows, options.out)
     write_board(rows, drawn, text, options.out)
     print(f"wrote {options.docs / 'benchmark.md'}, and the data to {options.out}")
+
+
+def _loads(store: Store, studies: Sequence[Study]) -> str:
+    loads = [load for study in studies for load in store.loads(study.name)]
+    return f"{min(loads):.1f} to {max(loads):.1f}" if loads else "not noted"
 
 
 def _minutes(seconds: Mapping[str, float]) -> str:
@@ -108,7 +112,8 @@ def _run_items(store: Store, studies: Sequence[Study]) -> None:
     with tqdm(total=total, bar_format=layout, smoothing=0) as bar:
         for study, item in todo:
             bar.set_postfix_str(f"{study.name} {item.key}")
-            started = time.perf_counter()
+            started, load = time.perf_counter(), os.getloadavg()[0]
             rows = item.run()
-            store.add(study, item, rows, seconds=time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            store.add(study, item, rows, seconds=seconds, load=load)
             bar.update(item.seconds)

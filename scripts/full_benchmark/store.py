@@ -51,10 +51,32 @@ class Store:
         """Return how long the items of a study took, over all calls."""
         return sum(line["seconds"] for line in self._lines(study))
 
-    def add(self, study: Study, item: Item, rows: Sequence[Row], *, seconds: float) -> None:
-        """Write the rows of an item, with the names of its study and basis, and its time."""
+    def loads(self, study: str) -> list[float]:
+        """Return the load averages before the items of a study, where they were noted."""
+        return [line["load"] for line in self._lines(study) if line.get("load") is not None]
+
+    def add(
+        self,
+        study: Study,
+        item: Item,
+        rows: Sequence[Row],
+        *,
+        seconds: float,
+        load: float | None = None,
+    ) -> None:
+        """Write the rows of an item, with the names of its study and basis.
+
+        Args:
+            seconds: how long the item took.
+            load: load average of the machine before it.
+        """
         names = {"study": study.name, "basis": study.basis, "item": item.key}
-        entry = {"item": item.key, "seconds": seconds, "rows": [names | row for row in rows]}
+        entry = {
+            "item": item.key,
+            "seconds": seconds,
+            "load": load,
+            "rows": [names | row for row in rows],
+        }
         path = self._path(study.name)
         whole = path.read_text() if path.exists() else ""
         if whole and not whole.endswith("\n"):

@@ -43,10 +43,11 @@ def test_rows_survive_a_kill_within_a_line(tmp_path):
     again = Store(tmp_path, settings)
     assert again.is_done(STUDY, first)
     assert not again.is_done(STUDY, second)
-    again.add(STUDY, second, [{"cost_ms": 2.0}], seconds=2.0)
+    again.add(STUDY, second, [{"cost_ms": 2.0}], seconds=2.0, load=0.5)
     assert [row["cost_ms"] for row in again.rows("planned")] == [1.0, 2.0]
     assert again.rows("planned")[0]["basis"] == "predicted"
     assert again.seconds("planned") == 3.5
+    assert again.loads("planned") == [0.5]
 
 
 def test_a_folder_of_other_hardware_is_refused(tmp_path):
