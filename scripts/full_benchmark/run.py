@@ -60,13 +60,19 @@ def run(options: argparse.Namespace) -> None:
     chosen = [s for s in studies if options.studies is None or s.name in options.studies]
     torch_device = torch.device(device_type())
     device = device_name(torch_device)
-    settings = {"small": options.small, "device": device, "versions": dict(versions())}
+    settings = {
+        "small": options.small,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "versions": dict(versions()),
+        "prices": _prices(torch_device),
+    }
     store = Store(options.out, settings)
     _run_items(store, chosen)
     rows = {study.name: store.rows(study.name) for study in studies}
     conditions = {
-        "hardware": f"{device}, {os.cpu_count()} cores",
-        "prices of predictions for it": _prices(torch_device),
+        "hardware": f"{device}, {os.cpu_count()} cores, {settings['threads']} threads of a rank",
+        "prices of predictions for it": settings["prices"],
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit() or "unknown",
         "load average, with the benchmark's own": _loads(store, studies),
