@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     _run_items(store, chosen)
     rows = {study.name: store.rows(study.name) for study in studies}
     conditions = {
-        "hardware": f"{device}, {os.cpu_count()} cores, {settings['threads']} threads of a rank",
+        "hardware": f"{device}, {os.cpu_count()} cores, threads a rank: {settings['threads']}",
         "prices of predictions for it": settings["prices"],
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit() or "unknown",
