@@ -1,26 +1,28 @@
 """Simulated steps beside those of real runs with the same data, model and plan.
 
-Every case is trained on real ranks, and then simulated from its plan: each rank's lookups run by
-themselves. Real ranks beyond the cores of this machine share them, which the simulation is told.
+Every case is trained on real ranks, and its plan is simulated: each rank's lookups run by
+themselves. Runs and simulations take turns, as the machine may be another one a minute later. Real
+ranks beyond the cores of this machine share them, which the simulation is told.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import markdown
+from benchmarks.compared import Row, markdown
+from benchmarks.noise import MEDIAN_FACTOR
+from dlrm_sharded.step.parts import PART_LABELS, PARTS
 
 SIMULATE = Path(__file__).parents[1] / "simulate.py"
 NUM_STEPS = 30
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sharders", nargs="+", default=["neuroshard", "random"])
+    parser.add_argument("--rounds", type=int, default=3, help="runs and simulations of each case")
     parser.add_argument("--jsonl", type=Path, help="file that gets a line for each case")
 
 
@@ -50,73 +53,84 @@ def run(options: argparse.Namespace) -> None:
             with options.jsonl.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         print(
-            f"{row['ranks']} ranks, {row['case']}, {row['sharder']}: real {row['real_ms']:.1f} ms, "
-            f"simulated {row['simulated_ms']:.1f} ms",
+            f"{row['ranks']} ranks, {row['case']}, {row['sharder']}: "
+            f"real {np.median(row['real_ms']):.1f} ms, "
+            f"simulated {np.median(row['simulated_ms']):.1f} ms",
             flush=True,
         )
     report(rows)
 
 
-def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
     for num_ranks in options.ranks:
         for case in options.cases:
             for sharder in options.sharders:
-                yield _row(case, sharder, num_ranks)
+                yield _row(case, sharder, num_ranks, rounds=options.rounds)
 
 
-def _row(case: str, sharder: str, num_ranks: int) -> dict[str, Any]:
+def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
+    """Train and simulate a case in turns; return the figures of every round."""
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        compared = _Compared(Path(folder), CASES[case], num_ranks)
-        load = os.getloadavg()[0]
-        first = compared.trained(sharder, "before")
-        simulated = compared.simulated("before")
-        again = compared.trained(sharder, "after")  # the machine may be another one by now
-    real_ms = math.sqrt(first["step_ms"] * again["step_ms"])
+        compared = _Compared(Path(folder), CASES[case], num_ranks, sharder)
+        turns = [(compared.trained(i), compared.simulated(i)) for i in range(rounds)]
     return {
         "case": case,
         "sharder": sharder,
         "ranks": num_ranks,
-        "real_ms": real_ms,
-        "simulated_ms": simulated["step_ms"],
-        "predicted_ms": first["predicted_step_ms"],
-        "noise": abs(math.log(first["step_ms"] / again["step_ms"])) / 2,
+        "real_ms": [real["step_ms"] for real, _ in turns],
+        "simulated_ms": [simulated["step_ms"] for _, simulated in turns],
+        "predicted_ms": [real["predicted_step_ms"] for real, _ in turns],
+        "simulated_parts_ms": _medians([simulated["parts_ms"] for _, simulated in turns]),
+        "predicted_parts_ms": _medians([real["predicted_parts_ms"] for real, _ in turns]),
         "load": load,
     }
 
 
+def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {part: float(np.median([parts[part] for parts in rounds])) for part in PARTS}
+
+
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A case in a folder, with its runs and its simulation."""
+    """A case in a folder, with its runs and its simulations, all of the first run's plan."""
 
     folder: Path
     overrides: Sequence[str]
     num_ranks: int
+    sharder: str
 
-    def trained(self, sharder: str, name: str) -> dict[str, Any]:
+    def trained(self, number: int) -> dict[str, Any]:
         """Return the result of a run on real ranks."""
+        out = self.folder / f"run-{number}"
+        sharder = ["plan_file", f"sharder.path={self._plan}"] if number else [self.sharder]
         _call(
             *("-m", "dlrm_sharded.torchrun", "--nproc-per-node", str(self.num_ranks)),
-            *("-m", "dlrm_sharded.train", *self.overrides, f"sharder={sharder}"),
+            *("-m", "dlrm_sharded.train", *self.overrides, f"sharder={sharder[0]}", *sharder[1:]),
             *(f"topology.memory_gib={MEMORY_GIB}", f"trainer.num_steps={NUM_STEPS}"),
             *("trainer.num_eval_batches=0", "trainer.checkpoint.every_s=null", "journal=none"),
-            f"hydra.run.dir={self.folder / name}",
+            f"hydra.run.dir={out}",
         )
-        result: dict[str, Any] = json.loads((self.folder / name / "result.json").read_text())
+        result: dict[str, Any] = json.loads((out / "result.json").read_text())
         return result
 
-    def simulated(self, name: str) -> dict[str, Any]:
-        """Return the simulation of the plan of a run."""
+    def simulated(self, number: int) -> dict[str, Any]:
+        """Return the simulation of the same plan."""
+        out = self.folder / f"simulation-{number}"
         cores = min(self.num_ranks, len(os.sched_getaffinity(0)))
         _call(
             *(str(SIMULATE), *self.overrides, f"topology.world_size={self.num_ranks}"),
             f"topology.memory_gib={MEMORY_GIB}",
             *(f"host_cores={cores}", "journal=none"),
-            f"sharder=plan_file;path={self.folder / name / 'plan.json'}",
-            f"out={self.folder / 'simulation'}",
+            *(f"sharder=plan_file;path={self._plan}", f"out={out}"),
         )
-        found = json.loads((self.folder / "simulation" / "simulation.json").read_text())
+        found = json.loads((out / "simulation.json").read_text())
         sharder: dict[str, Any] = found["sharders"][0]
         return sharder
+
+    @property
+    def _plan(self) -> Path:
+        return self.folder / "run-0" / "plan.json"
 
 
 def _call(*arguments: str) -> None:
@@ -126,20 +140,54 @@ def _call(*arguments: str) -> None:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr.decode()[-2000:]}")
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the errors of the simulations by number of ranks."""
-    lines = []
-    for num_ranks in sorted({row["ranks"] for row in rows}):
-        of_size = [row for row in rows if row["ranks"] == num_ranks]
-        cells: list[object] = [num_ranks, len(of_size)]
-        for key in ("simulated_ms", "predicted_ms"):
-            logs = np.array([math.log(row[key] / row["real_ms"]) for row in of_size])
-            cells += [
-                f"{100 * math.expm1(np.abs(logs).mean()):.1f}",
-                f"{100 * math.expm1(logs.mean()):+z.1f}",
-            ]
-        cells.append(f"{100 * np.mean([row['noise'] for row in of_size]):.1f}")
-        lines.append(cells)
-    header = ["ranks", "cases", "simulated: mean error, %", "bias, %"]
-    header += ["predicted: mean error, %", "bias, %", "two runs differ by +-, %"]
-    print(f"\n{markdown(header, lines)}")
+def report(rows: Sequence[Row]) -> None:
+    """Print the errors of the simulations by number of ranks, and the parts of every step."""
+    print(f"\n{markdown(HEADER, [_errors(size, rows) for size in _sizes(rows)])}")
+    print(f"\n{markdown(['mean of all ranks, ms', *PARTS_HEADER], _parts(rows))}")
+
+
+HEADER = (
+    "ranks",
+    "cases",
+    "simulated: mean error, %",
+    "bias, %",
+    "predicted: mean error, %",
+    "bias, %",
+    "standard error of a real step, %",
+)
+PARTS_HEADER = ("step", *(PART_LABELS[part] for part in PARTS))
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["ranks"] for row in rows})
+
+
+def _errors(num_ranks: int, rows: Sequence[Row]) -> list[object]:
+    of_size = [row for row in rows if row["ranks"] == num_ranks]
+    cells: list[object] = [num_ranks, len(of_size)]
+    for key in ("simulated_ms", "predicted_ms"):
+        logs = np.array(
+            [np.log(np.median(row[key]) / np.median(row["real_ms"])) for row in of_size]
+        )
+        cells += [
+            f"{100 * np.expm1(np.abs(logs).mean()):.1f}",
+            f"{100 * np.expm1(logs.mean()):+z.1f}",
+        ]
+    return [*cells, f"{100 * np.mean([_noise(row['real_ms']) for row in of_size]):.1f}"]
+
+
+def _noise(rounds: Sequence[float]) -> float:
+    """Return the relative standard error of the median of some rounds; infinite for one."""
+    if len(rounds) < 2:
+        return float("inf")
+    return MEDIAN_FACTOR * float(np.log(rounds).std(ddof=1)) / len(rounds) ** 0.5
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[list[object]]:
+    """Yield the steps of every case: the real one, of which only the whole is known, and others."""
+    for row in rows:
+        name = f"{row['ranks']} ranks, {row['case']}, {row['sharder']}"
+        yield [f"{name}: real", f"{np.median(row['real_ms']):.1f}", *("" for _ in PARTS)]
+        for kind in ("simulated", "predicted"):
+            parts = (f"{row[f'{kind}_parts_ms'][part]:.1f}" for part in PARTS)
+            yield [f"{name}: {kind}", f"{np.median(row[f'{kind}_ms']):.1f}", *parts]

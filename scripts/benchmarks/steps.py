@@ -30,7 +30,7 @@ from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
 from benchmarks.compared import markdown, planner_of, quiet
-from benchmarks.noise import noise_margin, noise_of
+from benchmarks.noise import noise_margin, noise_of, task_of
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.commands.run_step import overlap_of
 from dlrm_sharded.datasets.base import BatchStream
@@ -176,7 +176,7 @@ class Case:
     ) -> None:
         rng = np.random.default_rng([seed, number, 1])
         topology = detect_topology(memory_gib=MEMORY_GIB)
-        self.number = number
+        self.number, self.seed = number, seed
         self.rank = rank
         self.steps = steps
         drawn = trained_task(number, topology, seed=seed)
@@ -246,6 +246,7 @@ class Case:
             return float(np.median([getattr(cost, key) for cost in trained.costs]))
 
         return {
+            "seed": self.seed,
             "number": self.number,
             "world_size": self.rank.world_size,
             "sharders": sharders,
@@ -334,54 +335,70 @@ def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
 def report(rows: Sequence[dict[str, Any]]) -> None:
     """Print the errors of the predictions, and how often they pick the fastest plan."""
     measured = np.array([np.median(row["step_ms"]) for row in rows])
-    numbers = np.array([row["number"] for row in rows])
+    tasks = [task_of(row) for row in rows]
+    cases = np.array([tasks.index(task) for task in tasks])
+    predicted, composed = _figures(rows, "predicted_ms"), _figures(rows, "composed_ms")
     predictions = {
-        "from predicted cost": np.array([row["predicted_ms"] for row in rows]),
-        "from measured cost": np.array([row["composed_ms"] for row in rows]),
+        "predicted cost": predicted,
+        "predicted cost, prices corrected by the other cases": _with_prices_corrected(rows, cases),
+        "predicted cost, step corrected by them": predicted * _factors(predicted, measured, cases),
+        "measured cost": composed,
+        "measured cost, step corrected by them": composed * _factors(composed, measured, cases),
     }
-    for name, predicted in list(predictions.items()):
-        corrected = f"{name}, corrected by the other cases"
-        predictions[corrected] = predicted * _factors(predicted, measured, numbers)
     noise = noise_of(rows, "step_ms")
     lines = []
     for name, predicted in predictions.items():
         errors = np.abs(predicted / measured - 1)
-        picked, tied = _picks(predicted, measured, numbers, margin=noise_margin(noise))
+        picked, tied = _picks(predicted, measured, cases, margin=noise_margin(noise))
         lines.append(
             [
                 name,
                 f"{100 * np.exp(np.log(np.maximum(errors, LEAST_ERROR)).mean()):.1f}",
                 f"{100 * errors.mean():.1f}",
                 f"{100 * np.expm1(np.log(predicted / measured).mean()):+.1f}",
-                f"{picked} and {tied} ties of {len(set(numbers))}",
+                f"{picked} and {tied} ties of {len(set(cases))}",
             ]
         )
     print(
         f"{len(rows)} plans, load average {os.getloadavg()[0]:.1f}; a measured step is off by "
         f"{100 * noise:.1f} % (one standard error)"
     )
-    header = ["prediction", "error %, geometric mean", "mean", "bias %", "fastest plan picked"]
+    header = ["step from", "error %, geometric mean", "mean", "bias %", "fastest plan picked"]
     print(markdown(header, lines), flush=True)
 
 
-def _factors(predicted: Floats, measured: Floats, numbers: Floats) -> Floats:
+def _figures(rows: Sequence[dict[str, Any]], key: str) -> Floats:
+    return np.array([row[key] for row in rows])
+
+
+def _with_prices_corrected(rows: Sequence[dict[str, Any]], cases: Floats) -> Floats:
+    """Return predicted steps as if the other cases had been runs, whose journal corrects prices.
+
+    Their parts are of ranks that do one thing after the other, so that parts add up.
+    """
+    steps_ms = _figures(rows, "predicted_ms")
+    for part in ("cost_ms", "input_dist_ms"):
+        predicted, measured = _figures(rows, f"predicted_{part}"), _figures(rows, part)
+        steps_ms += (_factors(predicted, measured, cases) - 1) * predicted
+    return steps_ms
+
+
+def _factors(predicted: Floats, measured: Floats, cases: Floats) -> Floats:
     """Return for each plan how far the predictions of all other cases are off, as a factor."""
     logs = np.log(measured / predicted)
-    others = [logs[numbers != number] for number in numbers]
+    others = [logs[cases != case] for case in cases]
     return np.exp([of_others.mean() if len(of_others) else 0.0 for of_others in others])
 
 
-def _picks(
-    predicted: Floats, measured: Floats, numbers: Floats, *, margin: float
-) -> tuple[int, int]:
+def _picks(predicted: Floats, measured: Floats, cases: Floats, *, margin: float) -> tuple[int, int]:
     """Return in how many cases the plan predicted fastest is so, and ties with it.
 
     Args:
         margin: relative difference of measured steps up to which they are a tie.
     """
     picked = tied = 0
-    for number in set(numbers):
-        of_case = numbers == number
+    for case in set(cases):
+        of_case = cases == case
         chosen_ms = measured[of_case][predicted[of_case].argmin()]
         behind = np.log(chosen_ms / measured[of_case].min())
         picked += behind == 0

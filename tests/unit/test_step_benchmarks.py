@@ -5,16 +5,22 @@ import pytest
 
 from benchmarks import simulated, steps
 from dlrm_sharded.datasets.task_sets import TRAINED_MAX_TABLE_SHARE, scaling_task, trained_task
+from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.task import GIB, Topology
 
 
-def row(number: int, step_ms: list[float], predicted_ms: float, name: str = "dim"):
+def row(number: int, step_ms: list[float], predicted_ms: float, *, cost_ms: float = 4.0):
+    """Return a plan whose embeddings are predicted to take 4 ms, and their ids 1 ms."""
     return {
         "number": number,
-        "sharders": [name],
+        "sharders": ["dim"],
         "step_ms": step_ms,
         "predicted_ms": predicted_ms,
         "composed_ms": predicted_ms,
+        "predicted_cost_ms": 4.0,
+        "cost_ms": cost_ms,
+        "predicted_input_dist_ms": 1.0,
+        "input_dist_ms": 1.0,
     }
 
 
@@ -28,7 +34,7 @@ def test_a_wrong_choice_within_the_noise_is_a_tie():
 def test_the_report_has_the_error_of_every_prediction(capsys):
     steps.report([row(0, [10.0, 10.0], 11.0), row(0, [20.0, 20.0], 22.0)])
     text = capsys.readouterr().out
-    assert "| from predicted cost | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
+    assert "| predicted cost | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
 
 
 def test_a_prediction_is_corrected_by_other_cases_than_its_own(capsys):
@@ -37,19 +43,41 @@ def test_a_prediction_is_corrected_by_other_cases_than_its_own(capsys):
     text = capsys.readouterr().out
     factors = steps._factors(np.array([12.0, 12.0, 10.0]), np.full(3, 10.0), np.arange(3))
     assert factors == pytest.approx([1.2**-0.5, 1.2**-0.5, 1 / 1.2])
-    assert "corrected by the other cases" in text
+    assert "| measured cost, step corrected by them | " in text
+
+
+def test_prices_are_corrected_by_the_embeddings_of_other_cases():
+    rows = [row(0, [10.0], 10.0, cost_ms=8.0), row(1, [10.0], 10.0), row(2, [10.0], 10.0)]
+    found = steps._with_prices_corrected(rows, np.arange(3))
+    # the others of the first case were predicted right, those of the second one by 2 on the mean
+    assert found == pytest.approx([10.0, 10.0 + 4 * (2**0.5 - 1), 10.0 + 4 * (2**0.5 - 1)])
+
+
+def simulation(ranks: int, simulated_ms: float):
+    parts = dict.fromkeys(PARTS, 0.0) | {"optimizer": simulated_ms}
+    return {
+        "case": "demo",
+        "sharder": "dim",
+        "ranks": ranks,
+        "real_ms": [9.0, 10.0, 30.0],
+        "simulated_ms": [simulated_ms] * 3,
+        "predicted_ms": [10.0] * 3,
+        "simulated_parts_ms": parts,
+        "predicted_parts_ms": parts,
+    }
 
 
 def test_simulations_are_compared_by_number_of_ranks(capsys):
-    simulated.report(
-        [
-            {"ranks": ranks, "real_ms": 10.0, "simulated_ms": ms, "predicted_ms": 10.0, "noise": 0}
-            for ranks, ms in ((2, 11.0), (2, 10.0 / 1.1), (4, 12.0))
-        ]
-    )
+    simulated.report([simulation(2, 11.0), simulation(2, 10.0 / 1.1), simulation(4, 12.0)])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("| 2 | 2 | 10.0 | +0.0 |") for line in lines)
     assert any(line.startswith("| 4 | 1 | 20.0 | +20.0 |") for line in lines)
+    assert "| 2 ranks, demo, dim: real | 10.0 |" in "\n".join(lines)
+
+
+def test_the_noise_of_a_step_is_known_from_two_runs():
+    assert simulated._noise([10.0, 11.0]) == pytest.approx(0.0597, abs=1e-4)
+    assert simulated._noise([10.0]) == float("inf")
 
 
 @pytest.mark.parametrize("number", range(6))
