@@ -127,14 +127,11 @@ class Trainer:
         """
         torch.backends.cuda.matmul.allow_tf32 = self._config.tf32
         self._model.train()
+        # A False would show the bar to users who set TQDM_DISABLE.
+        hidden = {} if self._rank.is_zero else {"disable": True}
         with ExitStack() as stack:
             bar = stack.enter_context(
-                tqdm(
-                    total=self._num_steps,
-                    initial=self._start.step,
-                    unit="step",
-                    disable=not self._rank.is_zero,
-                )
+                tqdm(total=self._num_steps, initial=self._start.step, unit="step", **hidden)
             )
             stack.enter_context(self._batches)
             if self._tracer is not None:
