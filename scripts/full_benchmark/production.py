@@ -60,7 +60,7 @@ def study(sizes: Sizes) -> Study:
 
 def _items(sizes: Sizes) -> Iterator[Item]:
     num_tables, num_gpus = sizes.production
-    for sharder in (*PAPER_COST_MS, "neuroshard_paper", "torchrec_dp", "hugectr", "embark"):
+    for sharder in (*PAPER_COST_MS, "neuroshard_paper", "hugectr", "embark"):
         run = functools.partial(_run, num_tables, num_gpus, sharder)
         yield Item(f"{num_tables}x{num_gpus}/{sharder}", 8.0, run)
 

@@ -13,7 +13,7 @@ from full_benchmark.planned import SEED, outcome_in_time, planner_on
 from full_benchmark.sizes import SCALING_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 
-LARGEST = {"torchrec": (1000, 8), "autoshard": (1000, 128), "dreamshard": (1000, 128)}
+LARGEST = {"torchrec": (1000, 2), "autoshard": (1000, 128), "dreamshard": (1000, 128)}
 """Largest numbers of tables and ranks for sharders that take long; larger tasks take longer yet."""
 
 SECONDS_OF_LARGE = 8.0

@@ -55,7 +55,7 @@ FULL = Sizes(
     },
     mlperf_ranks=(8, 16, 64),
     measured={4: 5, 8: 2},
-    rounds=5,
+    rounds=3,
     trained=2,
     seeds=(0, 1, 2),
     tables=(10, 100, 1000, 10_000),
