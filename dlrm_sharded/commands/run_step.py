@@ -7,14 +7,11 @@ import functools
 import logging
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal
@@ -22,6 +19,7 @@ from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, 
 from dlrm_sharded.commands.run_setup import RunSetup
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import BatchStream
+from dlrm_sharded.datasets.read_batches import read_batches
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.explain.step_text import step_text
 from dlrm_sharded.model import Dlrm
@@ -44,9 +42,6 @@ log = logging.getLogger(__name__)
 DENSE_SHARE = 0.2
 """Time budget of the dense part relative to that of the embeddings (`measure.time_budget_s`)."""
 
-NUM_READ = 8
-"""Batches whose reading is timed; they are spread over the training, as some may be cached."""
-
 
 def measure_dense_part(
     build: Callable[[torch.device], Dlrm],
@@ -65,12 +60,18 @@ def measure_dense_part(
         first_step: step that the training begins from.
     """
     budget_s = DENSE_SHARE * setup.measure.time_budget_s
-    steps = np.linspace(first_step, setup.trainer.total_steps(len(stream)) - 1, NUM_READ)
-    batches, data_ms = _read_batches(stream, steps.astype(int).tolist(), budget_s)
+    steps_left = setup.trainer.total_steps(len(stream)) - first_step
+    batches, data_ms = read_batches(
+        stream,
+        first_step=first_step,
+        num_steps=max(1, steps_left),
+        budget_s=budget_s,
+        num_kept=setup.measure.num_batches,
+    )
     times = measure_dense(
         build(rank.device),
         task.tables,
-        [batch.to(rank.device) for batch in batches[: setup.measure.num_batches]],
+        [batch.to(rank.device) for batch in batches],
         setup.optimizer,
         iterations=setup.measure.iterations,
         time_budget_s=budget_s,
@@ -162,21 +163,3 @@ def overlap_of(trainer: TrainerConfig, rank: Rank) -> Overlap:
         next_ids=redistributes_ahead(trainer.pipeline, rank.device),
         reads_ahead=trainer.prefetch_depth(rank.device) > 0,
     )
-
-
-def _read_batches(
-    stream: BatchStream, steps: list[int], budget_s: float
-) -> tuple[list[Batch], float]:
-    """Read the batches of some steps; return them and the mean time of all but the first, in ms.
-
-    The first read may open files or generate batches ahead.
-    """
-    batches, times_s = [], []
-    for step in [steps[0], *steps]:
-        stream.seek(step)
-        started = time.perf_counter()
-        batches.append(next(stream))
-        times_s.append(time.perf_counter() - started)
-        if sum(times_s[1:]) > budget_s:
-            break
-    return batches, 1e3 * float(np.mean(times_s[1:]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.task_from_data import task_and_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.gpu_dense import gpu_dense_times
-from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.datasets.base import BatchStream, Dataset
+from dlrm_sharded.datasets.read_batches import read_batches
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.detect import local_hardware
@@ -46,9 +46,6 @@ LOCAL_BATCH_SIZE = 512
 
 NUM_DENSE = 13
 """Dense features of a task without data: those of Criteo's data, and of all presets."""
-
-NUM_READ = 4
-"""Batches whose reading is timed."""
 
 TABLE_SHARE = 0.5
 """Share of this machine's memory for one rank's tables."""
@@ -316,13 +313,13 @@ def _batches(cluster: SimulatedCluster) -> tuple[list[Batch], float]:
             labels=torch.randint(2, (samples,), generator=generator).float(),
         )
         return [batch], 0.0
-    batches, times_s = [], []
-    for i in range(min(1 + NUM_READ, num_batches)):  # the first one may open files
-        started = time.perf_counter()
-        batches.append(dataset.batch("train", i, rank=0, world_size=world_size))
-        times_s.append(time.perf_counter() - started)
-    read_s = times_s[1:] or times_s
-    return batches[:NUM_READ], 1e3 * sum(read_s) / len(read_s)
+    return read_batches(
+        BatchStream(dataset, "train", world_size=world_size),
+        first_step=0,
+        num_steps=num_batches,
+        budget_s=cluster.measure.time_budget_s,
+        num_kept=cluster.measure.num_batches,
+    )
 
 
 def checked_out(out: Any) -> Path:

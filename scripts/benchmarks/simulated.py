@@ -143,7 +143,7 @@ def _call(*arguments: str) -> None:
 def report(rows: Sequence[Row]) -> None:
     """Print the errors of the simulations by number of ranks, and the parts of every step."""
     print(f"\n{markdown(HEADER, [_errors(size, rows) for size in _sizes(rows)])}")
-    print(f"\n{markdown(['mean of all ranks, ms', *PARTS_HEADER], _parts(rows))}")
+    print(f"\n{markdown(['mean of all ranks, ms', *PARTS_HEADER], list(_parts(rows)))}")
 
 
 HEADER = (

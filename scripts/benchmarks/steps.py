@@ -1,20 +1,20 @@
 """Predicted steps against measured ones, of several plans of random models on the ranks here.
 
-All plans of a case are trained in one job, in turns and on the same batches. Each case has its own
-tables, batch size and layers; none of them is in any fit. Rounds are short, and each of them has a
-few steps of the dense part alone, of each plan's embeddings alone and of each plan's training, so
-that a machine that gets slower meanwhile slows all of them. Predictions from the plan's predicted
-cost and from its measured cost are compared with the measured step.
+All plans of a case are trained in one job, in turns and on the same batches. Each case has a job,
+tables, batch size and layers of its own; none of them is in any fit. Rounds are short, and each of
+them has a few steps of the dense part alone, of each plan's embeddings alone and of each plan's
+training, so that a machine that gets slower meanwhile slows all of them. Predictions from the
+plan's predicted cost and from its measured cost are compared with the measured step.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
-from benchmarks.compared import markdown, planner_of, quiet
+from benchmarks.compared import Row, markdown, planner_of, quiet
 from benchmarks.noise import noise_margin, noise_of, task_of
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.commands.run_step import overlap_of
@@ -42,7 +42,6 @@ from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.model import Dlrm, dlrm
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.process import release_freed_memory
 from dlrm_sharded.replicas import replica_part
 from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
 from dlrm_sharded.step.prediction import DensePart, predict_step
@@ -94,40 +93,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Start the ranks of one job; each runs `main` below."""
     if options.from_file:
         report([json.loads(line) for line in options.from_file.read_text().splitlines()])
         return
-    settings = {
-        "first": options.first,
-        "cases": options.cases,
-        "seed": options.seed,
-        "widths": options.widths,
-        "jsonl": str(options.jsonl.resolve()) if options.jsonl else None,
-    }
-    on_ranks.start(__file__, options, json.dumps(settings), *options.sharders)
+    rows: list[Row] = []
+    for number in range(options.first, options.first + options.cases):
+        found = _rows(options, number)
+        rows += found
+        print(_line(number, found), flush=True)
+        if options.jsonl:
+            with options.jsonl.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in found)
+    report(rows)
 
 
-def main(steps: int, rounds: int, settings_json: str, *sharders: str) -> None:
+def _rows(options: argparse.Namespace, number: int) -> list[Row]:
+    """Run `main` below on the ranks of a job, and return its rows.
+
+    Each case has a job of its own: the groups of ranks of its models have threads, which wake up
+    now and then for as long as the job lasts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        settings = {"number": number, "seed": options.seed, "widths": options.widths}
+        on_ranks.start(__file__, options, json.dumps(settings), str(out), *options.sharders)
+        rows: list[Row] = json.loads(out.read_text())
+    return rows
+
+
+def main(steps: int, rounds: int, settings_json: str, out: str, *sharders: str) -> None:
     warnings.simplefilter("ignore")
     quiet()
-    settings = json.loads(settings_json)
-    rows: list[dict[str, Any]] = []
     with process_group() as rank:
-        for number in range(settings["first"], settings["first"] + settings["cases"]):
-            case = Case(number, settings["seed"], rank, steps=steps, widths=settings["widths"])
-            found = case.rows(sharders, rounds=rounds)
-            del case
-            gc.collect()  # sharded models are in reference cycles
-            release_freed_memory()
-            rows += found
-            if rank.is_zero:
-                print(_line(number, found), flush=True)
-                if settings["jsonl"]:
-                    with Path(settings["jsonl"]).open("a") as file:
-                        file.writelines(json.dumps(row) + "\n" for row in found)
+        case = Case(rank=rank, steps=steps, **json.loads(settings_json))
+        rows = case.rows(sharders, rounds=rounds)
         if rank.is_zero:
-            report(rows)
+            Path(out).write_text(json.dumps(rows))
 
 
 @dataclass(slots=True)
@@ -172,7 +173,7 @@ class Case:
     """A random task and model."""
 
     def __init__(
-        self, number: int, seed: int, rank: Rank, *, steps: int, widths: Sequence[int]
+        self, *, number: int, seed: int, rank: Rank, steps: int, widths: Sequence[int]
     ) -> None:
         rng = np.random.default_rng([seed, number, 1])
         topology = detect_topology(memory_gib=MEMORY_GIB)
@@ -203,7 +204,7 @@ class Case:
         OPTIMIZER.fuse_into(model)
         return model
 
-    def rows(self, sharders: Sequence[str], *, rounds: int) -> list[dict[str, Any]]:
+    def rows(self, sharders: Sequence[str], *, rounds: int) -> list[Row]:
         """Train under the plan of every sharder; return a row for each different plan."""
         plans = self._plans(sharders)
         batches = [batch.to(self.rank.device) for batch in self._batches()]
@@ -233,7 +234,7 @@ class Case:
         predicted: PlanCost,
         trained: _Trained,
         dense: DensePart,
-    ) -> dict[str, Any]:
+    ) -> Row:
         """Return the figures of a plan; each is the median of its rounds."""
         predict = functools.partial(
             predict_step,
@@ -323,7 +324,7 @@ class Case:
         return [next(stream) for _ in range(NUM_BATCHES)]
 
 
-def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
+def _line(number: int, rows: Sequence[Row]) -> str:
     texts = (
         f"{'/'.join(row['sharders'])} {np.median(row['step_ms']):.1f} "
         f"({row['predicted_ms']:.1f}, {row['composed_ms']:.1f})"
@@ -332,7 +333,7 @@ def _line(number: int, rows: Sequence[dict[str, Any]]) -> str:
     return f"case {number}: measured (predicted, composed) ms: {', '.join(texts)}"
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
+def report(rows: Sequence[Row]) -> None:
     """Print the errors of the predictions, and how often they pick the fastest plan."""
     measured = np.array([np.median(row["step_ms"]) for row in rows])
     tasks = [task_of(row) for row in rows]
@@ -367,11 +368,11 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     print(markdown(header, lines), flush=True)
 
 
-def _figures(rows: Sequence[dict[str, Any]], key: str) -> Floats:
+def _figures(rows: Sequence[Row], key: str) -> Floats:
     return np.array([row[key] for row in rows])
 
 
-def _with_prices_corrected(rows: Sequence[dict[str, Any]], cases: Floats) -> Floats:
+def _with_prices_corrected(rows: Sequence[Row], cases: Floats) -> Floats:
     """Return predicted steps as if the other cases had been runs, whose journal corrects prices.
 
     Their parts are of ranks that do one thing after the other, so that parts add up.
