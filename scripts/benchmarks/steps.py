@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import sys
 import tempfile
 import warnings
@@ -24,13 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
-from benchmarks.compared import Row, markdown, planner_of, quiet
-from benchmarks.noise import noise_margin, noise_of, task_of
+from benchmarks.compared import Row, planner_of, quiet
+from benchmarks.step_errors import report
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.commands.run_step import overlap_of
 from dlrm_sharded.datasets.base import BatchStream
@@ -51,11 +49,6 @@ from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 SHARDERS = ("neuroshard", "torchrec", "dim", "random")
-LEAST_ERROR = 1e-3
-"""Smaller relative errors count as this one in the geometric mean."""
-
-Floats = NDArray[np.float64]
-
 NUM_DENSE = 13
 NUM_BATCHES = 4
 MEMORY_GIB = 1.0
@@ -331,80 +324,6 @@ def _line(number: int, rows: Sequence[Row]) -> str:
         for row in rows
     )
     return f"case {number}: measured (predicted, composed) ms: {', '.join(texts)}"
-
-
-def report(rows: Sequence[Row]) -> None:
-    """Print the errors of the predictions, and how often they pick the fastest plan."""
-    measured = np.array([np.median(row["step_ms"]) for row in rows])
-    tasks = [task_of(row) for row in rows]
-    cases = np.array([tasks.index(task) for task in tasks])
-    predicted, composed = _figures(rows, "predicted_ms"), _figures(rows, "composed_ms")
-    predictions = {
-        "predicted cost": predicted,
-        "predicted cost, prices corrected by the other cases": _with_prices_corrected(rows, cases),
-        "predicted cost, step corrected by them": predicted * _factors(predicted, measured, cases),
-        "measured cost": composed,
-        "measured cost, step corrected by them": composed * _factors(composed, measured, cases),
-    }
-    noise = noise_of(rows, "step_ms")
-    lines = []
-    for name, predicted in predictions.items():
-        errors = np.abs(predicted / measured - 1)
-        picked, tied = _picks(predicted, measured, cases, margin=noise_margin(noise))
-        lines.append(
-            [
-                name,
-                f"{100 * np.exp(np.log(np.maximum(errors, LEAST_ERROR)).mean()):.1f}",
-                f"{100 * errors.mean():.1f}",
-                f"{100 * np.expm1(np.log(predicted / measured).mean()):+.1f}",
-                f"{picked} and {tied} ties of {len(set(cases))}",
-            ]
-        )
-    print(
-        f"{len(rows)} plans, load average {os.getloadavg()[0]:.1f}; a measured step is off by "
-        f"{100 * noise:.1f} % (one standard error)"
-    )
-    header = ["step from", "error %, geometric mean", "mean", "bias %", "fastest plan picked"]
-    print(markdown(header, lines), flush=True)
-
-
-def _figures(rows: Sequence[Row], key: str) -> Floats:
-    return np.array([row[key] for row in rows])
-
-
-def _with_prices_corrected(rows: Sequence[Row], cases: Floats) -> Floats:
-    """Return predicted steps as if the other cases had been runs, whose journal corrects prices.
-
-    Their parts are of ranks that do one thing after the other, so that parts add up.
-    """
-    steps_ms = _figures(rows, "predicted_ms")
-    for part in ("cost_ms", "input_dist_ms"):
-        predicted, measured = _figures(rows, f"predicted_{part}"), _figures(rows, part)
-        steps_ms += (_factors(predicted, measured, cases) - 1) * predicted
-    return steps_ms
-
-
-def _factors(predicted: Floats, measured: Floats, cases: Floats) -> Floats:
-    """Return for each plan how far the predictions of all other cases are off, as a factor."""
-    logs = np.log(measured / predicted)
-    others = [logs[cases != case] for case in cases]
-    return np.exp([of_others.mean() if len(of_others) else 0.0 for of_others in others])
-
-
-def _picks(predicted: Floats, measured: Floats, cases: Floats, *, margin: float) -> tuple[int, int]:
-    """Return in how many cases the plan predicted fastest is so, and ties with it.
-
-    Args:
-        margin: relative difference of measured steps up to which they are a tie.
-    """
-    picked = tied = 0
-    for case in set(cases):
-        of_case = cases == case
-        chosen_ms = measured[of_case][predicted[of_case].argmin()]
-        behind = np.log(chosen_ms / measured[of_case].min())
-        picked += behind == 0
-        tied += 0 < behind <= margin
-    return picked, tied
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import simulated, steps
+from benchmarks import simulated, step_errors
 from dlrm_sharded.datasets.task_sets import TRAINED_MAX_TABLE_SHARE, scaling_task, trained_task
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.task import GIB, Topology
@@ -28,27 +28,29 @@ def test_a_wrong_choice_within_the_noise_is_a_tie():
     measured = np.array([10.0, 20.0, 10.0, 10.3, 10.0, 12.0])
     predicted = np.array([11.0, 21.0, 11.0, 10.0, 11.0, 10.0])
     numbers = np.array([0, 0, 1, 1, 2, 2])
-    assert steps._picks(predicted, measured, numbers, margin=0.05) == (1, 1)
+    assert step_errors.picks(predicted, measured, numbers, margin=0.05) == (1, 1)
 
 
 def test_the_report_has_the_error_of_every_prediction(capsys):
-    steps.report([row(0, [10.0, 10.0], 11.0), row(0, [20.0, 20.0], 22.0)])
+    step_errors.report([row(0, [10.0, 10.0], 11.0), row(0, [20.0, 20.0], 22.0)])
     text = capsys.readouterr().out
     assert "| predicted cost | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
 
 
 def test_a_prediction_is_corrected_by_other_cases_than_its_own(capsys):
     # the third case is another one, so its own error remains, and it spoils the other two
-    steps.report([row(n, [10.0, 10.0], ms) for n, ms in enumerate((12.0, 12.0, 10.0))])
+    step_errors.report([row(n, [10.0, 10.0], ms) for n, ms in enumerate((12.0, 12.0, 10.0))])
     text = capsys.readouterr().out
-    factors = steps._factors(np.array([12.0, 12.0, 10.0]), np.full(3, 10.0), np.arange(3))
+    factors = step_errors.factors_of_others(
+        np.array([12.0, 12.0, 10.0]), np.full(3, 10.0), np.arange(3)
+    )
     assert factors == pytest.approx([1.2**-0.5, 1.2**-0.5, 1 / 1.2])
     assert "| measured cost, step corrected by them | " in text
 
 
 def test_prices_are_corrected_by_the_embeddings_of_other_cases():
     rows = [row(0, [10.0], 10.0, cost_ms=8.0), row(1, [10.0], 10.0), row(2, [10.0], 10.0)]
-    found = steps._with_prices_corrected(rows, np.arange(3))
+    found = step_errors.with_prices_corrected(rows, np.arange(3))
     # the others of the first case were predicted right, those of the second one by 2 on the mean
     assert found == pytest.approx([10.0, 10.0 + 4 * (2**0.5 - 1), 10.0 + 4 * (2**0.5 - 1)])
 
