@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 
 from dlrm_sharded.advice.candidates import GROUPS, Candidate, Failure
@@ -92,8 +93,12 @@ def scaling_text(scaling: Scaling) -> str | None:
     )
 
 
-def overrides_text(candidate: Candidate) -> str:
-    """Write the overrides of dlrm-train for a candidate, and the ranks to start."""
+def overrides_text(candidate: Candidate, same_in_run: Sequence[str] = ()) -> str:
+    """Write the overrides of dlrm-train for a candidate, and the ranks to start.
+
+    Args:
+        same_in_run: overrides of the question that a run needs as well, such as `data=t510`.
+    """
     assert candidate.task is not None
     topology = candidate.task.topology
     num_hosts = topology.world_size // topology.ranks_per_host
@@ -109,7 +114,7 @@ def overrides_text(candidate: Candidate) -> str:
         for link in ("intra_host", "inter_host")
         if (bandwidth := getattr(topology, f"{link}_bytes_per_s")) is not None
     ]
-    return f"{' '.join(overrides)} ({hosts})"
+    return f"{shlex.join([*overrides, *same_in_run])} ({hosts})"
 
 
 def _case_columns(candidates: Sequence[Candidate]) -> list[Column]:

@@ -23,7 +23,7 @@ from dlrm_sharded.advice.text import (
     scaling_text,
     table_lines,
 )
-from dlrm_sharded.commands.advise_config import question_of
+from dlrm_sharded.commands.advise_config import question_of, same_in_run
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.errors import ConfigError, check_count, check_number, check_path
@@ -44,29 +44,28 @@ def hydra_main(cfg: DictConfig) -> None:
         if not any(candidate.is_feasible for candidate in candidates):
             raise no_outcome(candidates)
         choice = choose(candidates, least_gain=cfg.least_gain)
+        overrides = overrides_text(choice.best, same_in_run())
         if cfg.out is not None:
             texts = {"advice": choice_text(choice, samples=samples)}
-            texts |= {"overrides": overrides_text(choice.best)}
+            texts |= {"overrides": overrides}
             write_advice(Path(cfg.out), candidates, choice, samples=samples, texts=texts)
-        log.info("%s", "\n".join(_lines(candidates, choice, samples, cfg.out)))
+        lines = _lines(candidates, choice, samples)
+        lines.append(f"overrides: {overrides}")
+        if cfg.out is not None:
+            lines.append(f"wrote advice.json, advice.csv, task.json and plan.json to {cfg.out}")
+        log.info("%s", "\n".join(lines))
 
 
-def _lines(
-    candidates: list[Candidate], choice: Choice, samples: float | None, out: str | None
-) -> list[str]:
-    """Return what the terminal shows."""
+def _lines(candidates: list[Candidate], choice: Choice, samples: float | None) -> list[str]:
+    """Return the table and the sentences of the advice."""
     scalings = [text for scaling in choice.scalings if (text := scaling_text(scaling))]
-    lines = [
+    return [
         "predictions; the reading of data is not counted",
         *origin_lines(candidates),
         *table_lines(candidates, samples=samples),
         *scalings,
         f"advice: {choice_text(choice, samples=samples)}",
-        f"overrides: {overrides_text(choice.best)}",
     ]
-    if out is not None:
-        lines.append(f"wrote advice.json, advice.csv, task.json and plan.json to {out}")
-    return lines
 
 
 def _check(cfg: DictConfig) -> None:

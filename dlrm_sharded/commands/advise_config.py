@@ -50,6 +50,10 @@ DEFAULT_BATCH_SIZE = 65_536
 SEARCH_SHARE, TIMEOUT_SHARE = 0.4, 0.8
 """Parts of a case's time for a search, and for a planner that ends with an error afterwards."""
 
+KEYS_OF_RUN = ("data", "model", "optimizer", "exchange_precision", "seed")
+KEYS_OF_RUN_TOPOLOGY = ("topology.host_memory_gib", "topology.host_gb_per_s")
+"""Keys that mean the same to dlrm-train; what else a run needs differs between candidates."""
+
 GPU_PRICES = {"_target_": "dlrm_sharded.cost.learned.prior_cost_model", "_partial_": True}
 """Cost model of GPUs: calibrated prices would be of one of them alone."""
 
@@ -97,6 +101,16 @@ def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
         seed=cfg.seed,
     )
     return question, samples
+
+
+def same_in_run() -> list[str]:
+    """Return the overrides of the command line that a run of any candidate needs as well."""
+    return [
+        override.input_line
+        for override in _overrides()
+        if override.key_or_group.split(".")[0] in KEYS_OF_RUN
+        or override.key_or_group.startswith(("sharder.", *KEYS_OF_RUN_TOPOLOGY))
+    ]
 
 
 def _machines(cfg: DictConfig, optimizer: OptimizerConfig | None) -> list[Machine]:

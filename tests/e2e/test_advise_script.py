@@ -75,12 +75,13 @@ PART_KEYS = {
 def test_which_sharder(folder: Path) -> None:
     """One that fails is a row with the reason."""
     sharders = "sharder=[random,plan_file,size_lookup]"
-    done = advise(folder, TASK, sharders, "ranks=3", "batch_size=96")
+    done = advise(folder, TASK, sharders, "ranks=3", "batch_size=96", "exchange_precision=fp16")
     assert done.returncode == 0, done.stderr
     shown = done.stdout + done.stderr
     assert "| plan_file | no: sharder.path is not set | - |" in shown
     assert "advice: use sharder=" in shown
     assert "overrides: sharder=" in shown
+    assert " exchange_precision=fp16 (" in shown
     assert sorted(path.name for path in folder.iterdir()) == ["task.json"]
 
 

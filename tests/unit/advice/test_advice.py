@@ -217,6 +217,9 @@ def test_overrides() -> None:
         "sharder=dim batch_size=1024 topology.memory_gib=56 topology.intra_host_gb_per_s=450 "
         "topology.inter_host_gb_per_s=50 (2 hosts of 8 ranks)"
     )
+    of_question = ["data=t510", "model.dense_arch=[512,64]"]
+    text = overrides_text(candidate(num_ranks=16, fwd_comm=1.0), of_question)
+    assert text.endswith(" data=t510 'model.dense_arch=[512,64]' (2 hosts of 8 ranks)")
 
 
 def test_nothing_fits() -> None:
