@@ -143,7 +143,7 @@ def _measured_ratio(sharder: str, world_size: int, least: float) -> Callable[[Ro
         logs = [math.log(costs[sharder][task] / costs["neuroshard"][task]) for task in both]
         ratio = math.exp(float(np.mean(logs)))
         return Finding(
-            f"{ratio:.2f} x (noise +-{100 * noise_of(found, 'rounds_ms'):.1f} %)",
+            f"{ratio:.3f} x (noise +-{100 * noise_of(found, 'rounds_ms'):.1f} %)",
             f"{len(both)} tasks on {world_size} ranks, computation measured here",
             ratio >= least,
         )
@@ -179,7 +179,7 @@ def _priced_ratio(sharder: str, task_set: str, least: float) -> Callable[[Rows],
             return NOTHING
         ranks = _range(row["world_size"] for row in found)
         return Finding(
-            f"{ratio.ratio:.2f} x",
+            f"{ratio.ratio:.3f} x",
             f"{ratio.num_both} tasks of DreamShard's kind on {ranks} {found[0]['gpu']}, predicted "
             "by the prior",
             ratio.ratio >= least,
