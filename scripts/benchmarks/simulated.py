@@ -29,7 +29,7 @@ NUM_STEPS = 30
 MEMORY_GIB = 2.0
 
 _KEPT = ("data=synthetic", f"data.num_train_batches={NUM_STEPS}")  # generated ahead
-_GENERATED = "data.cache_batches=0"
+_GENERATED = "++data.cache_batches=0"
 
 CASES: dict[str, tuple[str, ...]] = {
     "demo": (*_KEPT, "batch_size=2048"),
