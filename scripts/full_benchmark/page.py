@@ -261,7 +261,7 @@ def _plans_table(rows: Sequence[Row]) -> str:
 
 def _cheaper_plans(rows: Sequence[Row]) -> str:
     """Say on which tasks the reference is not first; the prices are the same for all sharders."""
-    costs = figures(rows, "cost_ms")
+    costs, num_shards = figures(rows, "cost_ms"), figures(rows, "num_shards")
     first, behind = first_or_tied(costs, REFERENCE, margin=PREDICTED_TIE)
     lines = [f"{REFERENCE} is first or tied on {len(first)} of {len(first) + len(behind)} tasks."]
     for task in behind:
@@ -270,10 +270,14 @@ def _cheaper_plans(rows: Sequence[Row]) -> str:
             lines.append(f"On task {_name(task)} it finds no plan, and {best} does.")
             continue
         behind_by = 100 * (costs[REFERENCE][task] / costs[best][task] - 1)
-        lines.append(
-            f"On task {_name(task)}, {best} is {behind_by:.1f} % cheaper: the search does not find "
-            "its plan."
-        )
+        cause = "the search does not find its plan"
+        if (most := num_shards[best][task]) > (fewer := num_shards[REFERENCE][task]):
+            cause = (
+                f"it splits or replicates more ({most:,.0f} shards instead of {fewer:,.0f}), which "
+                f"{REFERENCE} does only for a gain above the error of the prices "
+                "(`sharder.split_error`)"
+            )
+        lines.append(f"On task {_name(task)}, {best} is {behind_by:.1f} % cheaper: {cause}.")
     return "\n".join(lines)
 
 

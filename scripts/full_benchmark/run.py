@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         "hardware": f"{device}, {os.cpu_count()} cores, threads a rank: {settings['threads']}",
         "prices of predictions for it": settings["prices"],
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "commit": commit() or "unknown",
+        "commit of this page": commit() or "unknown",
         "load average, with the benchmark's own": _loads(store, studies),
         "minutes": _minutes({study.name: store.seconds(study.name) for study in studies}),
     }

@@ -123,6 +123,21 @@ def test_a_page_without_rows_calls_no_claim_true():
     assert "holds" not in text
 
 
+@pytest.mark.parametrize(
+    ("num_shards", "cause"),
+    [(4, "it splits or replicates more (4 shards instead of 2)"), (2, "the search does not find")],
+)
+def test_the_page_says_why_another_plan_is_cheaper(num_shards, cause):
+    shared = {"set": "paper", "number": 0, "world_size": 2, "kind": "", "gpu": None}
+    shared |= {"lower_bound_ms": 1.0, "solve_s": 0.1, "refused": False}
+    rows = [
+        shared | {"sharder": "neuroshard", "cost_ms": 2.0, "num_shards": 2},
+        shared | {"sharder": "hugectr", "cost_ms": 1.0, "num_shards": num_shards},
+    ]
+    text = page({"planned": rows}, {"hardware": "none"}, {})
+    assert f"hugectr is 100.0 % cheaper: {cause}" in text
+
+
 def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     options = argparse.Namespace(
         out=tmp_path / "out", docs=tmp_path / "docs", studies=["scaling", "production"], small=True
