@@ -230,7 +230,8 @@ def _host_notes(cluster: SimulatedCluster) -> Iterator[str]:
     if cluster.sharing is not None:
         yield (
             f"the {cluster.sharing.ranks_per_host} ranks of a host share cores on which "
-            f"{cluster.sharing.ranks_at_once:.3g} compute at full speed (host_cores)"
+            f"{cluster.sharing.ranks_at_once:.3g} compute at full speed (host_cores); real ones "
+            "take longer, as sharing is not without loss"
         )
 
 

@@ -18,6 +18,9 @@ NUM_STEPS = 30
 COMPOSITION_ERROR = 0.06
 """Relative error of a step that is composed of measured parts."""
 
+SHARING_ERROR = 0.2
+"""Relative error of a step whose ranks share cores; they are shared with some loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCorrection:
@@ -109,7 +112,10 @@ def predict_step(
         cost_share, dense_share = (
             min(1.0, part_ms / found.step_ms) for part_ms in (cost.critical_path_ms, dense.mean_ms)
         )
-        error = math.hypot(cost_share * cost_error, dense_share * dense.error, correction.error)
+        errors = [cost_share * cost_error, dense_share * dense.error, correction.error]
+        if sharing is not None:
+            errors.append(SHARING_ERROR)
+        error = math.hypot(*errors)
     return StepPrediction(found.scaled(correction.factor), batch_size, error)
 
 

@@ -1,12 +1,19 @@
 """Predicted steps: the sum of their parts, and an error that comes from those of the parts."""
 
 import dataclasses
+import math
 
 import pytest
 
 from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
-from dlrm_sharded.step.prediction import COMPOSITION_ERROR, DensePart, predict_step
+from dlrm_sharded.step.prediction import (
+    COMPOSITION_ERROR,
+    SHARING_ERROR,
+    DensePart,
+    predict_step,
+)
 from dlrm_sharded.step.schedule import SERIAL
 
 COST = PlanCost((StageCost(10, 4, 5, 20), StageCost(10, 4, 5, 20)), input_dist_ms=(1.0, 1.0))
@@ -21,9 +28,15 @@ DENSE = DenseTimes(
 )
 
 
-def predicted(dense: DenseTimes = DENSE, cost_error: float | None = 0.1):
+def predicted(
+    dense: DenseTimes = DENSE,
+    cost_error: float | None = 0.1,
+    sharing: CoreSharing | None = None,
+):
     part = DensePart((dense, dense), all_reduce_ms=5.0)
-    return predict_step(COST, part, overlap=SERIAL, batch_size=130, cost_error=cost_error)
+    return predict_step(
+        COST, part, overlap=SERIAL, batch_size=130, cost_error=cost_error, sharing=sharing
+    )
 
 
 def test_even_ranks_take_the_sum_of_all_parts():
@@ -43,6 +56,13 @@ def test_the_error_of_the_embeddings_counts_for_their_share_of_the_step():
     slower = predicted(DENSE.scaled(100)).error
     assert COMPOSITION_ERROR < slower < error
     assert predicted(cost_error=None).error is None
+
+
+def test_ranks_that_share_cores_have_an_error_of_their_own():
+    # these two have a core each, so the step is the same and its error is not
+    shared = predicted(sharing=CoreSharing(2, ranks_at_once=2.0))
+    assert shared.step_ms == pytest.approx(predicted().step_ms)
+    assert shared.error == pytest.approx(math.hypot(predicted().error, SHARING_ERROR))
 
 
 def test_a_rank_with_slower_layers_makes_the_other_wait():
