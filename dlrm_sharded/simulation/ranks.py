@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ COMPUTATION = ("fwd_compute", "bwd_compute")
 MIN_MEASURED = 4
 """Number of ranks that are measured, however long that takes."""
 
+MEASUREMENTS = 3
+"""Measurements of a rank that is the slowest one; their median counts."""
+
 Shapes = tuple[tuple[Any, ...], ...]
 """Key of ranks that compute equally long, see `shapes`."""
 
@@ -43,8 +47,9 @@ class RankTimes:
     Args:
         origin: one of `ORIGINS`.
         num_folded: shards that had fewer rows in the measurement than in the plan.
-        seconds: time that the measurement took, with all that it needs.
+        seconds: time that its measurements took, with all that they need.
         core_wait_s: time of it in which other processes had the core.
+        measurements: number of them, of which this is the median.
     """
 
     fwd_compute_ms: float
@@ -53,6 +58,7 @@ class RankTimes:
     num_folded: int = 0
     seconds: float = 0.0
     core_wait_s: float = 0.0
+    measurements: int = 1
 
 
 def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
@@ -84,10 +90,14 @@ class RankTimer:
         self._ids = ids
         self._limit_bytes = limit_bytes
 
-    def time(self, shards: Sequence[Shard]) -> RankTimes:
-        """Return the computation of shards that share a rank."""
+    def time(self, shards: Sequence[Shard], repeat: int) -> RankTimes:
+        """Return the computation of shards that share a rank.
+
+        Args:
+            repeat: number of earlier measurements of the same shards.
+        """
         folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
-        key = self._store.key("rank", shapes(shards))
+        key = self._store.key("rank", shapes(shards), *([repeat] if repeat else []))
         known = _from_store(self._store.get(key))
         if known is not None:
             return known
@@ -122,7 +132,7 @@ def _from_store(values: Mapping[str, Any] | None) -> RankTimes | None:
         return None
     try:
         times = RankTimes(**values)
-        positive = all(0 < getattr(times, f"{stage}_ms") < math.inf for stage in COMPUTATION)
+        positive = all(0 < _stage_ms(times, stage) < math.inf for stage in COMPUTATION)
     except TypeError:
         return None
     return times if positive and times.origin == MEASURED else None
@@ -149,7 +159,7 @@ def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) ->
 def time_ranks(
     plan: ShardingPlan,
     predicted: PlanCost,
-    time_shards: Callable[[Sequence[Shard]], RankTimes],
+    time_shards: Callable[[Sequence[Shard], int], RankTimes],
     *,
     count: int | None = None,
     seconds: float = math.inf,
@@ -158,8 +168,11 @@ def time_ranks(
 ) -> tuple[RankTimes, ...]:
     """Measure ranks of a plan one after the other, and scale the predictions of those left out.
 
+    The slowest rank is measured several times: a step takes as long as that rank, so a single
+    measurement that something disturbed would decide it.
+
     Args:
-        time_shards: measures shards that share a rank, see `RankTimer`.
+        time_shards: measures shards that share a rank, see `RankTimer.time`.
         count: largest number of ranks to measure; None for all.
         seconds: time after which no further rank is measured, though not before `MIN_MEASURED`.
         name: what messages call the plan.
@@ -175,8 +188,13 @@ def time_ranks(
     for rank in order:
         if len(measured) >= MIN_MEASURED and progress.spent_s >= seconds:
             break
-        measured[rank] = time_shards(by_rank[rank])
+        measured[rank] = time_shards(by_rank[rank], 0)
         progress.add(measured[rank].seconds)
+    measured = _slowest_again(
+        measured,
+        lambda rank, repeat: time_shards(by_rank[rank], repeat),
+        seconds=seconds - progress.spent_s,
+    )
     sample = list(measured)[1::2] or list(measured)
     ratios = _ratios(measured, predicted, sample)
 
@@ -193,6 +211,51 @@ def time_ranks(
         return RankTimes(forward, backward, SCALED)
 
     return tuple(map(times_of, range(plan.world_size)))
+
+
+def _slowest_again(
+    measured: Mapping[int, RankTimes],
+    time_rank: Callable[[int, int], RankTimes],
+    *,
+    seconds: float,
+) -> dict[int, RankTimes]:
+    """Measure the slowest rank of each stage again until it is slowest by `MEASUREMENTS` of them.
+
+    Args:
+        time_rank: measures a rank of which there are so many measurements.
+        seconds: time after which none is measured again.
+    """
+    times = dict(measured)
+    measurements = {rank: [first] for rank, first in measured.items()}
+    for _ in range(len(measured)):  # at most twice the time, if all ranks are alike
+        slowest = (max(times, key=lambda rank: _stage_ms(times[rank], s)) for s in COMPUTATION)
+        rank = next((rank for rank in slowest if len(measurements[rank]) < MEASUREMENTS), None)
+        if rank is None or seconds <= 0:
+            break
+        found = measurements[rank]
+        found.append(time_rank(rank, len(found)))
+        seconds -= found[-1].seconds
+        times[rank] = _median(found)
+    return times
+
+
+def _median(measurements: Sequence[RankTimes]) -> RankTimes:
+    forward_ms, backward_ms = (
+        statistics.median(_stage_ms(times, stage) for times in measurements)
+        for stage in COMPUTATION
+    )
+    return dataclasses.replace(
+        measurements[0],
+        fwd_compute_ms=forward_ms,
+        bwd_compute_ms=backward_ms,
+        seconds=sum(times.seconds for times in measurements),
+        core_wait_s=sum(times.core_wait_s for times in measurements),
+        measurements=len(measurements),
+    )
+
+
+def _stage_ms(times: RankTimes, stage: str) -> float:
+    return float(getattr(times, f"{stage}_ms"))
 
 
 def priced_ranks(predicted: PlanCost) -> tuple[RankTimes, ...]:
@@ -240,7 +303,7 @@ def _ratios(
     ratios = {}
     for stage in COMPUTATION:
         expected_ms = sum(predicted.per_rank[rank].stage_ms(stage) for rank in sample)
-        measured_ms = sum(float(getattr(measured[rank], f"{stage}_ms")) for rank in sample)
+        measured_ms = sum(_stage_ms(measured[rank], stage) for rank in sample)
         ratios[stage] = measured_ms / expected_ms if expected_ms > 0 else 1.0
     return ratios
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dlrm_sharded.explain.step_text import parts_text
 from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.simulation.cluster import SimulatedRun
-from dlrm_sharded.simulation.ranks import SCALED
+from dlrm_sharded.simulation.ranks import MEASURED, MEASUREMENTS, SCALED
 from dlrm_sharded.step.breakdown import Wait
 from dlrm_sharded.step.parts import PART_LABELS, WAITING
 from dlrm_sharded.task import GIB, ShardingTask
@@ -109,6 +109,12 @@ def details(run: SimulatedRun) -> list[str]:
         lines.append(
             f"{run.origins[SCALED]:,} ranks were not measured: their lookups are predicted, and "
             "scaled by what a random sample of ranks took relative to its prediction."
+        )
+    again = sum(times.measurements > 1 for times in run.ranks if times.origin == MEASURED)
+    if again:
+        lines.append(
+            f"Ranks that computed longest were measured up to {MEASUREMENTS} times ({again:,} of "
+            "them), and medians count: no disturbed measurement decides the step."
         )
     if run.core_wait_share > BUSY:
         lines.append(

@@ -29,7 +29,7 @@ def one_table_each(num_ranks: int = NUM_RANKS) -> ShardingPlan:
     return ShardingPlan(num_ranks, shards)
 
 
-def three_times_predicted(shards: Sequence[Shard]) -> RankTimes:
+def three_times_predicted(shards: Sequence[Shard], repeat: int = 0) -> RankTimes:
     number = int(shards[0].table[1:]) + 1
     return RankTimes(3.0 * number, 6.0 * number, "measured")
 
@@ -65,8 +65,9 @@ def test_equal_ranks_are_measured_once() -> None:
     plan = ShardingPlan(8, (*columns, *replicas, *blocks))
     calls: list[Sequence[Shard]] = []
 
-    def measure(shards: Sequence[Shard]) -> RankTimes:
-        calls.append(shards)
+    def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
+        if repeat == 0:
+            calls.append(shards)
         return three_times_predicted(shards)
 
     times = time_ranks(plan, predicted(8), measure, count=8, seed=0, name="x")
@@ -94,11 +95,38 @@ def test_every_second_rank_is_costly() -> None:
 
 @pytest.mark.parametrize(("seconds", "num_measured"), [(0.0, 4), (25.0, 5), (1000.0, 12)])
 def test_ranks_are_measured_while_there_is_time(seconds: float, num_measured: int) -> None:
-    def measure(shards: Sequence[Shard]) -> RankTimes:
+    def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
         return dataclasses.replace(three_times_predicted(shards), seconds=5.0)
 
     times = time_ranks(one_table_each(), predicted(), measure, seconds=seconds, seed=0, name="x")
     assert [rank.origin for rank in times].count("measured") == num_measured
+
+
+@pytest.mark.parametrize("stage", ["fwd_compute_ms", "bwd_compute_ms"])
+def test_a_disturbed_measurement_does_not_decide_the_step(stage: str) -> None:
+    def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
+        true = three_times_predicted(shards)
+        disturbed = shards[0].table == "t3" and repeat == 0
+        return dataclasses.replace(true, **{stage: 1000.0}) if disturbed else true
+
+    times = time_ranks(one_table_each(), predicted(), measure, seed=0, name="x")
+    assert times[3] == RankTimes(12.0, 24.0, "measured", measurements=3)
+    assert times[NUM_RANKS - 1].measurements == 3  # the slowest, once rank 3 is not
+    assert sum(rank.measurements for rank in times) == NUM_RANKS + 4
+
+
+def test_a_rank_that_is_slow_each_time_stays_slow() -> None:
+    def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
+        slow = shards[0].table == "t3"
+        return (
+            RankTimes(500.0 + repeat, 900.0 - repeat, "measured")
+            if slow
+            else RankTimes(1.0, 2.0, "measured")
+        )
+
+    times = time_ranks(one_table_each(), predicted(), measure, seed=0, name="x")
+    assert times[3] == RankTimes(501.0, 899.0, "measured", measurements=3)
+    assert sum(rank.measurements for rank in times) == NUM_RANKS + 2
 
 
 def test_exchanges_stay_predicted() -> None:
