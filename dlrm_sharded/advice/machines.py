@@ -138,14 +138,20 @@ def cpu_machine(
     return Machine(name, None, hardware, num_bytes, shares_memory=shares, optimizer=optimizer)
 
 
-def with_prices(machines: Sequence[Machine], prices: Mapping[str, Any]) -> list[Machine]:
+def with_prices(machines: Sequence[Machine], prices: Any) -> list[Machine]:
     """Return the machines with the prices that a user states for all of them, or for none.
 
     A price may be stated under another name of the same GPU.
 
+    Args:
+        prices: prices by the name of a GPU; None for one that is not stated.
+
     Raises:
-        ConfigError: a price is no positive number, of no machine, or missing for some machine.
+        ConfigError: this is no mapping; or a price is no positive number, of no machine, or
+            missing for some machine.
     """
+    if not isinstance(prices, Mapping):
+        raise ConfigError(f"prices is {prices!r}; state a price for each GPU: prices.h100=2.5")
     stated = {name: price for name, price in prices.items() if price is not None}
     for name, price in stated.items():
         check_number(f"prices.{name}", price, above=True)

@@ -229,6 +229,8 @@ def _named_sharders() -> str | list[str] | None:
     for override in _overrides():
         if override.key_or_group == "sharder":
             value = override.value()
+            if value == []:
+                raise ConfigError("sharder is an empty list; name sharders: [neuroshard,dim]")
             return list(value) if isinstance(value, list) else value
     return None
 

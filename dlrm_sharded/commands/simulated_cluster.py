@@ -16,7 +16,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig
-from dlrm_sharded.commands.task_from_data import task_and_data
+from dlrm_sharded.commands.task_from_data import check_hosts, task_and_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.gpu_dense import gpu_dense_times
 from dlrm_sharded.datasets.base import BatchStream, Dataset
@@ -168,6 +168,7 @@ def _task_of_data(
     """Return the task of the config's data, and the data."""
     cfg = cfg.copy()
     topology = cfg.topology
+    check_hosts(topology)
     if topology.compute_device is None:
         topology.compute_device = compute_device
     if topology.compute_device != compute_device:

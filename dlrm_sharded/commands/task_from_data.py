@@ -9,7 +9,7 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, MAX_BYTES, MAX_RANKS, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 
 BYTES_PER_GB = 1e9
@@ -42,6 +42,7 @@ def task_and_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
 
 def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
     """Return the ranks that a config states, with what the optimizer needs of their memory."""
+    check_hosts(node)
     if node.memory_gib is None:
         raise ConfigError(
             "topology.memory_gib is not set; a plan from data needs the memory of a rank for "
@@ -74,3 +75,15 @@ def stated_topology(node: DictConfig, optimizer: OptimizerConfig) -> Topology:
         host_memory_bytes=host_memory_bytes,
         **bandwidths,
     )
+
+
+def check_hosts(node: DictConfig) -> None:
+    """Refuse ranks that cannot be on equal hosts, by the names that a config has for them."""
+    if node.ranks_per_host is not None:
+        check_count("topology.ranks_per_host", node.ranks_per_host, least=1)
+    check_count("topology.world_size", node.world_size, least=1, most=MAX_RANKS)
+    if node.ranks_per_host is not None and node.world_size % node.ranks_per_host:
+        raise ConfigError(
+            f"topology.ranks_per_host is {node.ranks_per_host}, must divide topology.world_size = "
+            f"{node.world_size}"
+        )

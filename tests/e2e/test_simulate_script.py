@@ -67,7 +67,8 @@ def test_measures_every_rank_and_goes_on(task_json: Path) -> None:
     after = path.read_bytes()
     kept = before[: before.rstrip().rfind(b"\n") + 1]
     assert after.startswith(kept)
-    assert after.count(b"\n") == before.count(b"\n")
+    # another measurement of the same rank may leave others slowest, which are measured again
+    assert after.count(b"\n") >= before.count(b"\n")
 
     # nothing is left to measure
     text = (folder / "out" / "simulation.json").read_bytes()
@@ -135,6 +136,10 @@ def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
         (["task=task.json", "minutes=0", "out=out"], "minutes"),
         (["task=task.json", "sharder=dim", "cost_model=none", "out=out"], "cost_model is none"),
         ([*DATA, "topology.world_size=3", "out=out"], "multiple of the 3 ranks"),
+        ([*DATA, "topology.world_size=x", "out=out"], "topology.world_size is 'x'"),
+        ([*DATA, "topology.world_size=null", "out=out"], "topology.world_size is None"),
+        ([*DATA, "topology.ranks_per_host=x", "out=out"], "topology.ranks_per_host is 'x'"),
+        ([*DATA, "topology.ranks_per_host=3", "out=out"], "topology.ranks_per_host is 3"),
         ([*DATA, "hardware=h100_sxm", "out=out"], "topology.memory_gib is not set"),
         ([*DATA, "topology.compute_device=cuda", "out=out"], "topology.compute_device"),
         (["data=criteo_kaggle", "out=out"], "data/criteo_kaggle"),
