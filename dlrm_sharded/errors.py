@@ -7,6 +7,7 @@ UserError                    a command prints its message alone and exits with 2
 +-- CheckpointError          a checkpoint is damaged or does not fit
 +-- UnsavedError             the last checkpoint could not be written (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
++-- LostFolderError          another job has taken over the run's folder (exit code 1)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
 +-- LostRankError            another rank is gone (exit code 1)
 |   +-- HungRankError        another rank lives, but does not come to a collective
@@ -47,6 +48,10 @@ class UnsavedError(UserError):
 
 class PreemptedError(UserError):
     """A signal asked the training to stop, and a checkpoint was written."""
+
+
+class LostFolderError(UserError):
+    """Another job has taken over the run's folder, so that this one must not write there."""
 
 
 class IncompleteSweepError(UserError):

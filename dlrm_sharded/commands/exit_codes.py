@@ -23,6 +23,7 @@ from dlrm_sharded.errors import (
     EndedRankError,
     HungRankError,
     IncompleteSweepError,
+    LostFolderError,
     LostRankError,
     PreemptedError,
     RankError,
@@ -107,7 +108,9 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
 def _exit_code(error: Exception) -> int:
     if isinstance(error, PreemptedError):
         return EXIT_PREEMPTED
-    is_other = isinstance(error, IncompleteSweepError | LostRankError | UnsavedError)
+    is_other = isinstance(
+        error, IncompleteSweepError | LostFolderError | LostRankError | UnsavedError
+    )
     return EXIT_ERROR if is_other else EXIT_USER_ERROR
 
 

@@ -21,7 +21,13 @@ from dlrm_sharded.calibration.step_journal import correction_of
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
-from dlrm_sharded.commands.memory_check import check_memory, traced_workload, used_text
+from dlrm_sharded.commands.memory_check import (
+    check_memory,
+    traced_workload,
+    used_text,
+    write_memory,
+)
+from dlrm_sharded.commands.own_folder import write_hydra_files
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.run_cost import measure_run, note_run
 from dlrm_sharded.commands.run_plan import RunPlan, plan_run, write_plan
@@ -33,7 +39,14 @@ from dlrm_sharded.commands.run_step import (
     step_journal,
 )
 from dlrm_sharded.commands.run_trace import report_trace
-from dlrm_sharded.commands.start import Start, check_length, find_start, note_start, plain_config
+from dlrm_sharded.commands.start import (
+    Start,
+    check_length,
+    find_start,
+    note_start,
+    owned,
+    plain_config,
+)
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream
 from dlrm_sharded.distributed import (
@@ -57,6 +70,7 @@ from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
+from dlrm_sharded.runs.owner import RunOwner
 from dlrm_sharded.runs.result import run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
@@ -90,11 +104,12 @@ def train(cfg: DictConfig) -> float:
         reported_by_rank_zero(error)
         raise
     with process_group(timeout_s=cfg.timeout_s) as rank:
-        return _train(cfg, rank)
+        run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+        with owned(run_dir, rank) as owner:
+            return _train(cfg, rank, run_dir, owner)
 
 
-def _train(cfg: DictConfig, rank: Rank) -> float:
-    run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -> float:
     with all_or_none():
         setup = build_setup(cfg, rank)
     context = RunContext(
@@ -140,17 +155,18 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
         task,
         workload,
         rank,
-        run_dir,
         checkpoint=setup.trainer.checkpoint,
         refuses=cfg.check_memory and not cfg.dry_run,
         logs_all_ranks=cfg.dry_run,
     )
-    on_rank_zero(lambda: write_plan(run_dir, planned, task))
+    begin = functools.partial(_begin, cfg, run_dir, owner, start, planned, task, memory.ranks)
     task = with_precisions(task, planned.plan)
     on_device = functools.partial(build_model, cfg, setup, task)
     if cfg.dry_run:
+        on_rank_zero(begin)
         return _build_dry(on_device, planned.plan, task, rank, run_dir)
-    on_rank_zero(lambda: note_start(run_dir, start, rank.world_size))
+    if start.resumed is None:  # a run that fails from here on leaves its plan
+        on_rank_zero(begin)
     dense = measure_dense_part(
         on_device, setup, task, streams["train"], rank, first_step=start.step
     )
@@ -169,22 +185,19 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
     state = model_state(
         sharded, optimizer, planned.plan, task.tables, embedding_optimizer=setup.optimizer.embedding
     )
+    measured = measure_run(setup, planned.report, task, sharded, optimizer, rank)
+    if rank.is_zero:
+        note_run(journal, context, planned.plan, task, measured.cost)
+    steps = step_journal(journal, context, setup.trainer, rank)
+    correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
+    prediction = predict_run(
+        planned.report, measured.cost, dense, setup, rank, correction=correction
+    )
+    progress = _load(start, state, sharded, rank, same_plan=not planned.is_new)
+    if start.resumed is not None:  # nothing of the former run has changed before
+        on_rank_zero(begin)
     with RunWriter(run_dir, enabled=rank.is_zero, going_on=start.event_position) as writer:
         writer.config(OmegaConf.to_yaml(cfg, resolve=True), _hparams(cfg, planned.report))
-        measured = measure_run(setup, planned.report, task, sharded, optimizer, rank)
-        if rank.is_zero:
-            note_run(
-                journal,
-                context,
-                planned.plan,
-                task,
-                measured.cost,
-            )
-        steps = step_journal(journal, context, setup.trainer, rank)
-        correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
-        prediction = predict_run(
-            planned.report, measured.cost, dense, setup, rank, correction=correction
-        )
         writer.step(prediction.predicted, is_new=planned.is_new)
         writer.plan(
             planned.plan,
@@ -194,7 +207,6 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             step=start.step,
             is_new=planned.is_new,
         )
-        progress = _load(start, state, sharded, rank, same_plan=not planned.is_new)
         run_state = functools.partial(
             _run_state,
             RunState(
@@ -258,6 +270,25 @@ def _planner(cfg: DictConfig, context: RunContext) -> Planner:
     return build_planner(
         cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
     )
+
+
+def _begin(
+    cfg: DictConfig,
+    run_dir: Path,
+    owner: RunOwner | None,
+    start: Start,
+    planned: RunPlan,
+    task: ShardingTask,
+    memory: Sequence[RankMemory],
+) -> None:
+    """Write to the run's folder what is known before the first step; rank 0 calls it."""
+    assert owner is not None
+    owner.check()
+    write_hydra_files(cfg, run_dir)
+    write_plan(run_dir, planned, task)
+    write_memory(run_dir, memory)
+    if not cfg.dry_run:
+        note_start(run_dir, start, task.topology.world_size)
 
 
 def _run_state(base: RunState, writer: RunWriter, progress: Progress) -> RunState:

@@ -104,13 +104,12 @@ def check_memory(
     task: ShardingTask,
     workload: Workload,
     rank: Rank,
-    run_dir: Path,
     *,
     checkpoint: CheckpointConfig | None = None,
     refuses: bool,
     logs_all_ranks: bool = False,
 ) -> CheckedMemory:
-    """Log and write what every rank needs; all ranks call this together.
+    """Log what the ranks need; all ranks call this together.
 
     Args:
         checkpoint: decides whether the tables are copied for checkpoints.
@@ -144,7 +143,7 @@ def check_memory(
             copies, memory = False, estimated(copies=False)
             if rank.is_zero:
                 log.info("too little memory for copies: the training waits for its checkpoints")
-    on_rank_zero(lambda: _report(memory, available, sharing, run_dir, logs_all_ranks))
+    on_rank_zero(lambda: _report(memory, available, sharing, logs_all_ranks))
     try:
         on_rank_zero(lambda: check_fits(memory, available, ranks_per_host=sharing))
     except InfeasibleTaskError as error:
@@ -153,6 +152,11 @@ def check_memory(
         if rank.is_zero:
             log.warning("%s", error)
     return CheckedMemory(memory, copies)
+
+
+def write_memory(run_dir: Path, memory: Sequence[RankMemory]) -> None:
+    """Write memory.json."""
+    write_json(run_dir / FILE_NAME, {"ranks": [of_rank.to_json() for of_rank in memory]})
 
 
 def used_text(memory: Sequence[RankMemory], peak_gib: float) -> str:
@@ -168,10 +172,8 @@ def _report(
     memory: Sequence[RankMemory],
     available_bytes: Sequence[int],
     ranks_per_host: int,
-    run_dir: Path,
     logs_all_ranks: bool,
 ) -> None:
-    write_json(run_dir / FILE_NAME, {"ranks": [of_rank.to_json() for of_rank in memory]})
     fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
     for rank, of_rank in enumerate(memory):
         if logs_all_ranks or rank == fullest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from dlrm_sharded.distributed import Rank, all_or_none, is_restart, on_rank_zero
 from dlrm_sharded.errors import CheckpointError, ConfigError
 from dlrm_sharded.json_files import read_json_object, write_json
 from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.runs.owner import RunOwner, claim
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -67,6 +69,22 @@ class Start:
         if any(config.get(group) != written.get(group) for group in PLANNING):
             return None
         return ShardingPlan.from_json(self.resumed.state.plan)
+
+
+@contextmanager
+def owned(run_dir: Path, rank: Rank) -> Iterator[RunOwner | None]:
+    """Own a run's folder within a block that all ranks enter; the owner is None above rank 0.
+
+    Raises:
+        ConfigError: another job owns the folder; all ranks raise it.
+    """
+    with all_or_none():
+        owner = claim(run_dir) if rank.is_zero else None
+    try:
+        yield owner
+    finally:
+        if owner is not None:
+            owner.release()
 
 
 def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:

@@ -12,6 +12,7 @@ from hydra.core.utils import JobStatus, run_job
 from hydra.types import HydraContext
 from omegaconf import open_dict, read_write
 
+from dlrm_sharded.commands.own_folder import OwnRunFolder, take_folder
 from dlrm_sharded.process import die_with_parent
 from dlrm_torchx.mailbox import JobMailbox
 
@@ -43,6 +44,9 @@ def _run(mailbox: JobMailbox, rank: int) -> None:
         context = HydraContext(config_loader=context.config_loader, callbacks=Callbacks())
         with read_write(call.config), open_dict(call.config):
             call.config.hydra.output_subdir = None
+    elif any(isinstance(callback, OwnRunFolder) for callback in context.callbacks.callbacks):
+        sweep = call.config.hydra.sweep  # Hydra calls on_run_start for single runs only
+        take_folder(call.config, Path(sweep.dir) / sweep.subdir)
     job_return = run_job(
         hydra_context=context,
         task_function=call.function,

@@ -1,0 +1,54 @@
+"""Makes a job the owner of its run's folder, before Hydra or the job writes to it.
+
+Drivers of sweeps load this module, so it loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.runs.owner import claim
+
+HYDRA_FOLDER = ".hydra"
+"""Hydra's own name of the folder; what another name holds is not kept."""
+
+
+class OwnRunFolder(Callback):
+    """Claims the folder of a run on rank 0, before Hydra writes the config and the log there."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            take_folder(config, Path(config.hydra.run.dir))
+
+
+def take_folder(config: DictConfig, folder: Path) -> None:
+    """Claim a folder for a job of this config; end the process if another job owns it.
+
+    Hydra does not write its files over those of a former run: the run does so when it begins, see
+    `write_hydra_files`.
+    """
+    with exit_codes(all_ranks_alike=True):
+        claim(folder)
+        if config.hydra.output_subdir == HYDRA_FOLDER and (folder / HYDRA_FOLDER).exists():
+            with read_write(config), open_dict(config):
+                config.hydra.output_subdir = None
+
+
+def write_hydra_files(cfg: DictConfig, folder: Path) -> None:
+    """Write what Hydra writes to the folder of a new run, where `take_folder` kept it from that."""
+    if HydraConfig.get().output_subdir is not None:
+        return
+    hydra = OmegaConf.create({"hydra": HydraConfig.get()})
+    files = {"config": cfg, "hydra": hydra, "overrides": HydraConfig.get().overrides.task}
+    target = folder / HYDRA_FOLDER
+    target.mkdir(exist_ok=True)
+    for name, content in files.items():
+        replace_file(target / f"{name}.yaml", OmegaConf.to_yaml(content).encode())

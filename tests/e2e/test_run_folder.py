@@ -1,0 +1,103 @@
+"""A run's folder belongs to one job, and a job that does not train changes nothing in it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import ROOT, environment, events_of, train, train_alone
+
+NUM_STEPS = 400
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Files with what they hold, but for the log and claims, to which every start adds."""
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "train.log" and not path.name.startswith(".owner-")
+    }
+
+
+@pytest.fixture
+def living_run(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A run that has written its first checkpoint, and waits."""
+    job = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
+            *("trainer.checkpoint.every_steps=10", f"trainer.num_steps={NUM_STEPS}"),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("checkpoints/step-*")):
+            assert time.monotonic() < deadline, "the job did not start"
+            assert job.poll() is None, "the job ended early"
+            time.sleep(0.05)
+        os.kill(job.pid, signal.SIGSTOP)
+        yield job
+    finally:
+        job.kill()
+        job.communicate()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("resume", ["auto", "null"])
+def test_a_second_job_writes_nothing(
+    living_run: "subprocess.Popen[str]", tmp_path: Path, ranks: int, resume: str
+) -> None:
+    before = contents(tmp_path)
+    overrides = [*SMALL_RUN, f"resume={resume}", "seed=3"]
+    done = train(tmp_path, *overrides) if ranks > 1 else train_alone(tmp_path, *overrides)
+    assert done.returncode == (2 if ranks == 1 else 1), done.stderr  # torchrun knows 0 and 1
+    errors = [
+        line for line in done.stderr.splitlines() if "error" in line and "in progress" in line
+    ]
+    assert len(errors) == 1
+    assert f"process {living_run.pid} on " in errors[0]
+    assert "Traceback" not in done.stderr.partition("torch/distributed")[0]
+    assert contents(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.glob(".owner-*")) == [".owner-1"]
+
+
+def test_a_run_that_was_killed_goes_on_at_once(
+    living_run: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    living_run.kill()
+    living_run.wait()
+    done = train_alone(tmp_path, *SMALL_RUN, "resume=auto", f"trainer.num_steps={NUM_STEPS}")
+    assert done.returncode == 0, done.stderr
+    assert "resuming at step" in done.stderr
+    assert "was left without a word by process" in done.stdout + done.stderr
+    losses = events_of(tmp_path).Scalars("train/loss")
+    assert [event.step for event in losses] == list(range(4, NUM_STEPS + 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("seed=4", "seed is 4"),
+        ("trainer.num_steps=4", "the run ends after 4"),
+        ("model.over_layers=[32,1]", "the model's is float32 [32]"),
+        ("resume=never", "holds a run already"),
+        ("sharder._target_=no.such.Sharder", "no.such.Sharder"),
+    ],
+)
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    run_dir: Path, override: str, reason: str
+) -> None:
+    before = contents(run_dir)
+    done = train_alone(run_dir, *SMALL_RUN, "seed=3", "resume=auto", override)
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert contents(run_dir) == before

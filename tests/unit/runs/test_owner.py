@@ -1,0 +1,203 @@
+"""A folder has one owner, however the one before has ended and wherever it was."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.errors import ConfigError, LostFolderError
+from dlrm_sharded.runs import owner as owner_module
+from dlrm_sharded.runs.owner import Claimant, claim
+
+JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def no_job_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for variable in (*JOB, "DLRM_SHARDED_RESTARTS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(owner_module, "SILENCE_S", 0.6)
+    monkeypatch.setattr(owner_module, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(owner_module, "END_S", 0.6)
+    yield
+    for held in list(owner_module._held.values()):
+        held.release()
+
+
+def _claim_and_wait(folder: Path, end: Connection) -> None:
+    owner_module._held.clear()
+    try:
+        claim(folder)
+    except ConfigError as error:
+        end.send(str(error))
+        return
+    end.send("owns")
+    end.recv()
+    os._exit(0)  # without a word, as a process that is killed
+
+
+class Other:
+    """Another process that claims a folder; `answer` is "owns", or why it does not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._end, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=_claim_and_wait, args=(folder, theirs), daemon=True)
+        self._process.start()
+
+    @property
+    def answer(self) -> str:
+        return str(self._end.recv())
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Other]:
+    process = Other(tmp_path)
+    assert process.answer == "owns"
+    yield process
+    process.kill()
+
+
+def rewrite_claim(folder: Path, **changes: Any) -> None:
+    path = max(folder.glob(".owner-*"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_owner_may_claim_again_and_others_may_after_it(tmp_path: Path) -> None:
+    mine = claim(tmp_path)
+    assert claim(tmp_path / "." / "x" / "..") is mine
+    mine.check()
+    mine.release()
+    mine.release()
+    other = Other(tmp_path)
+    assert other.answer == "owns"
+    other.kill()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_living_owner_is_named_and_nothing_is_written(
+    other: Other, is_stopped: bool, tmp_path: Path
+) -> None:
+    if is_stopped:
+        os.kill(other.pid, signal.SIGSTOP)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=rf"process {other.pid} on \S+, since 2\d{{3}}-"):
+        claim(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_owner_that_was_killed_is_followed_at_once(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "SILENCE_S", 1e9)
+    other.kill()
+    claim(tmp_path).check()
+
+
+def test_a_number_that_another_process_has_meanwhile_is_not_the_owner(
+    other: Other, tmp_path: Path
+) -> None:
+    rewrite_claim(tmp_path, started_ticks=1)
+    claim(tmp_path)
+
+
+def test_on_another_host_signs_of_life_decide(other: Other, tmp_path: Path) -> None:
+    rewrite_claim(tmp_path, boot="that of another host")
+    with pytest.raises(ConfigError, match="in progress"):
+        claim(tmp_path)
+    other.kill()
+    claim(tmp_path)
+
+
+def test_an_owner_taken_for_dead_is_told_when_it_wakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(owner_module, "SIGN_OF_LIFE_S", 1e6)
+    mine = claim(tmp_path)
+    rewrite_claim(tmp_path, boot="that of another host")
+    other = Other(tmp_path)
+    assert other.answer == "owns"
+    with pytest.raises(LostFolderError, match=f"taken over by process {other.pid}"):
+        mine.check()
+    other.kill()
+
+
+def test_a_former_attempt_of_the_same_job_has_ended_on_its_host(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "SILENCE_S", 1e9)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    rewrite_claim(tmp_path, boot="that of another host", job="12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    with pytest.raises(ConfigError):  # the same number, but no restart: another cluster's
+        claim(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    claim(tmp_path)
+
+
+def test_a_former_attempt_on_this_host_is_waited_for(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    rewrite_claim(tmp_path, job="7")
+    with pytest.raises(ConfigError, match="in progress"):
+        claim(tmp_path)
+    monkeypatch.setattr(owner_module, "END_S", 60)
+    killer = threading.Thread(target=lambda: (time.sleep(0.3), other.kill()))
+    killer.start()
+    claim(tmp_path)
+    killer.join()
+
+
+def test_a_copied_folder_has_no_owner(other: Other, tmp_path: Path) -> None:
+    copy = tmp_path.with_name("copy")
+    shutil.copytree(tmp_path, copy)
+    claim(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
+def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".owner-3").write_text(text)
+    claim(tmp_path)
+    assert (tmp_path / ".owner-4").exists()
+    assert "has not said its name" in caplog.text
+
+
+def test_one_of_many_contenders_follows(tmp_path: Path) -> None:
+    for _ in range(12):
+        first = Other(tmp_path)
+        assert first.answer == "owns"
+        first.kill()
+        contenders = [Other(tmp_path) for _ in range(6)]
+        answers = [contender.answer for contender in contenders]
+        assert answers.count("owns") == 1, answers
+        for contender in contenders:
+            contender.kill()
+    numbers = owner_module._numbers(tmp_path)
+    assert max(numbers) == 24
+    assert len(numbers) <= owner_module.KEPT_CLAIMS
+
+
+def test_this_process_is_running() -> None:
+    assert Claimant.this_process(Path()).is_running() is True
