@@ -1,6 +1,7 @@
 """The files that runs write, and the comparison of runs.
 
 result.py               result.json: one schema for writing and reading it
+owner.py                the one job that may write to a run's folder
 terminal.py             texts that a run shows in the terminal
 event_file.py, tags.py  TensorBoard's event files and the tags in them
 run_events.py           the event file of a run

@@ -141,8 +141,11 @@ _held: dict[Path, RunOwner] = {}
 """The folders that this process owns."""
 
 
-def claim(folder: Path) -> RunOwner:
+def claim(folder: Path, *, key: str = "hydra.run.dir") -> RunOwner:
     """Make this process the owner of a folder, which is created; return the claim it may have.
+
+    Args:
+        key: config key that names the folder, for the message.
 
     Raises:
         ConfigError: another process owns the folder.
@@ -156,7 +159,7 @@ def claim(folder: Path) -> RunOwner:
     while True:
         newest = _newest(folder)
         if newest:
-            _wait_for_end(folder, newest)
+            _wait_for_end(folder, newest, key)
         number = newest + 1
         if _create(_claim_path(folder, number), me) and _newest(folder) == number:
             break
@@ -168,7 +171,7 @@ def claim(folder: Path) -> RunOwner:
     return owner
 
 
-def _wait_for_end(folder: Path, number: int) -> None:
+def _wait_for_end(folder: Path, number: int, key: str) -> None:
     """Return when the owner has ended; at once if that is known.
 
     Raises:
@@ -190,7 +193,7 @@ def _wait_for_end(folder: Path, number: int) -> None:
             return
         if is_running is None:
             if _last_sign(path) != first_sign:
-                raise _refusal(folder, owner)
+                raise _refusal(folder, owner, key)
             if waited_s > SILENCE_S:
                 log.warning("%s has shown no sign of life and is taken for dead", _described(owner))
                 return
@@ -206,14 +209,14 @@ def _wait_for_end(folder: Path, number: int) -> None:
         elif owner is not None and not _is_same_folder(Path(owner.folder), folder):
             return  # the claim was copied with the folder
         elif not is_former_attempt or waited_s > END_S:
-            raise _refusal(folder, owner)
+            raise _refusal(folder, owner, key)
         time.sleep(LOOK_S)
 
 
-def _refusal(folder: Path, owner: Claimant | None) -> ConfigError:
+def _refusal(folder: Path, owner: Claimant | None, key: str) -> ConfigError:
     return ConfigError(
-        f"{folder} belongs to a run that is in progress: {_described(owner)}; wait for its end, "
-        "stop it, or give another hydra.run.dir"
+        f"{folder} belongs to a job that is in progress: {_described(owner)}; wait for its end, "
+        f"stop it, or give another {key}"
     )
 
 

@@ -22,6 +22,7 @@ from torchx.specs import InvalidRunConfigException
 
 from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError
 from dlrm_sharded.json_files import write_json
+from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import HydraCall
@@ -59,6 +60,7 @@ def launch(
     records = []
     if first_num == 0 and options.after is not None:
         try:
+            claim(sweep_dir, key="hydra.sweep.dir")
             records = recorded_jobs(sweep_dir)
             if records:
                 check_same_sweep(jobs, records, sweep_dir)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
@@ -178,6 +179,21 @@ def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert states_of(tmp_path / "sweep") == ["succeeded"]
+
+
+def test_a_sweep_has_one_driver(run_sweep: Run, tmp_path: Path) -> None:
+    after = "hydra.launcher.after=json.loads"
+    assert run_sweep("+do=succeed", after).returncode == 0
+    before = (tmp_path / "sweep" / "multirun.yaml").read_text()
+    driver = claim(tmp_path / "sweep", key="hydra.sweep.dir")
+    try:
+        done = run_sweep("+do=raise", after)
+    finally:
+        driver.release()
+    assert done.returncode == 1
+    assert f"in progress: process {os.getpid()} on " in done.stderr
+    assert "give another hydra.sweep.dir" in done.stderr
+    assert (tmp_path / "sweep" / "multirun.yaml").read_text() == before
 
 
 def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
