@@ -78,6 +78,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._pending: Future[str | None] | None = None
+        self._known: set[Path] = set()
         self.failure: str | None = None
         """Why the last checkpoint could not be written; None if it was."""
 
@@ -164,7 +165,7 @@ class Saver:
                 planner=SavePlanner(),
                 process_group=self._group,
             )
-            on_rank_zero(lambda: self._publish(partial, final), group=self._group)
+            on_rank_zero(lambda: self._publish(partial, final, state.run), group=self._group)
         except CheckpointException as error:
             rank, (first, _) = next(iter(error.failures.items()))
             failure = f"{first} (rank {rank})"
@@ -189,6 +190,7 @@ class Saver:
         remove_partial(self._run_dir)
         partial.mkdir(parents=True)
 
-    def _publish(self, partial: Path, final: Path) -> None:
-        publish(partial, final)
-        keep_newest(self._run_dir, self._keep)
+    def _publish(self, partial: Path, final: Path, run: str) -> None:
+        publish(partial, final, run=run)
+        self._known.add(final)
+        keep_newest(final, self._keep, run=run, known=self._known)
