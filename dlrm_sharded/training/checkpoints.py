@@ -51,7 +51,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._saver = Saver(run_dir, keep=config.keep, background=in_background, rank=rank)
         self._meeting = Meeting(rank, every_s=config.every_s)
         self._signals = self._meeting.signals()
-        self._is_due = False
+        self._is_due = self._has_diverged = False
         self._stop: signal.Signals | None = None
 
     @classmethod
@@ -79,9 +79,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._saver.failure
 
     def stops_evaluation(self) -> bool:
-        """Return after a batch of an evaluation whether it must end, as a signal asks for it."""
+        """Return after a batch of an evaluation whether it must end before its last batch."""
         self._meet()
-        return self._stop is not None
+        return self._stop is not None or self._has_diverged
 
     def after_step(self, step: int, *, is_complete: bool, progress: Callable[[], Progress]) -> None:
         """Write a checkpoint if one is due.
@@ -91,11 +91,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             progress: returns the trainer's state; called only if it is needed.
 
         Raises:
+            DivergenceError: the checkpoint, or the one before, has values that are not finite.
             PreemptedError: a signal asked for the end, and a checkpoint was written.
             UnsavedError: a signal asked for the end, and no checkpoint could be written.
         """
-        self._saver.poll()
         self._meet()
+        if self._has_diverged:
+            self._saver.finish()
         every = self._config.every_steps
         self._is_due |= every is not None and step % every == 0
         if self._is_due or is_complete or self._stop is not None:
@@ -107,8 +109,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise reported_by_rank_zero(self._stopped(self._stop, step))
 
     def _meet(self) -> None:
-        decision = self._meeting.after_batch(may_save=not self._saver.is_busy)
+        self._saver.poll()
+        decision = self._meeting.after_batch(
+            may_save=not self._saver.is_busy, diverged=self._saver.has_diverged
+        )
         self._is_due |= decision.saves
+        self._has_diverged |= decision.diverged
         self._stop = self._stop or decision.stop
 
     def _stopped(self, stop: signal.Signals, step: int) -> PreemptedError | UnsavedError:
