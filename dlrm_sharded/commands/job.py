@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.picture import run_journal
 from dlrm_sharded.calibration.step_journal import correction_of
+from dlrm_sharded.checkpoint.folder import set_aside
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
@@ -195,6 +196,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
             is_new=planned.is_new,
         )
         progress = _load(start, state, sharded, rank, same_plan=not planned.is_new)
+        on_rank_zero(lambda: set_aside(start.damaged))  # only now does the run go on without them
         run_state = functools.partial(
             _run_state,
             RunState(
@@ -206,6 +208,7 @@ def _train(cfg: DictConfig, rank: Rank) -> float:
                 world_size=rank.world_size,
                 optimizers={key: cfg.optimizer[key] for key in ("embedding", "dense")},
                 column_bounds=state.column_bounds,
+                buffers=state.buffers,
                 progress={},
                 plan=plan_json(planned.plan, planned.report),
                 config=plain_config(cfg),
