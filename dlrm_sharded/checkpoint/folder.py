@@ -80,9 +80,9 @@ def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
         keep: number of whole checkpoints that stay.
         known: checkpoints of the run that need no check, as it has written or checked them before.
     """
-    of_all_steps = checkpoints(newest.parent.parent)
     num_kept = 0
-    for path in of_all_steps[of_all_steps.index(newest) :]:
+    of_all_steps = checkpoints(newest.parent.parent)
+    for path in itertools.dropwhile(lambda path: path != newest, of_all_steps):
         if path not in known:
             try:
                 manifest = read_manifest(path)

@@ -252,7 +252,7 @@ class Trainer:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         if window.num_steps:
-            _finite_losses(window.close(0.0))
+            self._finite_losses(window.close(0.0))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,
@@ -283,7 +283,7 @@ class Trainer:
         """Log the windows that are not read yet, except the last `num_unread`."""
         while len(self._unread) > num_unread:
             window = self._unread.popleft()
-            losses = _finite_losses(window)
+            losses = self._finite_losses(window)
             self._loss = float(losses.mean())
             step = window.first_step + len(losses)
             self._log_scalar("train/loss", self._loss, step)
@@ -300,6 +300,22 @@ class Trainer:
             if bar is not None:
                 bar.update(step - bar.n)
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
+
+    def _finite_losses(self, window: ClosedWindow) -> Tensor:
+        """Return the mean losses of a window; DivergenceError on all ranks if one is not finite."""
+        losses = window.mean_losses()
+        finite = losses.isfinite()
+        if finite.all():
+            return losses
+        first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
+        message = f"the loss is {float(losses[~finite][0])} at step {first_bad}"
+        if 0 < self._start.step == first_bad - 1:  # this process has not changed the weights yet
+            message += (
+                f", the first one after the checkpoint at step {self._start.step}; if that holds "
+                "the weights of a step that was too large, move it away to go on from the one "
+                "before it"
+            )
+        raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self._eval_stream)
@@ -375,20 +391,6 @@ class Trainer:
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
         return interval is not None and num_done % interval == 0
-
-
-def _finite_losses(window: ClosedWindow) -> Tensor:
-    """Return the mean losses of a window; DivergenceError on all ranks if one is not finite."""
-    losses = window.mean_losses()
-    finite = losses.isfinite()
-    if not finite.all():
-        first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
-        raise reported_by_rank_zero(
-            DivergenceError(
-                f"the loss is {float(losses[~finite][0])} at step {first_bad}; {AGAINST_DIVERGENCE}"
-            )
-        )
-    return losses
 
 
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:

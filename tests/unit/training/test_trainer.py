@@ -22,6 +22,7 @@ from dlrm_sharded.errors import DivergenceError
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.tracing import steps_to_trace
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 from tests.unit.checkpoint.cases import STATE, run_state, write
@@ -59,6 +60,7 @@ def run(
     *,
     model: nn.Module | None = None,
     checkpoints: Checkpoints | None = None,
+    start: Progress | None = None,
     **config: Any,
 ) -> TrainingResult:
     dataset = SyntheticDataset(
@@ -75,6 +77,7 @@ def run(
         "rank": rank,
         "log_scalar": events.log,
         "checkpoints": checkpoints,
+        "start": start or Progress(),
     }
     return Trainer(model or nn.Linear(1, 1), **arguments).run()
 
@@ -127,6 +130,12 @@ def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(
     with pytest.raises(DivergenceError, match="the loss is nan at step 3;"):
         run(Events(step), rank, monkeypatch, checkpoints=checkpoints, **steps)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000001"]
+
+
+def test_weights_that_cannot_be_trained_on(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may leave weights that are finite and too large for the next one."""
+    with pytest.raises(DivergenceError, match="the first one after the checkpoint at step 3; if"):
+        run(Events(lambda _: math.nan), rank, monkeypatch, start=Progress(step=3), num_steps=7)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
