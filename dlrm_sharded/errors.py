@@ -3,8 +3,9 @@
 UserError                    a command prints its message alone and exits with 2
 +-- ConfigError              a configured value cannot be used
 +-- DataError                a data file cannot be read
-+-- DivergenceError          the loss is not finite
++-- DivergenceError          losses, predictions or weights are not finite
 +-- CheckpointError          a checkpoint is damaged or does not fit
+|   +-- DamagedCheckpointError   its files are not usable
 +-- UnsavedError             the last checkpoint could not be written (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
 +-- LostFolderError          another job has taken over the run's folder (exit code 1)
@@ -21,6 +22,9 @@ RankError                    cause of an error that ranks agreed on
 import math
 from os import PathLike
 
+AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
+"""What a user can do about a DivergenceError."""
+
 
 class UserError(Exception):
     """Base of all errors whose message says what happened, with numbers, and what to do."""
@@ -35,11 +39,15 @@ class DataError(UserError, ValueError):
 
 
 class DivergenceError(UserError, ArithmeticError):
-    """The loss stopped being a finite number."""
+    """The loss, a prediction or a weight stopped being a finite number."""
 
 
 class CheckpointError(UserError):
     """A checkpoint is damaged, or does not fit the model or the data."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Files of a checkpoint are missing or changed, or hold values that are not finite."""
 
 
 class UnsavedError(UserError):

@@ -45,14 +45,14 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
-    """Write a JSON file completely or not at all.
+    """Write a JSON file completely or not at all; ValueError for NaN, which JSON does not have.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     check_path("the path of the file to write", path)
     try:
-        replace_file(path, (json.dumps(fields, indent=1) + "\n").encode())
+        replace_file(path, (json.dumps(fields, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -220,13 +220,14 @@ def _conclude(failures: Mapping[int, ProcessFailure]) -> int:
     """Print the reason unless a rank did so last; return the exit code."""
     rank, failure = min(failures.items(), key=lambda item: (_gravity(item[1]), item[1].timestamp))
     _pass_on(failure)
-    said_by_a_rank = _gravity(failure) in (0, 1, 4)
+    is_bug = _error_class(failure) is None  # a message without its class came with a traceback
+    said_by_a_rank = _gravity(failure) in (0, 1, 4) or not is_bug
     lost_peers = any(_error_class(other) == LostRankError.__name__ for other in failures.values())
     if not said_by_a_rank or (lost_peers and _gravity(failure) < 4):
         reason = _message(failure)
         if reason is None:
             reason = f"rank {rank} {_how(failure.exitcode)}"
-        elif failure.exitcode != EXIT_USER_ERROR and _gravity(failure) == 2:
+        elif is_bug and failure.exitcode != EXIT_USER_ERROR and _gravity(failure) == 2:
             reason = f"rank {rank} failed with {reason} (its traceback is above)"
         elif rank:
             reason = f"rank {rank}: {reason}"

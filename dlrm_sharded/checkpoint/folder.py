@@ -1,20 +1,25 @@
-"""The checkpoints in a run's folder: their names, which are complete, and which are removed."""
+"""The checkpoints in a run's folder: their names, which are removed, and which are set aside."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-from dlrm_sharded.checkpoint.manifest import FILE_NAME
+from dlrm_sharded.checkpoint.manifest import FILE_NAME, has_whole_parts, read_manifest
+from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError
 
 log = logging.getLogger(__name__)
 
 FOLDER_NAME = "checkpoints"
 NAME = re.compile(r"step-(\d{10,})")
+SET_ASIDE = "set-aside-"
+"""Beginning of the names of checkpoints that no run reads, counts or removes."""
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
@@ -43,14 +48,19 @@ def is_checkpoint(path: Path) -> bool:
     return (path / FILE_NAME).is_file()
 
 
-def publish(partial: Path, final: Path) -> None:
+def publish(partial: Path, final: Path, *, run: str) -> None:
     """Rename a complete folder to its final name, durably.
+
+    A checkpoint of this run that has the name is replaced, anything else that has it is set aside.
 
     Raises:
         OSError: the disk refuses it.
     """
-    if final.exists():  # a damaged one that was passed over
-        remove(final)
+    if os.path.lexists(final):
+        if _is_of(run, final):
+            remove(final)
+        else:
+            _set_aside(final)
     partial.rename(final)
     parent = os.open(final.parent, os.O_RDONLY)
     try:
@@ -59,23 +69,92 @@ def publish(partial: Path, final: Path) -> None:
         os.close(parent)
 
 
-def keep_newest(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest checkpoints."""
-    for path in checkpoints(run_dir)[keep:]:
-        remove(path)
+def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:
+    """Remove the checkpoints of a run before its newest ones.
+
+    Only whole ones count. Steps above the newest one are left alone: the run has passed them over,
+    as they were damaged or of another run. So are those of other runs below it.
+
+    Args:
+        newest: checkpoint that was written last.
+        keep: number of whole checkpoints that stay.
+        known: checkpoints of the run that need no check, as it has written or checked them before.
+    """
+    num_kept = 0
+    of_all_steps = checkpoints(newest.parent.parent)
+    for path in itertools.dropwhile(lambda path: path != newest, of_all_steps):
+        if path not in known:
+            try:
+                manifest = read_manifest(path)
+            except DamagedCheckpointError:
+                if num_kept == keep:
+                    _try_to_set_aside(path)
+                continue
+            except CheckpointError:
+                continue
+            if manifest.state.run != run:
+                continue
+            # Checksums would take too long here. They are verified when a run goes on.
+            if has_whole_parts(manifest):
+                known.add(path)
+        if num_kept == keep:
+            known.discard(path)
+            remove(path)
+        elif path in known:
+            num_kept += 1
+
+
+def set_aside(paths: Iterable[Path]) -> None:
+    """Rename checkpoints that a run has passed over, so that they are none any more."""
+    for path in paths:
+        _try_to_set_aside(path)
+
+
+def _try_to_set_aside(path: Path) -> None:
+    try:
+        _set_aside(path)
+    except OSError as error:
+        log.warning("%s cannot be set aside: %s", path, error.strerror)
+
+
+def _is_of(run: str, path: Path) -> bool:
+    try:
+        return read_manifest(path).state.run == run
+    except CheckpointError:
+        return False
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a checkpoint to a free name that is not that of a checkpoint."""
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
+        free = path.with_name(f"{SET_ASIDE}{path.name}{suffix}")
+        if not os.path.lexists(free):
+            break
+    path.rename(free)
+    log.warning("%s is set aside as %s; remove it when nothing in it is needed", path, free.name)
 
 
 def remove_partial(run_dir: Path) -> None:
     """Remove what an interrupted save or removal has left."""
     folder = run_dir / FOLDER_NAME
     for path in folder.glob(".step-*") if folder.is_dir() else ():
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _delete(path)
 
 
 def remove(path: Path) -> None:
     """Remove a checkpoint; it stops being one at once."""
     hidden = path.with_name(f".{path.name}.removed")
     with contextlib.suppress(OSError):
-        shutil.rmtree(hidden, ignore_errors=True)
+        _delete(hidden)
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        _delete(hidden)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

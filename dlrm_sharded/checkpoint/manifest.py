@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
 PART_NAME = re.compile(r"rank-\d{5}-\d{5}\.safetensors")
 EVENT_FILE_NAME = re.compile(r"events\.out\.tfevents\.[^/\\\0]+")
 """Nothing else that a manifest says becomes a path than names of these two forms."""
+
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of a disk that works, but has no such file. Others may pass, and prove no damage."""
 
 BLOCK_BYTES = 2**22
 MOST_HEADER_BYTES = 10**8
@@ -92,6 +95,8 @@ class RunState:
         plan: the plan and its report, in the form of plan.json.
         config: the run's config.
         events: name of the event file, and its size when the checkpoint was taken; None without.
+        buffers: names of the dense tensors that no step trains, such as masks, which may be
+            infinite.
     """
 
     run: str
@@ -106,6 +111,7 @@ class RunState:
     plan: Mapping[str, Any]
     config: Mapping[str, Any]
     events: tuple[str, int] | None = None
+    buffers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,29 +159,35 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is damaged; the message says which and why.
+        DamagedCheckpointError: there is none, or it is damaged; the message says which and why.
+        CheckpointError: the disk refuses to read it, or another version has written it.
     """
     try:
         text = (folder / FILE_NAME).read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{folder} is no checkpoint: {FILE_NAME}: {error.strerror}") from None
+        kind = DamagedCheckpointError if isinstance(error, MISSING) else CheckpointError
+        raise kind(f"{folder} is no checkpoint: {FILE_NAME}: {error.strerror}") from None
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} is not JSON: {error}") from None
+        raise _damaged(folder, f"{FILE_NAME} is not JSON: {error}") from None
+    written = fields.get("format") if isinstance(fields, dict) else None
+    other_format = CheckpointError(
+        f"{folder} has the format {written!r}; this version reads {FORMAT}"
+    )
+    if isinstance(written, int) and written > FORMAT:  # it may have its checksum elsewhere
+        raise other_format
     if not isinstance(fields, dict) or "crc32" not in fields:
-        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} is not the one of a checkpoint")
+        raise _damaged(folder, f"{FILE_NAME} is not the one of a checkpoint")
     if fields.pop("crc32") != _checksum(fields):
-        raise CheckpointError(f"{folder} is damaged: {FILE_NAME} was changed after it was written")
-    if fields.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder} has the format {fields.get('format')!r}; this version reads {FORMAT}"
-        )
+        raise _damaged(folder, f"{FILE_NAME} was changed after it was written")
+    if written != FORMAT:
+        raise other_format
     try:
         return _parsed(folder, fields)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder} is damaged: {FILE_NAME} does not have the form of a manifest: {error!r}"
+        raise _damaged(
+            folder, f"{FILE_NAME} does not have the form of a manifest: {error!r}"
         ) from None
 
 
@@ -186,7 +198,8 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
         share, num_shares: this rank's share of the files, so that ranks check them together.
 
     Raises:
-        CheckpointError: a part is missing, truncated, changed, or has other blocks.
+        DamagedCheckpointError: a part is missing, truncated, changed, or has other blocks.
+        CheckpointError: the disk refuses to read a part.
     """
     expected_blocks = _expected_blocks(manifest)
     for name in sorted(manifest.files)[share::num_shares]:
@@ -195,26 +208,42 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
         try:
             size_bytes = path.stat().st_size
             if size_bytes != expected.size_bytes:
-                raise CheckpointError(
-                    f"{manifest.folder} is damaged: {name} has {size_bytes:,} B instead of "
-                    f"{expected.size_bytes:,} B"
+                raise _damaged(
+                    manifest.folder,
+                    f"{name} has {size_bytes:,} B instead of {expected.size_bytes:,} B",
                 )
             crc32 = _file_checksum(path)
+        except MISSING as error:
+            raise _damaged(manifest.folder, f"{name}: {error.strerror}") from None
         except OSError as error:
             raise CheckpointError(
-                f"{manifest.folder} is damaged: {name}: {error.strerror}"
+                f"{manifest.folder} cannot be read: {name}: {error.strerror}"
             ) from None
         if crc32 != expected.crc32:
-            raise CheckpointError(
-                f"{manifest.folder} is damaged: {name} was changed after it was written"
-            )
+            raise _damaged(manifest.folder, f"{name} was changed after it was written")
         written = _written_blocks(path)
         for key, block in expected_blocks.get(name, {}).items():
             if written.get(key) != block:
-                raise CheckpointError(
-                    f"{manifest.folder} is damaged: {name} has {key} as "
-                    f"{_block_text(written.get(key))}, {FILE_NAME} says {_block_text(block)}"
+                raise _damaged(
+                    manifest.folder,
+                    f"{name} has {key} as {_block_text(written.get(key))}, {FILE_NAME} says "
+                    f"{_block_text(block)}",
                 )
+
+
+def has_whole_parts(manifest: Manifest) -> bool:
+    """Return whether the parts are there and have their sizes, without reading them."""
+    try:
+        return all(
+            (manifest.folder / name).stat().st_size == file.size_bytes
+            for name, file in manifest.files.items()
+        )
+    except OSError:
+        return False
+
+
+def _damaged(folder: Path, reason: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{folder} is damaged: {reason}")
 
 
 BlockForm = tuple[str, tuple[int, ...]]
@@ -270,6 +299,7 @@ def _parsed(folder: Path, fields: Mapping[str, Any]) -> Manifest:
         plan=dict(fields["plan"]),
         config=dict(fields["config"]),
         events=None if events is None else (_event_file(events[0]), _count(events[1])),
+        buffers=tuple(map(_text, fields.get("buffers", ()))),
     )
     tensors = {name: _tensor(tensor, files) for name, tensor in fields["tensors"].items()}
     return Manifest(folder, state, tensors, files)

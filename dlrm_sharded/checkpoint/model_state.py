@@ -42,6 +42,7 @@ class ModelState:
         fused_optimizer: element-wise state of the tables' optimizer, [R, D] each.
         row_states: state of the tables' optimizer with one number per row of a shard, [R, C] each.
         column_bounds: of all tables.
+        buffers: names of the dense weights that are buffers.
     """
 
     weights: dict[str, LogicalTensor]
@@ -49,6 +50,7 @@ class ModelState:
     fused_optimizer: dict[str, LogicalTensor]
     row_states: dict[str, LogicalTensor]
     column_bounds: ColumnBounds
+    buffers: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, LogicalTensor]:
@@ -98,9 +100,9 @@ def model_state(
                 fused[key] = logical(key, rows, dim)
             else:
                 by_row[key] = logical(key, rows, len(bounds[table.name]) - 1)
-    return ModelState(
-        weights | _dense_weights(model), _dense_optimizer(optimizer), fused, by_row, bounds
-    )
+    dense = _dense_weights(model)
+    buffers = tuple(key for name, _ in model.named_buffers() if (key := dense_key(name)) in dense)
+    return ModelState(weights | dense, _dense_optimizer(optimizer), fused, by_row, bounds, buffers)
 
 
 def table_key(table: str) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import load as dcp_load
 from dlrm_sharded.checkpoint.logical import PART_BYTES, LoadPlanner, LogicalTensor, Piece, State
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.model_state import ColumnBounds, ModelState
-from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
+from dlrm_sharded.checkpoint.storage import PartReader, is_weight, torch_dtype
 from dlrm_sharded.distributed import all_or_none
 from dlrm_sharded.errors import CheckpointError
 
@@ -66,11 +66,7 @@ def load_weights(manifest: Manifest, state: ModelState) -> None:
     Raises:
         CheckpointError: a weight is missing, unknown or has another shape; nothing is read then.
     """
-    written = {
-        name
-        for name in manifest.tensors
-        if name.startswith("dense.") or (name.startswith("tables.") and name.endswith(".weight"))
-    }
+    written = set(filter(is_weight, manifest.tensors))
     with all_or_none():
         _check_names(manifest.folder, state.weights, written)
         _check_shapes(manifest, state.weights)

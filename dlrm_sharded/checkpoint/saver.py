@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,15 @@ from dlrm_sharded.checkpoint.folder import (
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, SavePlanner, State
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.storage import PartWriter
-from dlrm_sharded.distributed import Rank, new_group, on_rank_zero
-from dlrm_sharded.errors import check_count, check_number
+from dlrm_sharded.distributed import Rank, new_group, on_rank_zero, reported_by_rank_zero
+from dlrm_sharded.errors import (
+    AGAINST_DIVERGENCE,
+    DivergenceError,
+    LostFolderError,
+    UserError,
+    check_count,
+    check_number,
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,23 +69,37 @@ class Saver:
     """Writes the checkpoints of a run; all ranks call its methods together.
 
     A checkpoint that cannot be written is an error in the log, not one of the training. The last
-    good one is kept then, and the next interval tries again.
+    good one is kept then, and the next interval tries again. If it would hold values that are not
+    finite, or another job has taken the folder over, it is not written and the training has to end.
 
     Args:
         run_dir: folder of the run.
         keep: number of checkpoints that are kept.
         background: whether `save` returns when the state is copied.
+        check_owner: raises LostFolderError if the folder is not this job's any more; rank 0 calls
+            it before and after a checkpoint is written.
     """
 
-    def __init__(self, run_dir: Path, *, keep: int, background: bool, rank: Rank) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        keep: int,
+        background: bool,
+        rank: Rank,
+        check_owner: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run_dir = run_dir
         self._keep = keep
+        self._check_owner = check_owner
         self._rank = rank
         # A group of its own, as a thread's collectives must not mix with those of the training.
         self._group = new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        self._pending: Future[str | None] | None = None
+        self._pending: Future[str | UserError | None] | None = None
+        self._known: set[Path] = set()
+        self._fatal: UserError | None = None
         self.failure: str | None = None
         """Why the last checkpoint could not be written; None if it was."""
 
@@ -85,39 +107,63 @@ class Saver:
     def is_busy(self) -> bool:
         return self._pending is not None and not self._pending.done()
 
+    @property
+    def must_end(self) -> bool:
+        """Whether this rank knows that the training has to end; `finish` tells why."""
+        return self._fatal is not None
+
     def save(self, tensors: State, state: RunState) -> None:
         """Write a checkpoint, after the one before is finished.
 
         Args:
             tensors: whatever training changes is copied before this returns.
+
+        Raises:
+            DivergenceError: see `finish`.
         """
         started = time.perf_counter()
         self.finish()
         if self._thread is None:
             self._conclude(self._write(tensors, state, started))
+            self.finish()
             return
         copies = self._copied(tensors)
         waited_s = time.perf_counter() - started
         self._pending = self._thread.submit(self._write, copies, state, started, waited_s)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written, or cannot be."""
+        """Wait until the last checkpoint is written, or cannot be.
+
+        Raises:
+            DivergenceError: a value of it is not finite; all ranks raise it.
+            LostFolderError: the folder is another job's; all ranks raise it.
+        """
+        self._take_result()
+        if self._fatal is not None:
+            raise reported_by_rank_zero(self._fatal)
+
+    def poll(self) -> None:
+        """Report a checkpoint that was finished meanwhile; ranks may notice it at other steps."""
+        if self._pending is not None and self._pending.done():
+            self._take_result()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        try:
+            self.finish()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def _take_result(self) -> None:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._conclude(pending.result())
 
-    def poll(self) -> None:
-        """Report a checkpoint that was finished meanwhile."""
-        if self._pending is not None and self._pending.done():
-            self.finish()
-
-    def close(self) -> None:
-        """Wait, and end the thread."""
-        self.finish()
-        if self._thread is not None:
-            self._thread.shutdown()
-
-    def _conclude(self, failure: str | None) -> None:
+    def _conclude(self, failure: str | UserError | None) -> None:
+        if isinstance(failure, UserError):
+            self._fatal = failure
+            return
         self.failure = failure
         if failure is not None and self._rank.is_zero:
             log.error(
@@ -146,7 +192,7 @@ class Saver:
 
     def _write(
         self, tensors: State, state: RunState, started: float, waited_s: float | None = None
-    ) -> str | None:
+    ) -> str | UserError | None:
         """Write a checkpoint; return on all ranks why it cannot be done, or None.
 
         Args:
@@ -164,10 +210,11 @@ class Saver:
                 planner=SavePlanner(),
                 process_group=self._group,
             )
-            on_rank_zero(lambda: self._publish(partial, final), group=self._group)
+            on_rank_zero(lambda: self._publish(partial, final, state.run), group=self._group)
         except CheckpointException as error:
-            rank, (first, _) = next(iter(error.failures.items()))
-            failure = f"{first} (rank {rank})"
+            failure = _reason(error)
+        except LostFolderError as error:
+            return error  # what lies in the folder now is the other job's
         except OSError as error:
             failure = str(error)
         else:
@@ -186,9 +233,23 @@ class Saver:
         return failure
 
     def _prepare(self, partial: Path) -> None:
+        self._check_owner()
         remove_partial(self._run_dir)
         partial.mkdir(parents=True)
 
-    def _publish(self, partial: Path, final: Path) -> None:
-        publish(partial, final)
-        keep_newest(self._run_dir, self._keep)
+    def _publish(self, partial: Path, final: Path, run: str) -> None:
+        self._check_owner()
+        publish(partial, final, run=run)
+        self._known.add(final)
+        keep_newest(final, self._keep, run=run, known=self._known)
+
+
+def _reason(error: CheckpointException) -> str | DivergenceError:
+    """Return why a checkpoint could not be written; all ranks have the same reasons."""
+    for _, (failure, _) in sorted(error.failures.items()):
+        if isinstance(failure, DivergenceError):
+            return DivergenceError(
+                f"{failure}, so no checkpoint of it is written; {AGAINST_DIVERGENCE}"
+            )
+    rank, (first, _) = next(iter(error.failures.items()))
+    return f"{first} (rank {rank})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -44,7 +45,7 @@ from dlrm_sharded.checkpoint.manifest import (
     WrittenTensor,
     manifest_bytes,
 )
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 
 WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
 """Name of a part, its checksum, and the keys of the blocks in it."""
@@ -52,6 +53,8 @@ WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
 
 class PartWriter(StorageWriter):
     """Writes the blocks of one rank into parts, and on the coordinator the manifest.
+
+    A value that is not finite is a DivergenceError, after which the folder is no checkpoint.
 
     Args:
         folder: folder of the checkpoint, which is a checkpoint once it has a manifest.
@@ -80,9 +83,11 @@ class PartWriter(StorageWriter):
         for number, items in enumerate(_parts(plan.items)):
             name = f"rank-{self._rank:05}-{number:05}.safetensors"
             keys = {item.index: _key(item.index) for item in items}
+            tensors = {item.index: _on_cpu(planner.resolve_data(item)) for item in items}
+            for index, tensor in tensors.items():
+                self._check_finite(index.fqn, tensor)
             file = _write_part(
-                self._folder / name,
-                {keys[item.index]: _on_cpu(planner.resolve_data(item)) for item in items},
+                self._folder / name, {keys[index]: tensor for index, tensor in tensors.items()}
             )
             results += [
                 WriteResult(item.index, file.size_bytes, (name, file, keys[item.index]))
@@ -91,6 +96,14 @@ class PartWriter(StorageWriter):
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
+
+    def _check_finite(self, name: str, block: Tensor) -> None:
+        num_bad = num_not_finite(block, may_be_infinite=name in self._state.buffers)
+        if num_bad:
+            raise DivergenceError(
+                f"{num_bad:,} of {block.numel():,} values of {name} are not finite after step "
+                f"{self._state.step}"
+            )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest, with which the folder becomes a checkpoint."""
@@ -193,6 +206,64 @@ class PartReader(StorageReader):
                     raise CheckpointError(
                         f"{self._manifest.folder} cannot be read: {name}: {error}"
                     ) from error
+
+
+def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
+    """Return the number of NaNs and infinities; integers have none.
+
+    Args:
+        may_be_infinite: whether NaNs alone count.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0
+    # One pass without a temporary tensor. A NaN makes both bounds NaN.
+    bounds = torch.stack(tensor.detach().aminmax())
+    if bool(bounds.isfinite().all()):
+        return 0
+    return int((tensor.isnan() if may_be_infinite else ~tensor.isfinite()).sum())
+
+
+def check_finite(
+    manifest: Manifest, *, weights_only: bool = False, share: int = 0, num_shares: int = 1
+) -> None:
+    """Check that undamaged parts hold finite values; earlier versions have written others.
+
+    Args:
+        weights_only: whether the state of optimizers and ranks is left out.
+        share, num_shares: this rank's share of the files, so that ranks check them together.
+
+    Raises:
+        DamagedCheckpointError: a value is not finite; the message has the tensor and the number.
+    """
+    keys: dict[str, list[tuple[str, str]]] = {}
+    for name, tensor in manifest.tensors.items():
+        for block in tensor.blocks:
+            keys.setdefault(block.file, []).append((name, block.key))
+    num_bad: Counter[str] = Counter()
+    for part in sorted(manifest.files)[share::num_shares]:
+        try:
+            with safe_open(manifest.folder / part, framework="pt") as file:
+                for name, key in keys.get(part, ()):
+                    if is_weight(name) or not weights_only:
+                        is_buffer = name in manifest.state.buffers
+                        num_bad[name] += num_not_finite(
+                            file.get_tensor(key), may_be_infinite=is_buffer
+                        )
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}") from error
+    bad = [name for name, number in num_bad.items() if number]
+    bad.sort(key=lambda name: (not is_weight(name), name))
+    if bad:
+        others = f"; so have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
+        raise DamagedCheckpointError(
+            f"{manifest.folder} is of a training that diverged: {bad[0]} has {num_bad[bad[0]]:,} "
+            f"values that are not finite{others}"
+        )
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a logical tensor is a weight or buffer of the model."""
+    return name.startswith("dense.") or (name.startswith("tables.") and name.endswith(".weight"))
 
 
 def torch_dtype(name: str) -> torch.dtype:

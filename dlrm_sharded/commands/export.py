@@ -43,18 +43,22 @@ def main() -> int:
 def _readable(path: Path) -> Manifest:
     """Return the manifest of a checkpoint, or of the newest good one of a run's folder."""
     if is_checkpoint(path):
-        manifest = read_manifest(path)
-        check_parts(manifest)
-        return manifest
+        return _checked(path)
     for candidate in checkpoints(path):
         try:
-            manifest = read_manifest(candidate)
-            check_parts(manifest)
+            return _checked(candidate)
         except CheckpointError as error:
             log.warning("a checkpoint is passed over: %s", error)
-            continue
-        return manifest
     raise CheckpointError(f"{path} is neither a checkpoint nor a run's folder with a good one")
+
+
+def _checked(path: Path) -> Manifest:
+    from dlrm_sharded.checkpoint.storage import check_finite  # loads torch
+
+    manifest = read_manifest(path)
+    check_parts(manifest)
+    check_finite(manifest, weights_only=True)
+    return manifest
 
 
 def _options() -> argparse.Namespace:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.picture import run_journal
 from dlrm_sharded.calibration.step_journal import correction_of
+from dlrm_sharded.checkpoint.folder import set_aside
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state, set_fused_steps
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
@@ -70,7 +71,6 @@ from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.provenance import device_name
-from dlrm_sharded.runs.owner import RunOwner
 from dlrm_sharded.runs.result import run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
@@ -105,11 +105,11 @@ def train(cfg: DictConfig) -> float:
         raise
     with process_group(timeout_s=cfg.timeout_s) as rank:
         run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
-        with owned(run_dir, rank) as owner:
-            return _train(cfg, rank, run_dir, owner)
+        with owned(run_dir, rank) as check_owner:
+            return _train(cfg, rank, run_dir, check_owner)
 
 
-def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -> float:
+def _train(cfg: DictConfig, rank: Rank, run_dir: Path, check_owner: Callable[[], None]) -> float:
     with all_or_none():
         setup = build_setup(cfg, rank)
     context = RunContext(
@@ -159,7 +159,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -
         refuses=cfg.check_memory and not cfg.dry_run,
         logs_all_ranks=cfg.dry_run,
     )
-    begin = functools.partial(_begin, cfg, run_dir, owner, start, planned, task, memory.ranks)
+    begin = functools.partial(_begin, cfg, run_dir, start, planned, task, memory.ranks, check_owner)
     task = with_precisions(task, planned.plan)
     on_device = functools.partial(build_model, cfg, setup, task)
     if cfg.dry_run:
@@ -218,6 +218,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -
                 world_size=rank.world_size,
                 optimizers={key: cfg.optimizer[key] for key in ("embedding", "dense")},
                 column_bounds=state.column_bounds,
+                buffers=state.buffers,
                 progress={},
                 plan=plan_json(planned.plan, planned.report),
                 config=plain_config(cfg),
@@ -241,6 +242,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -
                 describe=run_state,
                 rank=rank,
                 in_background=memory.has_checkpoint_copy,
+                check_owner=check_owner,
             ),
             start=progress,
             conclude_trace=functools.partial(
@@ -259,6 +261,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, owner: RunOwner | None) -
         log.info("%s", used_text(memory.ranks, result.peak_gib))
         note_step(steps, prediction, result.step_ms)
     predicted = prediction.predicted
+    on_rank_zero(check_owner)
     return on_rank_zero(
         lambda: _conclude(
             setup, planned, measured, predicted, result, start, memory.ranks, rank, run_dir
@@ -275,19 +278,19 @@ def _planner(cfg: DictConfig, context: RunContext) -> Planner:
 def _begin(
     cfg: DictConfig,
     run_dir: Path,
-    owner: RunOwner | None,
     start: Start,
     planned: RunPlan,
     task: ShardingTask,
     memory: Sequence[RankMemory],
+    check_owner: Callable[[], None],
 ) -> None:
     """Write to the run's folder what is known before the first step; rank 0 calls it."""
-    assert owner is not None
-    owner.check()
+    check_owner()
     write_hydra_files(cfg, run_dir)
     write_plan(run_dir, planned, task)
     write_memory(run_dir, memory)
     if not cfg.dry_run:
+        set_aside(start.damaged)
         note_start(run_dir, start, task.topology.world_size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,13 +14,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
+from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
+from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.distributed import Rank, all_or_none, is_restart, on_rank_zero
-from dlrm_sharded.errors import CheckpointError, ConfigError
+from dlrm_sharded.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from dlrm_sharded.json_files import read_json_object, write_json
 from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.runs.owner import RunOwner, claim
+from dlrm_sharded.runs.owner import claim
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -42,12 +43,14 @@ class Start:
         num_interruptions: number of earlier starts in the run's folder.
         resumed: checkpoint from which everything is taken; None for the first step.
         weights: checkpoint from which only weights are taken; None for none.
+        damaged: checkpoints in the run's folder that are passed over as damaged.
     """
 
     run: str
     num_interruptions: int = 0
     resumed: Manifest | None = None
     weights: Manifest | None = None
+    damaged: tuple[Path, ...] = ()
 
     @property
     def step(self) -> int:
@@ -72,8 +75,11 @@ class Start:
 
 
 @contextmanager
-def owned(run_dir: Path, rank: Rank) -> Iterator[RunOwner | None]:
-    """Own a run's folder within a block that all ranks enter; the owner is None above rank 0.
+def owned(run_dir: Path, rank: Rank) -> Iterator[Callable[[], None]]:
+    """Own a run's folder within a block that all ranks enter.
+
+    Yields:
+        What rank 0 calls before it writes there: LostFolderError if another job has taken over.
 
     Raises:
         ConfigError: another job owns the folder; all ranks raise it.
@@ -81,7 +87,7 @@ def owned(run_dir: Path, rank: Rank) -> Iterator[RunOwner | None]:
     with all_or_none():
         owner = claim(run_dir) if rank.is_zero else None
     try:
-        yield owner
+        yield owner.check if owner is not None else lambda: None
     finally:
         if owner is not None:
             owner.release()
@@ -91,14 +97,23 @@ def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
     """Return what the run begins from; a collective of all ranks.
 
     Raises:
-        CheckpointError: a named checkpoint is damaged, or belongs to other data.
+        CheckpointError: a named checkpoint is damaged, or belongs to other data; or the folder has
+            checkpoints, and none is good.
         ConfigError: the folder holds a run that is not to be resumed.
     """
     resume = on_rank_zero(lambda: _mode(cfg.resume, run_dir))
     run, num_starts = on_rank_zero(lambda: _noted_run(run_dir))
     resumed = None
+    passed_over: Mapping[Path, CheckpointError] = {}
     if resume == "auto":
-        resumed = _newest_good(run_dir, rank, run=run)
+        resumed, passed_over = _newest_good(run_dir, rank, run=run)
+        if resumed is None and passed_over:
+            with all_or_none():
+                raise CheckpointError(
+                    f"{_none_is_good(run_dir, passed_over)}; move that folder away to begin at the "
+                    "first step, or start in another hydra.run.dir, with resume=PATH for a "
+                    "checkpoint elsewhere"
+                )
     elif resume != "never":
         resumed = _named(Path(resume), rank, key="resume")
     weights = None
@@ -107,7 +122,8 @@ def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
     if resumed is not None:
         with all_or_none():
             _check_same_order(resumed, cfg)
-    return Start(run, num_starts, resumed, weights)
+    damaged = [p for p, why in passed_over.items() if isinstance(why, DamagedCheckpointError)]
+    return Start(run, num_starts, resumed, weights, tuple(damaged))
 
 
 def check_length(start: Start, trainer: TrainerConfig, epoch_batches: int) -> None:
@@ -189,12 +205,15 @@ def _noted_run(run_dir: Path) -> tuple[str, int]:
     return uuid.uuid4().hex, 0
 
 
-def _newest_good(run_dir: Path, rank: Rank, *, run: str | None) -> Manifest | None:
-    """Return the newest checkpoint that is undamaged, with a warning about every other.
+def _newest_good(
+    run_dir: Path, rank: Rank, *, run: str | None
+) -> tuple[Manifest | None, dict[Path, CheckpointError]]:
+    """Return the newest checkpoint that is undamaged, and why newer ones were passed over.
 
     Args:
         run: id that it must have; None for any.
     """
+    passed_over = {}
     for path in on_rank_zero(lambda: checkpoints(run_dir)):
         try:
             manifest = _checked(path, rank)
@@ -203,18 +222,29 @@ def _newest_good(run_dir: Path, rank: Rank, *, run: str | None) -> Manifest | No
         except CheckpointError as error:
             if rank.is_zero:
                 log.warning("a checkpoint is passed over: %s", error)
+            passed_over[path] = error
             continue
-        return manifest
-    return None
+        return manifest, passed_over
+    return None, passed_over
+
+
+def _none_is_good(run_dir: Path, passed_over: Mapping[Path, CheckpointError]) -> str:
+    newest = next(iter(passed_over.values()))
+    return (
+        f"no checkpoint in {run_dir / FOLDER_NAME} can be used ({len(passed_over)} found); the "
+        f"newest: {newest}"
+    )
 
 
 def _named(path: Path, rank: Rank, *, key: str) -> Manifest:
     """Return the checkpoint of this path, or the newest good one of the run in this folder."""
     if on_rank_zero(lambda: is_checkpoint(path)):
         return _checked(path, rank)
-    found = _newest_good(path, rank, run=None)
+    found, passed_over = _newest_good(path, rank, run=None)
     if found is None:
         with all_or_none():
+            if passed_over:
+                raise CheckpointError(f"{key}: {_none_is_good(path, passed_over)}")
             raise CheckpointError(
                 f"{key} is {str(path)!r}, which is neither a checkpoint nor a run's folder with one"
             )
@@ -226,6 +256,7 @@ def _checked(path: Path, rank: Rank) -> Manifest:
     manifest = on_rank_zero(lambda: read_manifest(path))
     with all_or_none():
         check_parts(manifest, share=rank.rank, num_shares=rank.world_size)
+        check_finite(manifest, share=rank.rank, num_shares=rank.world_size)
     return manifest
 
 

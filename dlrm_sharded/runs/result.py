@@ -274,8 +274,16 @@ def run_result(
 
 
 def write_result(folder: Path, result: RunResult) -> None:
-    """Write result.json, with null for values that are not known."""
-    write_json(folder / FILE_NAME, dataclasses.asdict(result))
+    """Write result.json, with null for values that are not known or not finite."""
+    write_json(folder / FILE_NAME, _with_null(dataclasses.asdict(result)))
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_null(of_key) for key, of_key in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_null(entry) for entry in value]
+    return known_number(value) if isinstance(value, float) else value
 
 
 def read_result(folder: Path) -> RunResult | None:

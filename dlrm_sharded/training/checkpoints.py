@@ -32,6 +32,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         model: state of the model, whose tensors change as it trains.
         describe: called on every rank when a checkpoint is written.
         in_background: whether a copy is written while the training goes on.
+        check_owner: see `Saver`.
     """
 
     def __init__(
@@ -43,15 +44,22 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         describe: Describe,
         rank: Rank,
         in_background: bool,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._model = model
         self._describe = describe
         self._rank = rank
-        self._saver = Saver(run_dir, keep=config.keep, background=in_background, rank=rank)
+        self._saver = Saver(
+            run_dir,
+            keep=config.keep,
+            background=in_background,
+            rank=rank,
+            check_owner=check_owner,
+        )
         self._meeting = Meeting(rank, every_s=config.every_s)
         self._signals = self._meeting.signals()
-        self._is_due = False
+        self._is_due = self._must_end = False
         self._stop: signal.Signals | None = None
 
     @classmethod
@@ -79,9 +87,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._saver.failure
 
     def stops_evaluation(self) -> bool:
-        """Return after a batch of an evaluation whether it must end, as a signal asks for it."""
+        """Return after a batch of an evaluation whether it must end before its last batch."""
         self._meet()
-        return self._stop is not None
+        return self._stop is not None or self._must_end
 
     def after_step(self, step: int, *, is_complete: bool, progress: Callable[[], Progress]) -> None:
         """Write a checkpoint if one is due.
@@ -91,11 +99,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             progress: returns the trainer's state; called only if it is needed.
 
         Raises:
+            DivergenceError: the checkpoint, or the one before, has values that are not finite.
+            LostFolderError: another job has taken the run's folder over.
             PreemptedError: a signal asked for the end, and a checkpoint was written.
             UnsavedError: a signal asked for the end, and no checkpoint could be written.
         """
-        self._saver.poll()
         self._meet()
+        if self._must_end:
+            self._saver.finish()
         every = self._config.every_steps
         self._is_due |= every is not None and step % every == 0
         if self._is_due or is_complete or self._stop is not None:
@@ -107,8 +118,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise reported_by_rank_zero(self._stopped(self._stop, step))
 
     def _meet(self) -> None:
-        decision = self._meeting.after_batch(may_save=not self._saver.is_busy)
+        self._saver.poll()
+        decision = self._meeting.after_batch(
+            may_save=not self._saver.is_busy, must_end=self._saver.must_end
+        )
         self._is_due |= decision.saves
+        self._must_end |= decision.must_end
         self._stop = self._stop or decision.stop
 
     def _stopped(self, stop: signal.Signals, step: int) -> PreemptedError | UnsavedError:

@@ -31,10 +31,12 @@ class Decision:
     Args:
         stop: signal that asks for the end of the training; None if there was none.
         saves: whether a checkpoint is due by the clock.
+        must_end: whether a rank knows that the training cannot go on.
     """
 
     stop: signal.Signals | None = None
     saves: bool = False
+    must_end: bool = False
 
 
 class Meeting:
@@ -72,13 +74,14 @@ class Meeting:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def after_batch(self, *, may_save: bool) -> Decision:
+    def after_batch(self, *, may_save: bool, must_end: bool = False) -> Decision:
         """Return what to do after a batch, which is nothing between two meetings.
 
         All ranks call it after every batch, of the training or of an evaluation.
 
         Args:
             may_save: whether this rank can begin a checkpoint by the clock.
+            must_end: whether this rank knows that the training cannot go on.
         """
         self._batches_left -= 1
         if self._batches_left:
@@ -90,12 +93,12 @@ class Meeting:
             saves = int(is_due and may_save)
             batch_s = (now_s - self._last_s) / self._batches_between
             num_batches = min(MOST_BATCHES, max(1, int(INTERVAL_S / max(batch_s, 1e-6))))
-        votes = torch.tensor([int(self._received or 0), saves, num_batches])
+        votes = torch.tensor([int(self._received or 0), saves, num_batches, int(must_end)])
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
-        stop, saves, num_batches = votes.tolist()
+        stop, saves, num_batches, ends = votes.tolist()
         self._batches_left = self._batches_between = num_batches
         self._last_s = now_s
-        return Decision(signal.Signals(stop) if stop else None, bool(saves))
+        return Decision(signal.Signals(stop) if stop else None, bool(saves), bool(ends))
 
     def has_saved(self) -> None:
         """Begin the time until the next checkpoint."""

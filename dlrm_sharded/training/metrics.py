@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchmetrics.classification import BinaryAUROC
+
+from dlrm_sharded.distributed import reported_by_rank_zero
+from dlrm_sharded.errors import AGAINST_DIVERGENCE, DivergenceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,21 @@ class Evaluator:
         )
 
     def compute(self) -> Evaluation:
-        """Return the evaluation of all ranks' predictions; all ranks call this together."""
+        """Return the evaluation of all ranks' predictions; all ranks call this together.
+
+        Raises:
+            DivergenceError: predictions are not finite; all ranks raise it.
+        """
         sums = self._sums.clone()
         dist.all_reduce(sums)
         log_loss, positives, count = sums.tolist()
+        if not math.isfinite(log_loss):
+            raise reported_by_rank_zero(
+                DivergenceError(
+                    f"the log loss of the evaluation is {log_loss}; {AGAINST_DIVERGENCE}; if the "
+                    "losses of the training are small, look for such values in the validation data"
+                )
+            )
         if positives in (0, count):
             return Evaluation(auroc=None, normalized_entropy=None, num_samples=int(count))
         rate = torch.tensor(positives / count, dtype=torch.float64)

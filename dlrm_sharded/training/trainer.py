@@ -21,11 +21,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from tqdm import tqdm
 
+from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.distributed import Rank, reported_by_rank_zero
-from dlrm_sharded.errors import DivergenceError
+from dlrm_sharded.distributed import Rank, all_or_none, reported_by_rank_zero
+from dlrm_sharded.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.task import GIB
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
@@ -123,7 +125,7 @@ class Trainer:
         """Train to the end; all ranks call this together.
 
         Raises:
-            DivergenceError: the loss was not finite; all ranks raise it.
+            DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
         """
         torch.backends.cuda.matmul.allow_tf32 = self._config.tf32
         self._model.train()
@@ -139,6 +141,8 @@ class Trainer:
             if self._checkpoints is not None:
                 stack.enter_context(self._checkpoints)
             self._train(bar)
+        with all_or_none():
+            self._check_dense_weights()
         return self._result()
 
     def _make_tracer(self, conclude: Callable[[Trace], None]) -> StepTracer | None:
@@ -247,6 +251,8 @@ class Trainer:
     def _progress(self, bar: tqdm[None] | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
+        if window.num_steps:
+            self._finite_losses(window.close(0.0))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,
@@ -277,16 +283,7 @@ class Trainer:
         """Log the windows that are not read yet, except the last `num_unread`."""
         while len(self._unread) > num_unread:
             window = self._unread.popleft()
-            losses = window.mean_losses()
-            finite = losses.isfinite()
-            if not finite.all():
-                first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
-                raise reported_by_rank_zero(
-                    DivergenceError(
-                        f"the loss is {float(losses[~finite][0])} at step {first_bad}; lower "
-                        "optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
-                    )
-                )
+            losses = self._finite_losses(window)
             self._loss = float(losses.mean())
             step = window.first_step + len(losses)
             self._log_scalar("train/loss", self._loss, step)
@@ -303,6 +300,22 @@ class Trainer:
             if bar is not None:
                 bar.update(step - bar.n)
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
+
+    def _finite_losses(self, window: ClosedWindow) -> Tensor:
+        """Return the mean losses of a window; DivergenceError on all ranks if one is not finite."""
+        losses = window.mean_losses()
+        finite = losses.isfinite()
+        if finite.all():
+            return losses
+        first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
+        message = f"the loss is {float(losses[~finite][0])} at step {first_bad}"
+        if 0 < self._start.step == first_bad - 1:  # this process has not changed the weights yet
+            message += (
+                f", the first one after the checkpoint at step {self._start.step}; if that holds "
+                "the weights of a step that was too large, move it away to go on from the one "
+                "before it"
+            )
+        raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
     def _evaluate(self, step: int) -> None:
         num_batches = len(self._eval_stream)
@@ -340,6 +353,18 @@ class Trainer:
                 auroc,
                 step,
             )
+
+    def _check_dense_weights(self) -> None:
+        """Raise DivergenceError if the last step has left dense weights that are not finite.
+
+        Without checkpoints and evaluations, nothing else has read them.
+        """
+        for name, parameter in in_backward_optimizer_filter(self._model.named_parameters()):
+            if num_bad := num_not_finite(parameter):
+                raise DivergenceError(
+                    f"{num_bad:,} of {parameter.numel():,} values of {name} are not finite after "
+                    f"step {self._num_steps}; {AGAINST_DIVERGENCE}"
+                )
 
     def _result(self) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).

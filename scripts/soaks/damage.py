@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.folder import SET_ASIDE, checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
 from dlrm_sharded.commands.start import find_start
 from dlrm_sharded.distributed import Rank, process_group
@@ -312,7 +312,9 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
             return [*faults, f"the run did not go on: {goes_on.starts()}, {goes_on.output()}"]
         if goes_on.output().count("passed over") != 1:
             faults.append(f"there is not one warning: {goes_on.output()}")
-        # The run has trained to the same step again, so the damaged one is replaced.
+        if not (checkpoint.parent / f"{SET_ASIDE}{checkpoint.name}").exists():
+            faults.append("the damaged checkpoint is not set aside")
+        # The run has trained to the same step again.
         faults += checkpoint_faults(goes_on.last_checkpoint(), checkpoints(whole)[0])
     return faults
 

@@ -1,6 +1,7 @@
 """A model goes on from its checkpoint under any plan and number of ranks."""
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import Manifest, RunState, check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
-from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.errors import CheckpointError, DivergenceError
+from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
+from dlrm_sharded.training.progress import Progress
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     PLANS,
@@ -27,6 +31,8 @@ from tests.distributed.small_model import (
 )
 
 RUN = "the run"
+NUM_STEPS = 2000
+"""Steps of a training that has 20 s to find that it has diverged."""
 
 
 def built(rank: Rank, kind: str, embedding: str) -> tuple[Any, Any, ModelState]:
@@ -189,3 +195,51 @@ def test_nothing_is_silently_not_loaded(tmp_path: Path) -> None:
     lacks, has = run_ranks(errors_of_loading, 2, str(tmp_path))
     assert "lacks 3 tensors: tables.a.momentum1, tables.b.momentum1, tables.c.momentum1" in lacks
     assert "has, but the model lacks, 3 tensors: tables.a.momentum1" in has
+
+
+def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
+    """Train on after a checkpoint in which one value of the last rank alone is not finite.
+
+    Return of every rank its error, whether it came before the last step, and all checkpoints.
+    """
+    table = torch.zeros(rank.world_size, 4)
+    mine = table[rank.rank : rank.rank + 1]
+    logical = LogicalTensor((rank.world_size, 4), torch.float32, (Piece((rank.rank, 0), mine),))
+    model = ModelState({"tables.t.weight": logical}, {}, {}, {}, {})
+    checkpoints_of_run = Checkpoints(
+        Path(folder),
+        CheckpointConfig(every_steps=5, keep=1),
+        model,
+        describe=lambda progress: run_state(model, "table_wise", rank.world_size, progress.step),
+        rank=rank,
+        in_background=background,
+    )
+    error = None
+    try:
+        with checkpoints_of_run:
+            for step in range(1, NUM_STEPS):
+                if step == 10 and rank.rank == rank.world_size - 1:
+                    mine[0, 1] = float("inf")
+                # Steps after the tenth write nothing: the ranks must tell each other.
+                checkpoints_of_run.after_step(
+                    step if step <= 10 else 11,
+                    is_complete=False,
+                    progress=lambda step=step: Progress(step=step),
+                )
+                time.sleep(0.01)
+    except DivergenceError as raised:
+        error = str(raised)
+    return gathered(
+        rank, [error, step < NUM_STEPS - 1, [path.name for path in checkpoints(Path(folder))]]
+    )
+
+
+@pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
+def test_what_one_rank_finds_ends_all(background: bool, tmp_path: Path) -> None:
+    ends = run_ranks(diverge, 2, str(tmp_path), background)
+    (error, is_early, left), other = ends
+    assert is_early
+    assert error.startswith("1 of 4 values of tables.t.weight are not finite after step 10, so no")
+    assert left == ["step-0000000005"]
+    assert other == [error, is_early, left]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == left

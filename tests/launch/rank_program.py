@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dlrm_sharded.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.distributed import Rank, all_or_none, process_group
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.errors import ConfigError, UnsavedError
 from dlrm_sharded.process import die_with_parent
 
 FOREVER_S = 600
@@ -41,6 +41,11 @@ def raise_alone(rank: Rank, folder: Path) -> None:
     if rank.rank == 1:
         raise ConfigError("rank one has no data")
     exchange()
+
+
+def raise_unsaved(rank: Rank, folder: Path) -> None:
+    with all_or_none():
+        raise UnsavedError("the last checkpoint could not be written: the disk is full")
 
 
 def fail(rank: Rank, folder: Path) -> None:

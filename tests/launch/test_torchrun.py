@@ -86,6 +86,14 @@ def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
         assert len(lines) == 1
 
 
+def test_an_error_of_the_environment_is_said_once(start: Start) -> None:
+    """It ends with 1, as a bug does, but has no traceback."""
+    job = start("raise_unsaved")
+    lines = ended(job)
+    assert job.returncode == 1
+    assert lines == ["error: the last checkpoint could not be written: the disk is full"]
+
+
 def test_a_bug(start: Start) -> None:
     job = start("fail")
     lines = ended(job)

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dlrm_sharded.checkpoint import export as exports
+from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.saver import Saver
@@ -114,6 +117,30 @@ def test_newest_good_checkpoint_of_a_run(
     assert "passed over" in caplog.text
     assert newest.name in caplog.text
     check_equal(exported(tmp_path / "model"), add=1.0)
+
+
+def test_weights_that_are_not_finite_are_refused(
+    tmp_path: Path,
+    rank: Rank,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An earlier version has written them. Those of a run are passed over, like damaged ones."""
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "num_not_finite", lambda *args, **kwargs: 0)
+        bad = write(tmp_path, rank, step=10, add=math.nan)
+        assert run(monkeypatch, bad, "--out", tmp_path / "model") == 0
+        shutil.rmtree(tmp_path / "model")
+    assert run(monkeypatch, bad, "--out", tmp_path / "model") == 2
+    message = "tables.t.weight has 6,000 values that are not finite"
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+    write(tmp_path, rank, step=5)
+    with caplog.at_level(logging.WARNING):
+        assert run(monkeypatch, tmp_path, "--out", tmp_path / "model") == 0
+    assert message in caplog.text
+    check_equal(exported(tmp_path / "model"))
 
 
 def test_errors_are_one_message_and_leave_nothing(

@@ -2,17 +2,22 @@
 
 import errno
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoints
+from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.saver import Saver
+from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.distributed import Rank
+from dlrm_sharded.errors import DivergenceError, LostFolderError
 from tests.unit.checkpoint.cases import STATE, TABLE, run_state, write
 
 
@@ -44,6 +49,76 @@ def test_full_disk(
     saver.close()
     assert saver.failure is None
     assert [path.name for path in checkpoints(tmp_path)] == ["step-0000000003"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("tables.t.weight", [[1.0, math.nan]]),
+        ("dense.over.bias", [math.inf]),
+        ("optimizer.over.bias.step", -math.inf),
+        ("dense.mask", [math.nan, -math.inf]),
+    ],
+)
+def test_what_is_not_finite_is_never_written(
+    name: str, bad: Any, background: bool, tmp_path: Path, rank: Rank
+) -> None:
+    write(tmp_path, rank, step=1)
+    state = {**STATE, name: LogicalTensor.whole(torch.tensor(bad))}
+    saver = Saver(tmp_path, keep=1, background=background, rank=rank)
+
+    def save() -> None:
+        saver.save(state, run_state(2, buffers=("dense.mask",)))
+        saver.finish()
+
+    with pytest.raises(DivergenceError, match=rf"1 of [12] values of {name} are not finite after"):
+        save()
+    with pytest.raises(DivergenceError):  # it stays so
+        saver.save(STATE, run_state(3))
+    (good,) = (tmp_path / "checkpoints").iterdir()
+    check_finite(read_manifest(good))
+
+
+def test_what_may_be_infinite_or_large(tmp_path: Path, rank: Rank) -> None:
+    """Sums of these values overflow, buffers may hold masks, and integers have no NaN."""
+    state = {
+        "tables.t.weight": LogicalTensor.whole(torch.full((9,), 3e38)),
+        "dense.half": LogicalTensor.whole(torch.full((9,), 6e4, dtype=torch.float16)),
+        "dense.mask": LogicalTensor.whole(torch.tensor([0.0, -math.inf])),
+        "dense.count": LogicalTensor.whole(torch.full((9,), 127, dtype=torch.int8)),
+        "dense.none": LogicalTensor.whole(torch.empty(0)),
+    }
+    saver = Saver(tmp_path, keep=1, background=True, rank=rank)
+    saver.save(state, run_state(buffers=("dense.mask",)))
+    saver.close()
+    (path,) = checkpoints(tmp_path)
+    check_finite(read_manifest(path))
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("num_checks", [0, 1])
+def test_nothing_is_written_to_a_folder_that_was_lost(
+    num_checks: int, background: bool, tmp_path: Path, rank: Rank
+) -> None:
+    """Also if it is lost while a checkpoint is being written."""
+    write(tmp_path, rank, step=1)
+    checks = iter([None] * num_checks)
+
+    def check_owner() -> None:
+        if next(checks, "lost"):
+            raise LostFolderError("another job has it")
+
+    saver = Saver(tmp_path, keep=1, background=background, rank=rank, check_owner=check_owner)
+
+    def save() -> None:
+        saver.save(STATE, run_state(2))
+        saver.finish()
+
+    with pytest.raises(LostFolderError):
+        save()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-0000000001"]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1 + num_checks
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path, rank: Rank) -> None:

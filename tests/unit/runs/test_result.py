@@ -181,3 +181,20 @@ def test_objectives_are_figures() -> None:
 def test_a_result_that_says_nothing() -> None:
     assert not RunResult(sharder="dim", seed=1, versions={"torch": "2"}).has_metrics
     assert RunResult(loss=0.0).has_metrics
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    """JSON has no NaN; other programs stop at it."""
+    evaluation = Evaluation(auroc=math.inf, normalized_entropy=math.nan, num_samples=4)
+    training = dataclasses.replace(TRAINING, evaluation=evaluation, loss=-math.inf)
+    write_result(
+        tmp_path, dataclasses.replace(result_of(training=training), spread={"a": math.nan})
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    fields = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert fields["spread"] == {"a": None}
+    assert [fields[key] for key in ("loss", "auroc", "normalized_entropy")] == [None] * 3
+    assert fields["per_rank"][0]["fwd_compute_ms"] == 1.0

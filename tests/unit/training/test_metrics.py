@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.distributed import Rank
+from dlrm_sharded.errors import DivergenceError
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 
 
@@ -67,6 +68,16 @@ def test_base_rate_has_normalized_entropy_1(rank: Rank) -> None:
 def test_one_class_has_no_metric(rank: Rank, label: float) -> None:
     found = evaluate(rank, torch.linspace(-1, 1, 8), torch.full((8,), label))
     assert found == Evaluation(auroc=None, normalized_entropy=None, num_samples=8)
+
+
+@pytest.mark.parametrize("logit", [math.nan, -math.inf])
+@pytest.mark.parametrize("other_label", [0.0, 1.0], ids=["both classes", "one class"])
+def test_predictions_that_are_not_finite(rank: Rank, logit: float, other_label: float) -> None:
+    labels = torch.tensor([1.0, other_label])
+    with pytest.raises(
+        DivergenceError, match=r"the log loss of the evaluation is (nan|inf); lower"
+    ):
+        evaluate(rank, torch.tensor([logit, 1.0]), labels)
 
 
 def test_nothing_to_evaluate(rank: Rank) -> None:

@@ -1,7 +1,11 @@
 """The loop around a pipeline: what it logs and when, in a job of one process."""
 
+import math
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +13,19 @@ import torch
 from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank
 from dlrm_sharded.errors import DivergenceError
 from dlrm_sharded.tables import Table
 from dlrm_sharded.training import trainer as trainer_module
+from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.tracing import steps_to_trace
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
+from tests.unit.checkpoint.cases import STATE, run_state, write
 
 BATCH_SIZE = 4
 
@@ -45,7 +54,14 @@ class NoScheduler:
 
 
 def run(
-    events: Events, rank: Rank, monkeypatch: pytest.MonkeyPatch, **config: Any
+    events: Events,
+    rank: Rank,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    model: nn.Module | None = None,
+    checkpoints: Checkpoints | None = None,
+    start: Progress | None = None,
+    **config: Any,
 ) -> TrainingResult:
     dataset = SyntheticDataset(
         (Table("t", 10, 4, 1.0),), batch_size=BATCH_SIZE, num_train_batches=3, num_val_batches=0
@@ -60,8 +76,10 @@ def run(
         "batch_size": BATCH_SIZE,
         "rank": rank,
         "log_scalar": events.log,
+        "checkpoints": checkpoints,
+        "start": start or Progress(),
     }
-    return Trainer(nn.Linear(1, 1), **arguments).run()
+    return Trainer(model or nn.Linear(1, 1), **arguments).run()
 
 
 def test_reads_losses_one_log_late(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +104,49 @@ def test_divergence_names_its_step(
     events = Events(lambda number: float("nan") if number >= bad_step else 1.0)
     with pytest.raises(DivergenceError, match=rf"the loss is nan at step {bad_step};"):
         run(events, rank, monkeypatch, num_steps=7, log_every_steps=3)
+
+
+@pytest.mark.parametrize("due", ["interval", "signal", "end"])
+def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(
+    due: str, rank: Rank, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next log would be much later, and the weights here stay finite."""
+
+    def step(number: int) -> float:
+        if due == "signal" and number == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return math.nan if number == 3 else 1.0
+
+    write(tmp_path, rank, step=1)
+    checkpoints = Checkpoints(
+        tmp_path,
+        CheckpointConfig(every_steps=5 if due == "interval" else 100, keep=1),
+        ModelState(STATE, {}, {}, {}, {}),
+        describe=lambda progress: run_state(progress.step),
+        rank=rank,
+        in_background=False,
+    )
+    steps = {"num_steps": 5 if due == "end" else 5000, "log_every_steps": 10_000}
+    with pytest.raises(DivergenceError, match="the loss is nan at step 3;"):
+        run(Events(step), rank, monkeypatch, checkpoints=checkpoints, **steps)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000001"]
+
+
+def test_weights_that_cannot_be_trained_on(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may leave weights that are finite and too large for the next one."""
+    with pytest.raises(DivergenceError, match="the first one after the checkpoint at step 3; if"):
+        run(Events(lambda _: math.nan), rank, monkeypatch, start=Progress(step=3), num_steps=7)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_after_the_last_step_are_finite(
+    value: float, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a loss, nor an evaluation, nor a checkpoint has seen them."""
+    model = nn.Linear(1, 1)
+    nn.init.constant_(model.bias, value)
+    with pytest.raises(DivergenceError, match="1 of 1 values of bias are not finite after step 2"):
+        run(Events(), rank, monkeypatch, model=model, num_steps=2)
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
