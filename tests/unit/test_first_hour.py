@@ -242,6 +242,19 @@ def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Pa
     assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
 
 
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    module = importlib.import_module("first_hour.cases")
+    path = tmp_path / "step.cases.jsonl"
+    cases = module.Cases(path, {"commit": "one"})
+    cases.plan(["a", "b"])
+    cases.add("a", 1.5, [])
+    with path.open("a") as file:
+        file.write('{"case": "b", "fig')
+    module.Cases(path, {"commit": "one"}).add("b", None, [])
+    again = module.Cases(path)
+    assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)
+
+
 def test_what_was_run_under_other_conditions_does_not_count(
     runner_module: ModuleType,
     tmp_path: Path,
