@@ -20,6 +20,11 @@ def device_name(device: torch.device) -> str:
         import torch  # takes seconds to load, and only names of GPUs need it
 
         return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    """Return the name of the CPU model."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return f"cpu: {line.split(':', 1)[1].strip()}"

@@ -6,8 +6,9 @@ python scripts/bringup.py OUT --limit-s 570                what fits into ten mi
 python scripts/bringup.py REHEARSAL --small                small sizes
 
 OUT/report.md is the report, OUT/<step>.json has the figures of a step and OUT/<step>.log its
-output. A step that succeeded is not run again: the same command continues where a shorter or a
-killed one ended. The exit code is 0 if all steps succeeded, now or before.
+output. What succeeded is not run again, neither a step nor a case of one: the same command
+continues where a shorter or a killed one ended. The exit code is 0 if all steps succeeded, now or
+before.
 """
 
 from __future__ import annotations

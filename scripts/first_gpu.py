@@ -5,9 +5,9 @@ python scripts/first_gpu.py OUT --steps kernels,train      some of them
 python scripts/first_gpu.py OUT --limit-s 570              what fits into ten minutes
 python scripts/first_gpu.py REHEARSAL --small              small sizes, minutes on a CPU
 
-OUT/<step>.json has the figures of a step and OUT/<step>.log its output. A step that succeeded is
-not run again: the same command continues where a shorter or a killed one ended. The exit code is 0
-if all steps succeeded, now or before.
+OUT/<step>.json has the figures of a step and OUT/<step>.log its output. What succeeded is not run
+again, neither a step nor a case of one: the same command continues where a shorter or a killed one
+ended. The exit code is 0 if all steps succeeded, now or before.
 """
 
 from __future__ import annotations

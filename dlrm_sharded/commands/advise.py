@@ -26,7 +26,8 @@ from dlrm_sharded.advice.text import (
 from dlrm_sharded.commands.advise_config import question_of, same_in_run
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.errors import ConfigError, check_count, check_number, check_path
+from dlrm_sharded.errors import check_count, check_number
+from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.process import num_cores
 
 MOST_WORKERS = 8
@@ -78,9 +79,7 @@ def _check(cfg: DictConfig) -> None:
     if cfg.samples is not None:
         check_number("samples", cfg.samples, above=True, most=1e18)
     if cfg.out is not None:
-        check_path("out", cfg.out)
-        if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
-            raise ConfigError(f"out is {cfg.out!r}, which is a file; name a folder")
+        folder_to_write("out", cfg.out)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from dlrm_sharded.devices import device_type
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count
 from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.json_files import check_file_to_write
 from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.torchrun import launch
 
@@ -39,6 +40,7 @@ RUN_RANKS = 2
 def hydra_main(cfg: DictConfig) -> None:
     if "RANK" not in os.environ:
         with exit_codes():
+            check_file_to_write("out", cfg.out, may_be_stream=False)
             instantiate(cfg.collect)  # reports what is wrong with it once, before ranks start
             if cfg.num_ranks is not None:
                 check_count("num_ranks", cfg.num_ranks, least=1)
@@ -48,6 +50,7 @@ def hydra_main(cfg: DictConfig) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     with exit_codes(), process_group(timeout_s=1800) as rank:
         with all_or_none():
+            check_file_to_write("out", cfg.out, may_be_stream=False)
             config = instantiate(cfg.collect)
         collect(config, Path(cfg.out), rank)
 

@@ -14,10 +14,10 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR
 from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.json_files import folder_to_write
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
 
     max_ind_range = options.max_ind_range
     try:
+        out = folder_to_write("--out", options.out)
         source = CriteoSource(
             options.files,
             val_files=options.val_files,
@@ -41,8 +42,8 @@ def main() -> int:
             block_rows=options.block_rows,
             max_malformed_share=options.max_malformed_share,
         )
-        convert(source, options.out)
-        manifest = BlockReader(options.out).manifest
+        convert(source, out)
+        manifest = BlockReader(out).manifest
     except Exception as error:
         message = readable_message(error)
         if message is None:
@@ -58,7 +59,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", help="TSVs or globs, in the order of their rows")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument(
         "--val-files", nargs="*", default=[], help="files for validation only, such as day_23"
     )

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -29,6 +28,7 @@ from dlrm_sharded.errors import (
     RankError,
     UnsavedError,
 )
+from dlrm_sharded.json_files import replace_file
 from dlrm_sharded.process import kill_siblings
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _write_error_file(message: str, error: Exception, code: int) -> None:
         about["timestamp"] = str(int(time.time()))
         fields = {"message": {"message": message, "extraInfo": about}}
         with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps(fields))
+            replace_file(path, json.dumps(fields).encode())
 
 
 def _rank() -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.errors import CheckpointError, UserError
+from dlrm_sharded.json_files import folder_to_write
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ def main() -> int:
     from dlrm_sharded.checkpoint.export import export  # loads torch
 
     try:
+        out = folder_to_write("--out", options.out)
         manifest = _readable(options.checkpoint)
-        done = export(manifest, options.out)
+        done = export(manifest, out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -66,7 +68,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path, help="checkpoint, or folder of a run")
-    parser.add_argument("--out", type=Path, required=True, help="folder to make")
+    parser.add_argument("--out", required=True, help="folder to make")
     return parser.parse_args()
 
 

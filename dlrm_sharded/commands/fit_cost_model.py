@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 import hydra
 import torch
@@ -29,6 +28,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.hardware.compare import compare
 from dlrm_sharded.hardware.detect import read_fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.provenance import device_name
 
 log = logging.getLogger("dlrm_sharded.fit")
@@ -38,11 +38,12 @@ log = logging.getLogger("dlrm_sharded.fit")
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         started = time.perf_counter()
+        out = folder_to_write("out", cfg.out)
         costs = read_costs(cfg.costs)
         _warn_of_other_hardware(costs.hardware, costs.manifest["device"])
         config: FitConfig = instantiate(cfg.fit)
         fitted = fit_cost_model(costs, config, _prior(costs) if config.from_prior else None)
-        kind, out = cost_model_kind(fitted.meta["kind"]), Path(cfg.out)
+        kind = cost_model_kind(fitted.meta["kind"])
         name = name_in_folder(out, kind, Hardware.from_meta(fitted.meta))
         path = write_artifact(out, name, fitted.arrays, fitted.meta)
         log.info("held-out plans:\n\n%s\n", errors_table(fitted.meta["held_out_errors"]))

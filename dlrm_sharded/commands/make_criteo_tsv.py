@@ -6,22 +6,34 @@ dlrm-make-criteo-tsv data/sample.tsv --rows 300000
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
+from dlrm_sharded.json_files import is_written_through
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, help="file to write")
+    parser.add_argument("out", help="file to write; - is standard output")
     parser.add_argument("--rows", type=int, default=300_000, help="number of rows [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="seed of the rows [%(default)s]")
     options = parser.parse_args()
-    write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)
-    print(f"{options.out}: {options.rows:,} rows, {options.out.stat().st_size:,} B")
+    written = f"{options.out}: {options.rows:,} rows"
+    try:
+        is_stream = is_written_through(options.out)
+        write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)
+    except OSError as error:
+        print(f"error: cannot write {options.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    if is_stream:
+        print(written, file=sys.stderr)
+    else:
+        print(f"{written}, {Path(options.out).stat().st_size:,} B")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.errors import ConfigError, UserError, check_count
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.json_files import folder_to_write, write_json
 
 
 def main() -> int:
@@ -36,8 +35,11 @@ def make_tasks(options: argparse.Namespace) -> int:
     check_count("--seed", options.seed, least=0)
     if options.num is not None:
         check_count("--num", options.num, least=1)
-    out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder_to_write("--out", options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make --out={out}: {error.strerror}") from error
     if any(out.glob("task*.json")):
         raise ConfigError(f"{out} has tasks already; name another folder with --out")
     arguments = {} if options.num is None else {"num": options.num}
@@ -56,9 +58,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("set", choices=TASK_SETS)
-    parser.add_argument(
-        "--out", type=Path, default=Path("tasks"), help="folder to write [%(default)s]"
-    )
+    parser.add_argument("--out", default="tasks", help="folder to write [%(default)s]")
     parser.add_argument("--num", type=int, help="number of tasks; by default all of the set")
     parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
     return parser.parse_args()

@@ -22,7 +22,7 @@ from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError, check_path
+from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import (
     cached_text,
@@ -35,7 +35,7 @@ from dlrm_sharded.explain.text import (
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.json_files import check_file_to_write, is_written_through, write_json
 from dlrm_sharded.plan_report import plan_json
 from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
@@ -50,7 +50,7 @@ def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         if not cfg.out:
             raise ConfigError("out is not set; name the plan.json to write")
-        check_path("out", cfg.out)
+        check_file_to_write("out", cfg.out)
         task = _task(cfg)
         planner = build_planner(
             cfg,
@@ -61,8 +61,10 @@ def hydra_main(cfg: DictConfig) -> None:
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
         write_json(cfg.out, plan_json(plan, report))
-        if cfg.task is None:
-            write_json(_task_out(cfg), task.to_json())
+        if cfg.task is None and (task_out := _task_out(cfg)) is not None:
+            write_json(task_out, task.to_json())
+        elif cfg.task is None:
+            log.info("the task is not written, as it has no place beside %s; set task_out", cfg.out)
         used = plan.bytes_by_rank(task.topology)
         log.info(
             "%s: %d shards of %d tables%s in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
@@ -128,12 +130,20 @@ def _task(cfg: DictConfig) -> ShardingTask:
         )
     if cfg.task is not None:
         return read_task(cfg.task)
-    check_path("task_out", str(_task_out(cfg)))
+    if (task_out := _task_out(cfg)) is not None:
+        check_file_to_write("task_out", task_out)
+        if os.path.realpath(task_out) == os.path.realpath(cfg.out):
+            raise ConfigError(f"the plan and its task would both be {cfg.out!r}; set task_out")
     return task_from_data(cfg)
 
 
-def _task_out(cfg: DictConfig) -> Path:
-    return Path(cfg.task_out) if cfg.task_out else Path(cfg.out).with_name("task.json")
+def _task_out(cfg: DictConfig) -> str | None:
+    """Return where a task from data is written; None if `out` is a stream, beside which is none."""
+    if cfg.task_out:
+        return str(cfg.task_out)
+    if is_written_through(cfg.out):
+        return None
+    return str(Path(cfg.out).with_name("task.json"))
 
 
 def _other_compute_device(task: ShardingTask) -> str:

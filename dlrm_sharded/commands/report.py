@@ -14,14 +14,18 @@ import sys
 from pathlib import Path
 
 from dlrm_sharded.errors import UserError
+from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.runs import compare, short_table
 
 
 def main() -> int:
     options = _options()
     folders: list[Path] = options.folders
-    out: Path = options.out or (folders[0] if len(folders) == 1 else Path("comparison"))
     try:
+        if options.out is not None:
+            out = folder_to_write("--out", options.out)
+        else:
+            out = folders[0] if len(folders) == 1 else Path("comparison")
         comparison = compare(folders, out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -40,7 +44,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--out",
-        type=Path,
         metavar="DIR",
         help="folder to write; by default DIR if there is only one, else comparison/ here",
     )

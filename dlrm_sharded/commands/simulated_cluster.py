@@ -26,6 +26,7 @@ from dlrm_sharded.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.step.core_sharing import CoreSharing
@@ -324,7 +325,7 @@ def _batches(cluster: SimulatedCluster) -> tuple[list[Batch], float]:
 
 
 def checked_out(out: Any) -> Path:
-    """Return the folder of the results; ConfigError if none is named."""
+    """Return the folder of the results; ConfigError if none is named, or none can be."""
     if not out:
         raise ConfigError("out is not set; name the folder of the results")
-    return Path(str(out))
+    return folder_to_write("out", str(out))

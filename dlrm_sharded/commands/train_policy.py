@@ -35,6 +35,7 @@ from dlrm_sharded.distributed import Rank, process_group
 from dlrm_sharded.errors import ConfigError, check_count, check_path
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.plan import whole_tables
 from dlrm_sharded.process import num_cores
 from dlrm_sharded.provenance import commit, versions
@@ -69,6 +70,8 @@ def hydra_main(cfg: DictConfig) -> None:
     torch.set_num_threads(1)
     logging.getLogger(learned.__name__).addFilter(FirstOfEachMessage())
     with exit_codes(), process_group() as rank:
+        out = folder_to_write("out", cfg.out)
+        folder_to_write("log_dir", cfg.log_dir)
         hardware, device = detect_hardware(rank), rank.device.type
         pool: TaskPool = instantiate(cfg.tasks)
         model = _cost_model(cfg, pool, hardware, device)
@@ -77,8 +80,8 @@ def hydra_main(cfg: DictConfig) -> None:
         schedule: RoundSchedule = instantiate(cfg.schedule)
         validation = Validation(pool, model, cfg.num_validation_tasks)
         initial_ms = None if cfg.init_from is None else validation.policy_ms(method)
-        name = name_in_folder(Path(cfg.out), policy_kind(method.net.kind), hardware)
-        checkpoint = Path(cfg.out) / f"{name}.partial"
+        name = name_in_folder(out, policy_kind(method.net.kind), hardware)
+        checkpoint = out / f"{name}.partial"
         settings = _settings(cfg)
         with Progress(cfg, schedule, method, validation, resumed=checkpoint.exists()) as progress:
             rounds = train_policy(
@@ -105,7 +108,7 @@ def hydra_main(cfg: DictConfig) -> None:
             "initial_ms": initial_ms,
             **_provenance(),
         }
-        path = write_artifact(Path(cfg.out), name, to_arrays(method.net), meta)
+        path = write_artifact(out, name, to_arrays(method.net), meta)
         checkpoint.unlink()
         best = min(WEIGHTS, key=lambda weight: scores[weight])
         log.info(

@@ -23,6 +23,7 @@ from dlrm_sharded.datasets.counter_random import (
     uniforms,
 )
 from dlrm_sharded.datasets.presets import criteo_kaggle
+from dlrm_sharded.json_files import replaced_file
 from dlrm_sharded.zipf import cached_zipf
 
 CHUNK_ROWS = 1 << 16
@@ -92,10 +93,10 @@ def sample_rows(first: int, num_rows: int, *, seed: int) -> SampleRows:
     )
 
 
-def write_criteo_sample(path: Path, *, num_rows: int, seed: int = 0) -> None:
+def write_criteo_sample(path: str | Path, *, num_rows: int, seed: int = 0) -> None:
     """Write a TSV without a header, in Criteo's format."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as file:
         for text in _texts(num_rows, seed):
             file.write(text)
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.json_files import replace_file
 from dlrm_sharded.runs.comparison import Comparison, summarize
 from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
 from dlrm_sharded.runs.discovery import find_runs
@@ -40,10 +41,10 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
     comparison = summarize(found.runs, found.problems)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        comparison.table.write_csv(out / "runs.csv")
-        comparison.summary.write_csv(out / "summary.csv")
+        replace_file(out / "runs.csv", comparison.table.write_csv().encode())
+        replace_file(out / "summary.csv", comparison.summary.write_csv().encode())
         text = f"# Comparison of runs\n\n{comparison_markdown(comparison)}"
-        (out / "summary.md").write_text(text)
+        replace_file(out / "summary.md", text.encode())
         write_comparison(comparison, out / "comparison")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}") from error

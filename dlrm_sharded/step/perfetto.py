@@ -6,7 +6,6 @@ microseconds, a process for each rank, and a thread for each stream.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from dlrm_sharded.json_files import replaced_file
 from dlrm_sharded.step.parts import PART_LABELS, WAITING
 from dlrm_sharded.step.timeline import STREAMS, Timeline
 
@@ -76,19 +76,12 @@ def write_trace(
         streams: streams in the order of their rows.
     """
     threads = {stream: place for place, stream in enumerate(streams)}
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        with partial.open("wb") as file:
-            if path.suffix == ".gz":  # without a name and a time, equal traces are equal files
-                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                    _write_events(packed, spans, rank_names or {}, threads)
-            else:
-                _write_events(file, spans, rank_names or {}, threads)
-        partial.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as file:
+        if path.suffix == ".gz":  # without a name and a time, equal traces are equal files
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+                _write_events(packed, spans, rank_names or {}, threads)
+        else:
+            _write_events(file, spans, rank_names or {}, threads)
 
 
 def _write_events(

@@ -65,8 +65,8 @@ class JobMailbox:
                 stale.unlink()
         # The pickle names modules, so a rank needs the search path before it can read the pickle.
         surroundings = {"cwd": str(Path.cwd()), "sys_path": sys.path}
-        (self.folder / "surroundings.json").write_text(json.dumps(surroundings))
-        (self.folder / "call.pickle").write_bytes(cloudpickle.dumps(call))
+        replace_file(self.folder / "surroundings.json", json.dumps(surroundings).encode())
+        replace_file(self.folder / "call.pickle", cloudpickle.dumps(call))
 
     def receive_call(self) -> HydraCall:
         """Read the call, after changing to the driver's folder and to its module search path."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
 from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
 from dlrm_sharded.artifact_kinds import RETUNE
 from first_hour.fit import artefact_meta
@@ -16,19 +20,26 @@ SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_valid
 def run(step: StepRun) -> None:
     step.device(or_cpu=True)
     sizes = SMALL_SIZES if step.small else ()
+    step.cases.plan(POLICIES)
     for policy in POLICIES:
-        done = step.command(module_command(*TRAIN, f"policy={policy}", *sizes))
-        step.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
-        if done.exit_code:
-            continue
-        [path] = CALIBRATED.glob(f"{policy}-*{ARTIFACT_SUFFIX}")
-        scores = artefact_meta(path)["scores_ms"]
-        heuristics = {name: score for name, score in scores.items() if name != policy}
-        best = min(heuristics, key=lambda name: heuristics[name])
-        over_best = scores[policy] / heuristics[best]
-        step.record(
-            policy,
-            {"artefact": str(path), "best_heuristic": best, "over_best_heuristic": over_best}
-            | {"seconds": done.seconds},
-        )
-        step.show(**{f"{policy} over {best}": f"{over_best:.3f}"})
+        figures = step.case(policy, functools.partial(_trained, step, policy, sizes))
+        if figures:
+            step.record(policy, figures)
+            over_best = f"{figures['over_best_heuristic']:.3f}"
+            step.show(**{f"{policy} over {figures['best_heuristic']}": over_best})
+
+
+def _trained(step: StepRun, policy: str, sizes: Sequence[str]) -> dict[str, Any]:
+    """Train a policy, and compare it with the best heuristic; nothing is known if that fails."""
+    done = step.command(module_command(*TRAIN, f"policy={policy}", *sizes))
+    step.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
+    if done.exit_code:
+        return {}
+    [path] = CALIBRATED.glob(f"{policy}-*{ARTIFACT_SUFFIX}")
+    scores = artefact_meta(path)["scores_ms"]
+    heuristics = {name: score for name, score in scores.items() if name != policy}
+    best = min(heuristics, key=lambda name: heuristics[name])
+    over_best = scores[policy] / heuristics[best]
+    return {"artefact": str(path), "best_heuristic": best, "over_best_heuristic": over_best} | {
+        "seconds": done.seconds
+    }

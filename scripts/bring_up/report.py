@@ -10,7 +10,7 @@ from bring_up.advice import advice
 from dlrm_sharded.calibration.evaluate import repeatability_text
 from dlrm_sharded.json_files import read_json_object, replace_file
 from dlrm_sharded.markdown import markdown_table
-from first_hour.runner import Outcome
+from first_hour.runner import Outcome, missing_text
 
 FILE = "report.md"
 
@@ -65,6 +65,9 @@ def _verdict(outcomes: Sequence[Outcome]) -> Iterator[str]:
             reasons = outcome.failures or outcome.last_lines[-1:] or list(headline)
             yield ""
             yield f"**{outcome.step}: {outcome.status}.** {'; '.join(reasons)}"
+            if outcome.missing:
+                yield ""
+                yield f"Of {outcome.step}, {missing_text(outcome)}."
     known = next((outcome for outcome in outcomes if outcome.versions), None)
     if known is not None:
         yield ""

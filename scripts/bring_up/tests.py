@@ -7,8 +7,10 @@ hardware.
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
+import pytest
+
+from first_hour.cases import Cases, cases_path
 from first_hour.runner import ROOT
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
@@ -25,32 +27,71 @@ ON_CPUS = (
 SMALL = ON_CPUS[:1]
 
 NO_TESTS = 5
-"""Exit code of pytest if it finds no test."""
+"""Exit code of pytest if it runs no test."""
+
+MOST_CHARACTERS = 2000
+"""Characters of a failure that are kept beside those in the log."""
 
 
 def run(step: StepRun) -> None:
     on_cuda = step.device(or_cpu=True).type == "cuda"
     chosen = ON_GPUS if on_cuda else SMALL if step.small else ON_CPUS
-    path = step.out / "tests.xml"
-    path.unlink(missing_ok=True)
-    done = step.command(module_command("pytest", *chosen, f"--junitxml={path}"), folder=ROOT)
+    path = cases_path(step.out, "tests")
+    command = module_command("pytest", "-p", __name__, f"--cases={path}", *chosen)
+    done = step.command(command, folder=ROOT)
     step.record("selection", " ".join(chosen))
     step.record("exit_code", done.exit_code)
-    step.check(done.exit_code != NO_TESTS, "no test was found")
-    if path.exists():
-        _record(step, path)
+    cases = Cases(path)
+    step.check(bool(cases.planned), "no test was found")
+    _record(step, cases)
     step.check(done.exit_code in (0, 1, NO_TESTS), f"pytest ended with exit code {done.exit_code}")
 
 
-def _record(step: StepRun, path: Path) -> None:
+def _record(step: StepRun, cases: Cases) -> None:
     """Keep the numbers of tests by outcome; let the step fail for each test that did."""
-    cases = list(ElementTree.parse(path).iter("testcase"))
-    failed = [case for case in cases if {"failure", "error"} & {part.tag for part in case}]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    num_passed = len(cases) - len(failed) - len(skipped)
-    step.record("passed", num_passed)
-    step.record("skipped", len(skipped))
-    step.record("failed", len(failed))
-    step.show(passed=str(num_passed), skipped=str(len(skipped)), failed=str(len(failed)))
-    for case in failed:
-        step.check(False, f"{case.get('classname')}::{case.get('name')}")
+    ended = {name: case for name, case in cases.ended.items() if name in cases.planned}
+    outcomes = [case.figures["outcome"] for case in ended.values()]
+    for outcome in ("passed", "skipped", "failed"):
+        step.record(outcome, outcomes.count(outcome))
+        step.show(**{outcome: str(outcomes.count(outcome))})
+    for name, case in ended.items():
+        step.check(not case.failures, name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=Path, required=True, help="file of the tests that have ended")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TestCases(Cases(config.getoption("--cases"))))
+
+
+class TestCases:
+    """Writes every test as it ends, and leaves out those that an earlier call has finished."""
+
+    def __init__(self, cases: Cases) -> None:
+        self._cases = cases
+        self._outcome, self._seconds = "passed", 0.0
+        self._failures: list[str] = []
+
+    @pytest.hookimpl(trylast=True)  # after -k and -m
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        finished = [item for item in items if self._cases.finished(item.nodeid)]
+        config.hook.pytest_deselected(items=finished)
+        self._cases.plan(item.nodeid for item in items)
+        items[:] = [item for item in items if item not in finished]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test after its third report: of its setup, of itself and of its teardown."""
+        self._seconds += report.duration
+        if report.failed:
+            self._failures.append(f"{report.when}: {report.longreprtext[-MOST_CHARACTERS:]}")
+        if report.skipped:
+            self._outcome = "skipped"
+        if report.when == "teardown":
+            outcome = "failed" if self._failures else self._outcome
+            figures = {"outcome": outcome, "seconds": self._seconds}
+            self._cases.add(report.nodeid, figures, self._failures)
+            self._outcome, self._seconds, self._failures = "passed", 0.0, []

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.calibration.costs_file import read_costs
+import torch
+
+from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts
+from dlrm_sharded.provenance import commit, device_name, versions
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 
@@ -28,7 +31,11 @@ would be killed. A killed one keeps its plans, though, and `fit` uses them."""
 
 
 def run(step: StepRun) -> None:
-    step.device()
+    device = step.device()
+    if COSTS.exists() and not _is_of_now(device):
+        print(f"{COSTS} is of another commit, other versions or other hardware: collected again")
+        for path in (manifest_path(COSTS), COSTS):
+            path.unlink(missing_ok=True)
     if not COSTS.exists():
         around_s = SMALL_AROUND_S if step.small else AROUND_S
         finish_collection(step, time_budget_s=max(step.seconds_left - around_s, 1.0))
@@ -56,6 +63,13 @@ def finish_collection(step: StepRun, *, time_budget_s: float) -> None:
     step.record("exit_code", done.exit_code)
     step.record("warnings", done.warnings)
     step.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
+
+
+def _is_of_now(device: torch.device) -> bool:
+    """Return whether the collection was made by this commit on this hardware."""
+    manifest = read_costs(COSTS).manifest
+    now = {"commit": commit(), "versions": versions(), "hardware": device_name(device)}
+    return all(manifest[key] == value for key, value in now.items())
 
 
 def _figures(costs: CollectedCosts) -> dict[str, Any]:

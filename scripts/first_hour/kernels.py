@@ -6,6 +6,7 @@ Letters: R rows, D columns, B samples.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,29 +54,23 @@ def run(step: StepRun) -> None:
     device = step.device()
     num_rows, batch_size = (300, 32) if step.small else (10_000, 1024)
     worst: dict[str, float] = {}
+    optimizers = list(EMBEDDING_OPTIMIZERS)
+    if device.type == "cpu":
+        step.record("adam", "not fused on a CPU")
+        optimizers.remove("adam")
+    step.cases.plan(f"{optimizer}, {group}" for optimizer in optimizers for group in GROUPS)
     with process_group() as _:
-        for optimizer in EMBEDDING_OPTIMIZERS:
-            if optimizer == "adam" and device.type == "cpu":
-                step.record(optimizer, "not fused on a CPU")
-                continue
-            for group, widths in GROUPS.items():
-                found = compare(optimizer, widths, device, num_rows, batch_size)
-                step.record(f"{optimizer}, {group}", found)
-                where = f"{optimizer}, {group}: "
+        for optimizer in optimizers:
+            for group in GROUPS:
+                name = f"{optimizer}, {group}"
+                checked = functools.partial(
+                    _checked, step, optimizer, group, device, num_rows, batch_size
+                )
+                if (found := step.case(name, checked)) is None:
+                    continue
+                step.record(name, found)
                 error = max(found["weight_error"].values())
                 worst[optimizer] = max(worst.get(optimizer, 0.0), error)
-                step.check(
-                    max(found["lookup_error"].values()) <= MAX_LOOKUP_ERROR,
-                    f"{where}relative errors of lookups are {found['lookup_error']}",
-                )
-                step.check(
-                    error <= MAX_ERROR[optimizer],
-                    f"{where}relative errors of weights are {found['weight_error']}",
-                )
-                step.check(
-                    not found["changed_by_zeros"],
-                    f"{where}zero gradients change the tables {found['changed_by_zeros']}",
-                )
         refusal = refusal_of(TOO_WIDE, device)
     step.record(f"{TOO_WIDE} columns", refusal or "accepted")
     step.check(
@@ -83,6 +78,32 @@ def run(step: StepRun) -> None:
         f"{TOO_WIDE} columns on {device.type}: {refusal or 'accepted'}",
     )
     step.show(**{f"{name}": f"{error:.1e}" for name, error in worst.items()})
+
+
+def _checked(
+    step: StepRun,
+    optimizer: str,
+    group: str,
+    device: torch.device,
+    num_rows: int,
+    batch_size: int,
+) -> dict[str, Any]:
+    """Return the errors of an optimizer for a group of tables, and check that they are small."""
+    found = compare(optimizer, GROUPS[group], device, num_rows, batch_size)
+    where = f"{optimizer}, {group}: "
+    step.check(
+        max(found["lookup_error"].values()) <= MAX_LOOKUP_ERROR,
+        f"{where}relative errors of lookups are {found['lookup_error']}",
+    )
+    step.check(
+        max(found["weight_error"].values()) <= MAX_ERROR[optimizer],
+        f"{where}relative errors of weights are {found['weight_error']}",
+    )
+    step.check(
+        not found["changed_by_zeros"],
+        f"{where}zero gradients change the tables {found['changed_by_zeros']}",
+    )
+    return found
 
 
 def compare(

@@ -61,6 +61,10 @@ COMPILED = Case(model=("model.compile_mode=default",))
 def run(step: StepRun) -> None:
     device = step.device()
     num_steps = SMALL_NUM_STEPS if step.small else NUM_STEPS
+    labels = [f"{batch_size}, {name}" for batch_size in num_steps for name in CASES]
+    if not step.small:
+        labels.append(f"{next(iter(num_steps))}, compiled")
+    step.cases.plan(labels)
     with process_group() as rank:
         bench = LoopBench(step, rank)
         for batch_size, num in num_steps.items():
@@ -91,22 +95,28 @@ class LoopBench:
     ) -> None:
         """Record the throughput under a case, unless less time is left than it takes."""
         step, label = self._step, f"{batch_size}, {name}"
-        if not step.has_time(label, SMALL_CASE_S if step.small else seconds):
-            return
-        try:
-            figures = self._trained(case, batch_size, num_steps)
-        except Exception:  # the other cases may work
-            traceback.print_exc()
-            error = traceback.format_exc().splitlines()[-1]
-            step.record(label, {"error": error})
-            step.check(False, f"{label}: {error}")
+        checked = functools.partial(self._checked, label, case, batch_size, num_steps)
+        figures = step.case(label, checked, seconds=SMALL_CASE_S if step.small else seconds)
+        if figures is None:
             return
         step.record(label, figures)
+        if "error" in figures:
+            return
         ratios = self._ratios.setdefault(batch_size, {})
         ratios[name] = figures["step_ms"]
         first_ms = ratios.get(AS_IT_IS, math.nan)
         others = [f"{key} {ms / first_ms:.2f} x" for key, ms in ratios.items() if key != AS_IT_IS]
         step.show(**{str(batch_size): ", ".join([f"{first_ms:.1f} ms", *others])})
+
+    def _checked(self, label: str, case: Case, batch_size: int, num_steps: int) -> dict[str, Any]:
+        """Train, and return the figures or the error."""
+        try:
+            return self._trained(case, batch_size, num_steps)
+        except Exception:  # the other cases may work
+            traceback.print_exc()
+            error = traceback.format_exc().splitlines()[-1]
+            self._step.check(False, f"{label}: {error}")
+            return {"error": error}
 
     def _new_dataset(self, batch_size: int, data: tuple[str, ...]) -> SyntheticDataset:
         rows = () if self._step.small else (MAX_ROWS,)

@@ -6,6 +6,7 @@ It is the benchmark `measured`, with fewer tasks and with the links between GPUs
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.shard_bench import open_bench
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.json_files import replace_file
 from dlrm_sharded.task import ShardingTask
 from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
 from first_hour.step_run import StepRun
@@ -48,23 +50,24 @@ def measure(
     arena_bytes = MEASURED_RANK_BYTES // (SMALL_SHARE if step.small else 1)
     step.record("cost_model", cost_model_file(device))
     rows: list[Row] = []
-    ROWS.unlink(missing_ok=True)
+    step.cases.plan(f"task {number}" for number in range(len(tasks)))
     with open_bench(3 if step.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
         planners = planners_of(sharders, device=device.type, hardware=local_hardware(device))
         for number, task in enumerate(tasks):
-            if not step.has_time(f"task {number}", 3 if step.small else TASK_S):
-                break
-            rng = np.random.default_rng([0, number])
-            rows += measured.task_rows(
+            measure_task = functools.partial(
+                measured.task_rows,
                 number,
                 on_device(task, device.type),
                 planners,
                 bench,
-                rng,
+                np.random.default_rng([0, number]),
                 rounds=1 if step.small else ROUNDS,
             )
-            with ROWS.open("w") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            new = step.case(f"task {number}", measure_task, seconds=3 if step.small else TASK_S)
+            if new is None:
+                break
+            rows += new
+            replace_file(ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
             _record(step, rows)
     if rows:
         measured.report(rows, REFERENCE)

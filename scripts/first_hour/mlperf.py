@@ -5,6 +5,7 @@ One model serves all cases, as its tables fill the GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import traceback
@@ -95,30 +96,27 @@ def run(step: StepRun) -> None:
     with process_group():
         cut = _cut_rows(device)
         step.record("overrides", cut)
+        cases = []
+        for case in cases_of(large, share):
+            if case.compile_mode and step.small:
+                step.record(case.name, "left out: compiling takes longer than a rehearsal")
+            elif case.precision == "tf32" and device.type == "cpu":
+                step.record(case.name, "not on a CPU")
+            else:
+                cases.append(case)
+        step.cases.plan(case.name for case in cases)
         datasets = {size: dcnv2_dataset(size, *cut, small=step.small) for size in (large, share)}
         built = build(datasets[large], device, small=step.small)
         step.record("table_gib", built.table_gib)
         step.record("build_s", built.build_s)
-        for case in cases_of(large, share):
-            if case.compile_mode and step.small:
-                step.record(case.name, "left out: compiling takes longer than a rehearsal")
+        for case in cases:
+            checked = functools.partial(
+                _checked, step, built, case, datasets[case.batch_size], device
+            )
+            figures = step.case(case.name, checked, seconds=_case_s(case, small=step.small))
+            if figures is None:
                 continue
-            if case.precision == "tf32" and device.type == "cpu":
-                step.record(case.name, "not on a CPU")
-                continue
-            if not step.has_time(case.name, _case_s(case, small=step.small)):
-                continue
-            try:
-                figures = _measured(
-                    built, case, datasets[case.batch_size], device, small=step.small
-                )
-            except Exception:  # the other cases may work
-                traceback.print_exc()
-                figures = {"error": traceback.format_exc().splitlines()[-1]}
             step.record(case.name, figures)
-            step.check("error" not in figures, f"{case.name}: {figures.get('error')}")
-            loss = figures.get("loss", 0.0)
-            step.check(math.isfinite(loss), f"{case.name}: the loss is {loss}")
             if case.precision == "bf16" and "error" not in figures:
                 step.show(**{case.name: f"{figures['step_ms']:.1f} ms"})
 
@@ -134,6 +132,21 @@ def _case_s(case: Case, *, small: bool) -> float:
     if small:
         return 5
     return COMPILED_CASE_S if case.compile_mode else CASE_S
+
+
+def _checked(
+    step: StepRun, built: Dcnv2, case: Case, dataset: SyntheticDataset, device: torch.device
+) -> dict[str, Any]:
+    """Measure a case and check that it worked; return its figures, or its error."""
+    try:
+        figures = _measured(built, case, dataset, device, small=step.small)
+    except Exception:  # the other cases may work
+        traceback.print_exc()
+        figures = {"error": traceback.format_exc().splitlines()[-1]}
+    step.check("error" not in figures, f"{case.name}: {figures.get('error')}")
+    loss = figures.get("loss", 0.0)
+    step.check(math.isfinite(loss), f"{case.name}: the loss is {loss}")
+    return figures
 
 
 def _measured(

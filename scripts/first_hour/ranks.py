@@ -105,9 +105,10 @@ def run(step: StepRun) -> None:
             "table_sizes": lambda: by_table_size(bench, sizes),
             "mlperf": lambda: mlperf(bench, sizes, device),
         }
+        step.cases.plan(parts)
         for name, part in parts.items():
-            if step.has_time(name, 2 if step.small else PART_S):
-                figures = part()
+            figures = step.case(name, part, seconds=2 if step.small else PART_S)
+            if figures is not None:
                 step.record(name, figures)
                 step.show(**HEADLINES[name](figures))
 

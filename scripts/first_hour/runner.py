@@ -21,12 +21,16 @@ from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.json_files import read_json_object, write_json
 from dlrm_sharded.markdown import markdown_table
 from dlrm_sharded.provenance import commit, versions
+from first_hour.cases import Cases, cases_path, changes, conditions
 from first_hour.step_run import figures_path
 from first_hour.tied import tied_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = (ROOT, ROOT / "launch", ROOT / "scripts")
 """Folders that the processes of steps import from, wherever the package is installed."""
+
+MOST_NAMES = 8
+"""Names of missing cases that a text lists."""
 
 NUM_LAST_LINES = 15
 """Lines of the log of a step that did not succeed, in its JSON."""
@@ -53,13 +57,16 @@ class Outcome:
     """Describes how a step ended.
 
     Args:
-        status: "ok", "failed", "timed out", "no time left" or "no files"; the last two were not
-            started.
+        status: "ok", "failed", "timed out", "stopped", "no time left" or "no files"; the last two
+            were not started, and the one before was killed together with its runner.
         is_earlier: whether an earlier call ran it.
         figures: what it found out, also if it did not succeed.
         headline: the main figures, for people.
         failures: checks of its figures that failed.
         last_lines: end of its log, if it did not succeed.
+        num_finished: its cases that need not be run again, if it did not succeed and has cases.
+        missing: names of the others.
+        conditions: what its figures depend on; empty in files of earlier versions.
     """
 
     step: str
@@ -76,6 +83,9 @@ class Outcome:
     load_average: Mapping[str, Sequence[float]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
+    num_finished: int = 0
+    missing: Sequence[str] = ()
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Runner:
@@ -103,6 +113,7 @@ class Runner:
         if path.exists() and read_json_object(path, noun="settings") != settings:
             raise ConfigError(f"{out} has steps with other settings ({path}); give another folder")
         write_json(path, settings)
+        self._conditions = conditions()
 
     def run(self, steps: Sequence[Step], limit_s: float) -> list[Outcome]:
         """Run the steps that have not succeeded yet, for at most `limit_s` in all."""
@@ -115,21 +126,39 @@ class Runner:
         return outcomes
 
     def _outcome(self, step: Step, ends_at: float) -> Outcome:
+        cases_file = cases_path(self._out, step.name)
         earlier = self.earlier(step)
         if earlier is not None and earlier.status == "ok":
-            return earlier
+            other = changes(earlier.conditions, self._conditions) if earlier.conditions else ""
+            if not other:
+                cases_file.unlink(missing_ok=True)  # a kill may have left it
+                return earlier
+            print(f"{step.name}: does not count, as it was run under other conditions ({other})")
         if step.needs and not any(any(self._out.glob(pattern)) for pattern in step.needs):
             return Outcome(step.name, "no files", headline={"needs": " or ".join(step.needs)})
         seconds = min(step.limit_s, ends_at - time.monotonic())
         if seconds < step.least_s:
-            return Outcome(step.name, "no time left", headline={"needs": f"{step.least_s:.0f} s"})
+            return Outcome(
+                step.name,
+                "no time left",
+                headline={"needs": f"{step.least_s:.0f} s"},
+                **self._progress(step),
+            )
         print(f"{step.name}: at most {seconds:.0f} s", flush=True)
+        cases = Cases(cases_file, self._conditions)
+        if cases.num_other:
+            print(f"{step.name}: {cases.num_other} cases were run under other conditions")
+        if cases.ended:
+            print(f"{step.name}: goes on after {cases.num_finished} finished cases", flush=True)
         outcome = self._run(step, seconds)
         write_json(self._json_path(step.name), dataclasses.asdict(outcome))
+        figures_path(self._out, step.name).unlink(missing_ok=True)
+        if outcome.status == "ok":
+            cases_file.unlink(missing_ok=True)  # who removes the JSON file repeats the whole step
         return outcome
 
     def _run(self, step: Step, seconds: float) -> Outcome:
-        figures_path(self._out, step.name).unlink(missing_ok=True)
+        write_json(figures_path(self._out, step.name), {})  # it is there while the step runs
         log_path = self._out / f"{step.name}.log"
         load_before, started = os.getloadavg(), time.monotonic()
         with log_path.open("wb") as log:
@@ -151,7 +180,7 @@ class Runner:
                 if process.poll() is None:
                     kill_tree(process.pid)
                 exit_code = process.wait()
-        left_behind = read_figures(self._out, step.name)
+        left_behind = self._left_behind(step, is_ok=status == "ok")
         return Outcome(
             step.name,
             status,
@@ -162,15 +191,31 @@ class Runner:
             load_average={"before": load_before, "after": os.getloadavg()},
             versions=versions(),
             commit=commit(),
+            conditions=self._conditions,
             **left_behind,
         )
 
     def earlier(self, step: Step) -> Outcome | None:
         """Return how the step ended the last time that it ran; None if it never ran."""
-        path = self._json_path(step.name)
-        if not path.exists():
+        path, figures = self._json_path(step.name), figures_path(self._out, step.name)
+        written = path.stat().st_mtime_ns if path.exists() else 0
+        if figures.exists() and figures.stat().st_mtime_ns > written:
+            left_behind = self._left_behind(step, is_ok=False)
+            return Outcome(step.name, "stopped", is_earlier=True, **left_behind)
+        if not written:
             return None
         return Outcome(**read_json_object(path, noun="step") | {"is_earlier": True})
+
+    def _left_behind(self, step: Step, *, is_ok: bool) -> dict[str, Any]:
+        """Return the fields of `Outcome` that the step has written, and which cases it lacks."""
+        path = figures_path(self._out, step.name)
+        fields = read_json_object(path, noun="figures") if path.exists() else {}
+        return fields if is_ok else fields | self._progress(step)
+
+    def _progress(self, step: Step) -> dict[str, Any]:
+        """Return the fields of `Outcome` about cases of a step that has not succeeded."""
+        cases = Cases(cases_path(self._out, step.name))
+        return {"num_finished": cases.num_finished, "missing": cases.missing}
 
     def _write_summary(self) -> None:
         """Write what is known of all steps, also of those that this call does not run."""
@@ -185,16 +230,6 @@ class Runner:
 
     def _json_path(self, name: str) -> Path:
         return self._out / f"{name}.json"
-
-
-def read_figures(out: Path, name: str) -> dict[str, Any]:
-    """Return the fields of `Outcome` that a step has written, and remove their file."""
-    path = figures_path(out, name)
-    if not path.exists():
-        return {}
-    left_behind = read_json_object(path, noun="figures")
-    path.unlink()
-    return left_behind
 
 
 def last_lines(log_path: Path) -> list[str]:
@@ -236,6 +271,20 @@ def closing_table(outcomes: Sequence[Outcome]) -> str:
 def _main_figures(outcome: Outcome) -> Iterator[str]:
     yield from (f"{name} {text}" for name, text in outcome.headline.items())
     yield from outcome.failures or outcome.last_lines[-1:]
+    if outcome.missing:
+        yield missing_text(outcome)
+
+
+def missing_text(outcome: Outcome) -> str:
+    """Return which cases of a step are finished, which are not, and what to do."""
+    num_missing = len(outcome.missing)
+    names = ", ".join(
+        [*outcome.missing[:MOST_NAMES], *(["..."] if num_missing > MOST_NAMES else [])]
+    )
+    return (
+        f"{outcome.num_finished} of {outcome.num_finished + num_missing} cases are finished; the "
+        f"same command runs the others: {names}"
+    )
 
 
 def _status_text(outcome: Outcome) -> str:

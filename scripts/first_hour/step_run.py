@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.provenance import device_name
+from first_hour.cases import Cases, cases_path
 from first_hour.tied import tied_command
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class StepRun:
         self._headline: dict[str, str] = {}
         self.failures: list[str] = []
         self._device_name: str | None = None
+        self.cases = Cases(cases_path(out, name))
 
     @property
     def seconds_left(self) -> float:
@@ -102,6 +105,26 @@ class StepRun:
         if not holds:
             self.failures.append(failure)
             self._write()
+
+    def case(self, name: str, run: Callable[[], Any], *, seconds: float = 0.0) -> Any:
+        """Return the figures of a case, which is run unless an earlier call has finished it.
+
+        They are None if there is no time. A case with a failed check is run again by the next call.
+
+        Args:
+            run: returns the figures, which are any JSON.
+            seconds: time that the case takes.
+        """
+        known = self.cases.finished(name)
+        if known is not None:
+            print(f"{name}: finished earlier", flush=True)
+            return known.figures
+        if not self.has_time(name, seconds):
+            return None
+        num_failures = len(self.failures)
+        figures = json.loads(json.dumps(run()))  # as an earlier call's are read
+        self.cases.add(name, figures, self.failures[num_failures:])
+        return figures
 
     def has_time(self, name: str, seconds: float) -> bool:
         """Return whether there is time for a part of the step, which fails if it is left out.

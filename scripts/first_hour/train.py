@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from typing import Any
 
@@ -44,15 +45,19 @@ def run(step: StepRun) -> None:
     else:
         step.record("adam, base", "not fused on a CPU")
         step.record("exchange in bf16", "gloo does not exchange bf16")
+    step.cases.plan(cases)
     results = {}
     for name, (with_torchrun, overrides) in cases.items():
-        if step.has_time(name, 10 if step.small else LEAST_S):
-            results[name] = _trained(step, name, with_torchrun, overrides)
+        trained = functools.partial(_trained, step, name, with_torchrun, overrides)
+        figures = step.case(name, trained, seconds=10 if step.small else LEAST_S)
+        if figures is not None:
+            results[name] = figures
+            step.record(name, figures)
     for optimizer in ("adagrad", "adam"):
         losses = [
-            result.loss
+            result["loss"]
             for pipeline in ("base", "sparse_dist")
-            if (result := results.get(f"{optimizer}, {pipeline}")) and result.loss is not None
+            if (result := results.get(f"{optimizer}, {pipeline}")) and result["loss"] is not None
         ]
         if len(losses) == 2:
             difference = abs(losses[0] / losses[1] - 1)
@@ -62,13 +67,18 @@ def run(step: StepRun) -> None:
                 f"{optimizer}: the loss is {losses[0]} with base and {losses[1]} with sparse_dist",
             )
     step.show(
-        **{name: f"AUROC {result.auroc:.3f}" for name, result in results.items() if result.auroc}
+        **{
+            name: f"AUROC {result['auroc']:.3f}"
+            for name, result in results.items()
+            if result["auroc"]
+        }
     )
 
 
 def _trained(
     step: StepRun, name: str, with_torchrun: bool, overrides: tuple[str, ...]
-) -> RunResult:
+) -> dict[str, Any]:
+    """Train, check the result, and return its figures."""
     folder = step.out / "train" / name.replace(", ", "_").replace(" ", "_")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
     sizes = SMALL_SIZES if step.small else SIZES
@@ -78,15 +88,13 @@ def _trained(
     )
     result = read_result(folder) or RunResult()
     figures: dict[str, Any] = {key: getattr(result, key) for key in KEYS}
-    step.record(
-        name,
-        figures
-        | {"with_torchrun": with_torchrun, "exit_code": done.exit_code, "seconds": done.seconds}
-        | {"device": result.device, "warnings": done.warnings},
-    )
     step.check(done.exit_code == 0, f"{name}: exit code {done.exit_code}")
     step.check(
         result.auroc is not None and result.auroc > LEAST_AUROC,
         f"{name}: AUROC is {result.auroc}, not above {LEAST_AUROC}",
     )
-    return result
+    return (
+        figures
+        | {"with_torchrun": with_torchrun, "exit_code": done.exit_code, "seconds": done.seconds}
+        | {"device": result.device, "warnings": done.warnings}
+    )

@@ -110,7 +110,7 @@ def test_this_machine(folder: Path) -> None:
         ([TASK, "topology.ranks_per_host=x"], "topology.ranks_per_host is 'x'"),
         ([TASK, "prices.h101=2"], "known there: a10, a100"),
         ([TASK, "sharder=[dim,size]", "sharder.seed=1"], "sharder.* needs one sharder"),
-        ([TASK, "out=task.json"], "out is 'task.json', which is a file"),
+        ([TASK, "out=task.json"], "out is 'task.json', but task.json is not a folder"),
     ],
     ids=lambda value: None if isinstance(value, str) else "+".join(value) or "nothing",
 )

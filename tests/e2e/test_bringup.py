@@ -1,14 +1,19 @@
 """scripts/bringup.py, rehearsed on the CPU as far as the hardware and the report."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.runs import ROOT, environment
 
+TESTS = ("--small", "--steps", "tests")
 TIMEOUT_S = 300
 """A step that takes longer hangs."""
 
@@ -57,6 +62,35 @@ def test_what_succeeded_is_not_run_again(rehearsal: Path) -> None:
     assert done.returncode == 1
     report = (rehearsal / "report.md").read_text()
     assert "**policies: no files.** needs calibration/learned-*.safetensors" in report
+
+
+def test_a_kill_loses_no_finished_test(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "bringup.py"), str(tmp_path), *TESTS]
+    killed = subprocess.Popen(command, env=environment(), start_new_session=True)
+    cases = tmp_path / "tests.cases.jsonl"
+    ends_at = time.monotonic() + TIMEOUT_S
+    while not (cases.exists() and cases.read_text().count('"failures": []}\n') >= 3):
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+
+    bring_up(tmp_path, *TESTS, "--limit-s", "1")
+    report = (tmp_path / "report.md").read_text()
+    counts = re.search(r"\*\*tests: no time left.*\n\nOf tests, (\d+) of (\d+) cases are", report)
+    assert counts, report
+    finished, planned = map(int, counts.groups())
+    assert 3 <= finished < planned
+
+    done = bring_up(tmp_path, *TESTS)
+    assert done.returncode == 0, done.stdout
+    assert f"tests: goes on after {finished} finished cases" in done.stdout
+    assert f"{planned - finished} passed, {finished} deselected" in (
+        (tmp_path / "tests.log").read_text()
+    )
+    written = json.loads((tmp_path / "tests.json").read_text())
+    assert written["figures"]["passed"] + written["figures"]["skipped"] == planned
+    assert not cases.exists()
 
 
 def test_another_kind_of_run_needs_another_folder(rehearsal: Path) -> None:

@@ -1,6 +1,7 @@
 """scripts/first_gpu.py, rehearsed on the CPU with small sizes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,9 @@ TIMEOUT_S = 600
 """A rehearsal that takes longer hangs."""
 
 KILLED = "environment,kernels,train,mlperf"
+KILLED_AFTER = {"kernels": 2, "train": 1, "mlperf": 3}
+"""Steps in which it is killed, and the number of cases that it finishes before."""
+
 WHOLE = "collect,fit,ranks,measured"
 
 
@@ -30,6 +34,7 @@ def start(out: Path, steps: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -46,6 +51,21 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.05)
 
 
+def kill(process: subprocess.Popen[str], cases: Path, num_cases: int) -> int:
+    """Kill a rehearsal after some cases of a step; return how many it has finished."""
+    wait_for(lambda: num_finished(cases) >= num_cases)
+    [step] = children_of(process.pid)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not is_running(step))
+    return num_finished(cases)
+
+
+def num_finished(cases: Path) -> int:
+    """The number of whole lines of cases."""
+    return cases.read_text().count('"failures": []}\n') if cases.exists() else 0
+
+
 def is_running(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
@@ -53,20 +73,19 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two rehearsals beside each other; one of them is killed, and continues."""
+    """Two rehearsals beside each other; one of them is killed in several steps, and continues."""
     killed, whole = (tmp_path_factory.mktemp(name) for name in ("killed", "whole"))
     other = start(whole, WHOLE)
     first = start(killed, KILLED)
-    wait_for((killed / "environment.json").exists)
-    wait_for(lambda: children_of(first.pid))  # the next step has begun
-    [step] = children_of(first.pid)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    wait_for(lambda: not is_running(step))
+    finished_before = {}
+    for step, num_cases in KILLED_AFTER.items():
+        finished_before[step] = kill(first, killed / f"{step}.cases.jsonl", num_cases)
+        first = start(killed, KILLED)
     return {
         "killed": killed,
         "whole": whole,
-        "continued": finish(start(killed, KILLED)),
+        "finished_before": finished_before,
+        "continued": finish(first),
         "output": finish(other),
     }
 
@@ -82,9 +101,13 @@ def figures_of(out: Path, step: str) -> dict[str, Any]:
 
 
 def test_a_killed_rehearsal_continues(rehearsals: dict[str, Any]) -> None:
-    assert "environment: ok, earlier" in rehearsals["continued"]
-    assert "kernels: ok\n" in rehearsals["continued"]
+    """No case that had finished before a kill is run again."""
+    for step in ("environment", "kernels", "train"):
+        assert f"{step}: ok, earlier" in rehearsals["continued"]
     assert "| mlperf | ok | " in rehearsals["continued"]
+    for step, before in rehearsals["finished_before"].items():
+        log = (rehearsals["killed"] / f"{step}.log").read_text()
+        assert log.count(": finished earlier\n") == before
 
 
 def test_what_succeeded_is_not_run_again(rehearsals: dict[str, Any]) -> None:

@@ -3,9 +3,13 @@
 import gzip
 import importlib
 import json
+import os
 import platform
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +38,30 @@ time.sleep(600)
 """
 
 
+CASES = """
+import time
+def case(name):
+    Path("cases").open("a").write(name + " ")
+    while name == Path("hangs").read_text():
+        time.sleep(0.05)
+    run.check(name != Path("fails").read_text(), "too large")
+    return name.upper()
+run.cases.plan(["a", "b", "c", "d"])
+for name in run.cases.planned:
+    run.record(name, run.case(name, lambda: case(name)))
+raise SystemExit(len(run.failures))
+"""
+"""A step of four cases; files say in which of them it hangs and which of them fails."""
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.unit.test_first_hour import CASES, run_steps
+from first_hour import runner
+run_steps(runner, Path(sys.argv[1]), {"step": CASES})
+"""
+
+
 @pytest.fixture(autouse=True)
 def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
@@ -59,6 +87,25 @@ def run_steps(
     return runner.run(
         [module.Step(name, **every | steps.get(name, {})) for name in programs], limit_s
     )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
 
 
 def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path) -> None:
@@ -144,6 +191,89 @@ def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Pa
     assert (tmp_path / "starts").read_text().split() == ["good", "bad", "bad", "new"]
     with pytest.raises(ConfigError, match="steps with other settings"):
         runner_module.Runner(tmp_path, command=lambda *of: [], settings={"small": False})
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_kill_at_any_moment_loses_no_finished_case(
+    runner_module: ModuleType, tmp_path: Path, moment: int
+) -> None:
+    """The runner and all that it started are killed in case a, b, c or d."""
+    (tmp_path / "hangs").write_text("abcd"[moment])
+    (tmp_path / "fails").write_text("none")
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
+        start_new_session=True,
+    )
+    begun, ended = tmp_path / "cases", tmp_path / "step.cases.jsonl"
+    wait_for(lambda: begun.exists() and len(begun.read_text().split()) > moment)
+    [step] = children(killed.pid)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    wait_for(lambda: state_of(step) == "Z")
+    assert ended.read_text().count('"case"') == moment
+    with ended.open("a") as file:
+        file.write('{"case": "d", "fig')  # what a kill may leave of a line
+    (tmp_path / "hangs").write_text("none")
+
+    [none] = run_steps(runner_module, tmp_path, {"step": CASES}, limit_s=-1)
+    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+
+    assert none.status == "no time left"
+    text = runner_module.missing_text(none)
+    assert text.startswith(f"{moment} of 4 cases are finished; the same command runs the others: ")
+    assert text.endswith(", ".join("abcd"[moment:]))
+    assert outcome.status == "ok"
+    assert outcome.figures == {"answer": 42.123, "a": "A", "b": "B", "c": "C", "d": "D"}
+    again = "abcd"[moment]
+    assert sorted(begun.read_text().split()) == sorted(["a", "b", "c", "d", again])
+    assert not ended.exists(), "who removes step.json repeats all cases"
+
+
+def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "hangs").write_text("none")
+    (tmp_path / "fails").write_text("c")
+    [failed] = run_steps(runner_module, tmp_path, {"step": CASES})
+    assert (failed.status, failed.num_finished, failed.missing) == ("failed", 3, ["c"])
+    assert "3 of 4 cases are finished" in runner_module.closing_table([failed])
+    (tmp_path / "fails").write_text("none")
+    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+    assert outcome.status == "ok"
+    assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    module = importlib.import_module("first_hour.cases")
+    path = tmp_path / "step.cases.jsonl"
+    cases = module.Cases(path, {"commit": "one"})
+    cases.plan(["a", "b"])
+    cases.add("a", 1.5, [])
+    with path.open("a") as file:
+        file.write('{"case": "b", "fig')
+    module.Cases(path, {"commit": "one"}).add("b", None, [])
+    again = module.Cases(path)
+    assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)
+
+
+def test_what_was_run_under_other_conditions_does_not_count(
+    runner_module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "hangs").write_text("none")
+    (tmp_path / "fails").write_text("d")
+    programs = {"good": "", "step": CASES}
+    for commit, starts in {"old": 1, "new": 2}.items():
+        now = {"commit": commit, "hardware": "a CPU"}
+        monkeypatch.setattr(runner_module, "conditions", lambda now=now: now)
+        outcomes = run_steps(runner_module, tmp_path, programs)
+        assert [outcome.is_earlier for outcome in outcomes] == [False, False]
+        assert (tmp_path / "cases").read_text().split() == starts * ["a", "b", "c", "d"]
+    printed = capsys.readouterr().out
+    assert "good: does not count, as it was run under other conditions" in printed
+    assert "commit 'old', now 'new'" in printed
+    assert "step: 4 cases were run under other conditions" in printed
 
 
 def test_limits_of_the_steps() -> None:

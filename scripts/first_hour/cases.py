@@ -1,0 +1,142 @@
+"""The cases of a step that have ended, in a file that grows by one line for each.
+
+A case is a part of a step that can be run without the others, such as a test. Its line is on disk
+before the next case begins, so a kill at any second loses only the case that was running. The file
+has three kinds of lines:
+
+{"conditions": {...}}                       what the cases below it were run under
+{"planned": [...]}                          names of all cases of the step
+{"case": ..., "figures": ..., "failures": [...]}
+
+This module loads no torch, and tests write their lines themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.gpus import nvidia_smi, visible_gpus
+from dlrm_sharded.provenance import commit, cpu_name, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case that has ended.
+
+    Args:
+        figures: what it found out; any JSON.
+        failures: checks that failed; if there are any, the case is run again.
+    """
+
+    figures: Any
+    failures: Sequence[str]
+
+
+class Cases:
+    """The file of one step's cases.
+
+    Args:
+        conditions: what cases must have been run under to count; None for those of the last line
+            that has some.
+    """
+
+    def __init__(self, path: Path, conditions: Mapping[str, str] | None = None) -> None:
+        self._path = path
+        self.planned: list[str] = []
+        self.ended: dict[str, Case] = {}
+        self.num_other = 0
+        lines = _whole_lines(path)
+        headers = [line["conditions"] for line in lines if "conditions" in line]
+        last = headers[-1] if headers else {}
+        wanted = last if conditions is None else dict(conditions)
+        current: Mapping[str, str] = {}
+        for line in lines:
+            if "conditions" in line:
+                current = line["conditions"]
+            elif current != wanted:
+                self.num_other += "case" in line
+            elif "planned" in line:
+                self.planned = line["planned"]
+            else:
+                self.ended[line["case"]] = Case(line["figures"], line["failures"])
+        if last != wanted:
+            self._append({"conditions": wanted})
+
+    def finished(self, name: str) -> Case | None:
+        """Return a case that has ended without failures; None if it is to be run."""
+        case = self.ended.get(name)
+        return None if case is None or case.failures else case
+
+    @property
+    def num_finished(self) -> int:
+        return len(self.planned) - len(self.missing)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the planned cases that are to be run."""
+        return [name for name in self.planned if self.finished(name) is None]
+
+    def plan(self, names: Iterable[str]) -> None:
+        """Name all cases of the step."""
+        planned = list(names)
+        if planned != self.planned:
+            self.planned = planned
+            self._append({"planned": planned})
+
+    def add(self, name: str, figures: Any, failures: Sequence[str]) -> None:
+        """Write a case that has just ended."""
+        self._append({"case": name, "figures": figures, "failures": list(failures)})
+        self.ended[name] = Case(figures, failures)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def cases_path(out: Path, step: str) -> Path:
+    """Return the file of a step's cases."""
+    return out / f"{step}.cases.jsonl"
+
+
+def conditions() -> dict[str, str]:
+    """Return what figures depend on; cases and steps under others do not count."""
+    name = cpu_name()
+    if visible_gpus():
+        name = ", ".join(nvidia_smi("--query-gpu=name", "--format=csv,noheader").splitlines())
+    hardware = f"{name}; {len(os.sched_getaffinity(0))} cores"
+    return {"commit": commit() or "unknown", **versions(), "hardware": hardware}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return which conditions differ; an empty text if none does."""
+    return ", ".join(
+        f"{key} {before.get(key, 'none')[:40]!r}, now {now.get(key, 'none')[:40]!r}"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key)
+    )
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file, and remove a last one that a kill has cut off.
+
+    A line that a full disk has cut off stands before another one, and is passed over.
+    """
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        os.truncate(path, len(whole))
+    lines = []
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines

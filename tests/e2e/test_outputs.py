@@ -1,0 +1,70 @@
+"""What commands are told to write: standard output, and what is no file or no folder."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.testing import small_tasks
+from tests import preloaded
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+DATA = (
+    *("data=synthetic", "data.max_rows=1000", "batch_size=64", "topology.world_size=2"),
+    *("topology.memory_gib=1", "topology.compute_device=cpu"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", [("task=task.json",), DATA], ids=["task", "data"])
+def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]) -> None:
+    before = sorted(folder.iterdir())
+    done = preloaded.run(str(SCRIPTS / "plan.py"), *source, "sharder=dim", "out=-", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sharder"] == "dim"
+    assert "shards of" in done.stderr
+    assert ("the task is not written" in done.stderr) == (source == DATA)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("plan", "task=task.json", "out=."), "out is '.': it is a folder; name a file"),
+        (("plan", "task=task.json", "out=pipe"), "cannot write pipe: nobody reads this pipe"),
+        (("plan", *DATA, "out=task.json"), "would both be 'task.json'; set task_out"),
+        (("plan", *DATA, "task_out=x/y.json"), "task_out is 'x/y.json', but there is no folder"),
+        (("advise", "task=task.json", "hardware=cpu", "out=-"), "out is '-', standard output"),
+        (("simulate", "task=task.json", "out=pipe"), "pipe is not a folder"),
+        (("collect_costs", "out=-"), "out is '-', but more than one file is written"),
+        (("collect_costs", "out=."), "out is '.': it is a folder; name a file"),
+        (("fit_cost_model", "out=task.json"), "task.json is not a folder"),
+        (("train_policy", "out=-"), "out is '-', standard output"),
+        (("report", ".", "--out", ""), "--out is '', must be a path"),
+        (("export", ".", "--out", "-"), "--out is '-', standard output"),
+        (("make_tasks", "paper", "--out", "task.json/x"), "Not a directory"),
+        (("make_criteo_tsv", "."), "cannot write .: it is a folder"),
+        (("convert_criteo", "x.tsv", "--out", "task.json"), "task.json is not a folder"),
+    ],
+    ids=lambda value: "-".join(value[:1] + value[-1:]) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_written_is_refused(
+    folder: Path, command: tuple[str, ...], message: str
+) -> None:
+    before = {path: path.lstat().st_ino for path in folder.iterdir()}
+    script, *arguments = command
+    done = preloaded.run(str(SCRIPTS / f"{script}.py"), *arguments, cwd=folder)
+    assert done.returncode == 2, done.stderr
+    [error] = (line for line in done.stderr.splitlines() if "error: " in line)
+    assert message in error
+    assert "Traceback" not in done.stderr
+    assert {path: path.lstat().st_ino for path in folder.iterdir()} == before
