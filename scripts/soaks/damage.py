@@ -314,6 +314,8 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
             faults.append(f"there is not one warning: {goes_on.output()}")
         if not (checkpoint.parent / f"{SET_ASIDE}{checkpoint.name}").exists():
             faults.append("the damaged checkpoint is not set aside")
+        if "set aside" not in goes_on.output().partition(f"| {NUM_STEPS - INTERVAL}/")[0]:
+            faults.append("it is not set aside before the first step")
         # The run has trained to the same step again.
         faults += checkpoint_faults(goes_on.last_checkpoint(), checkpoints(whole)[0])
     return faults
