@@ -106,6 +106,12 @@ class RankError(Exception):
         self.on_all_ranks = on_all_ranks
 
 
+def shortened(value: object) -> str:
+    """Return a value that may be anything, for a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:
     """Raise ConfigError unless a configured value is an int from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
