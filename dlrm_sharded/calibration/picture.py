@@ -139,4 +139,4 @@ def conditions_of(context: RunContext) -> Conditions | None:
     """Return what runs must have in common with this one; None for a plan made elsewhere."""
     if context.optimizer is None or context.ranks_per_host is None:
         return None
-    return Conditions(context.optimizer, context.ranks_per_host)
+    return Conditions(context.optimizer, context.ranks_per_host, context.fbgemm, context.device)

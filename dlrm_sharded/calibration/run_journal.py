@@ -14,6 +14,7 @@ from typing import Any
 from dlrm_sharded.calibration.line_file import LineFile
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of
 from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.kernel_changes import changes_between
 from dlrm_sharded.errors import DataError, shortened
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
@@ -31,14 +32,24 @@ class Conditions:
     Args:
         optimizer: fused optimizer of the tables.
         ranks_per_host: ranks of a host, which may share its cores and links.
+        fbgemm: version of FBGEMM; None if it is not known. Others count, unless one of
+            `KERNEL_CHANGES` is between them.
+        device: "cpu" or "cuda"; a journal is of one.
     """
 
     optimizer: str
     ranks_per_host: int
+    fbgemm: str | None = None
+    device: str = "cpu"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the conditions by name."""
-        return {"optimizer": self.optimizer, "ranks_per_host": self.ranks_per_host}
+    def allow(self, other: Conditions) -> bool:
+        """Return whether runs under other conditions tell of runs under these."""
+        return (self.optimizer, self.ranks_per_host) == (
+            other.optimizer,
+            other.ranks_per_host,
+        ) and not changes_between(
+            other.fbgemm, self.fbgemm, device=self.device, optimizer=self.optimizer
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,14 @@ class RunJournal:
         if problem is not None:
             self._file.refuse(f"it cannot have been measured ({problem})")
             return False
-        return self._file.append({**conditions.to_json(), "run": run.to_row()})
+        return self._file.append(
+            {
+                "optimizer": conditions.optimizer,
+                "ranks_per_host": conditions.ranks_per_host,
+                "fbgemm": conditions.fbgemm,
+                "run": run.to_row(),
+            }
+        )
 
     def read(self, conditions: Conditions) -> dict[int, Sample]:
         """Return the latest runs under these conditions by line number, the last one last.
@@ -63,7 +81,7 @@ class RunJournal:
 
         def run_of(fields: Mapping[str, Any]) -> Sample | None:
             found, run = _read(fields)
-            return run if found == conditions else None
+            return run if conditions.allow(found) else None
 
         return self._file.read(run_of, most=MAX_RUNS)
 
@@ -112,9 +130,12 @@ def _read(fields: Mapping[str, Any]) -> tuple[Conditions, Sample]:
     problem = problem_of(run)
     if problem is not None:
         raise DataError(problem)
-    conditions = Conditions(fields["optimizer"], fields["ranks_per_host"])
+    # earlier versions did not write the version of FBGEMM
+    conditions = Conditions(fields["optimizer"], fields["ranks_per_host"], fields.get("fbgemm"))
     if not isinstance(conditions.optimizer, str):
         raise DataError(f"optimizer is {shortened(conditions.optimizer)}")
+    if not isinstance(conditions.fbgemm, str | None):
+        raise DataError(f"fbgemm is {shortened(conditions.fbgemm)}")
     if conditions.ranks_per_host != run.ranks_per_host:
         raise DataError(
             f"ranks_per_host is {shortened(conditions.ranks_per_host)}, and {run.ranks_per_host} "

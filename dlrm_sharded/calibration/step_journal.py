@@ -46,7 +46,11 @@ class StepConditions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the conditions by name."""
-        return {**self.run.to_json(), "pipeline": self.pipeline}
+        return {
+            "optimizer": self.run.optimizer,
+            "ranks_per_host": self.run.ranks_per_host,
+            "pipeline": self.pipeline,
+        }
 
 
 @dataclass(frozen=True, slots=True)

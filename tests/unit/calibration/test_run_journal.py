@@ -85,6 +85,28 @@ def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal) -
     assert journal.read(SGD) == {1: run, 4: slower}
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "optimizer", "counts"),
+    [
+        (None, "1.8.0", "rowwise_adagrad", True),
+        ("1.8.0", "1.8.1", "rowwise_adagrad", True),
+        ("1.8.0", "1.9.0", "rowwise_adagrad", False),
+        (None, "1.9.0", "rowwise_adagrad", False),
+        ("1.9.0", "1.8.0", "rowwise_adagrad", False),
+        ("1.8.0", "1.9.0", "sgd", True),
+    ],
+)
+def test_runs_with_other_kernels_do_not_count(
+    journal: RunJournal, there: str | None, here: str, optimizer: str, counts: bool
+) -> None:
+    run = measured_run(PLAN, TASK, COST)
+    assert run is not None
+    journal.append(Conditions(optimizer, 2, there), run)
+    if there is None:  # as earlier versions wrote it
+        journal.path.write_text(journal.path.read_text().replace('"fbgemm": null, ', ""))
+    assert journal.read(Conditions(optimizer, 2, here)) == ({1: run} if counts else {})
+
+
 def test_the_latest_runs_count(journal: RunJournal) -> None:
     run = measured_run(PLAN, TASK, COST)
     assert run is not None
