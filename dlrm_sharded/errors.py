@@ -18,6 +18,7 @@ RankError                    cause of an error that ranks agreed on
 """
 
 import math
+import sys
 from os import PathLike
 
 
@@ -143,5 +144,6 @@ def check_number(
     limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
-    if not (least <= value <= most and math.isfinite(value)) or (above and value == least):
+    # an int may be too large for a float; infinity and NaN fail the comparison, too
+    if not least <= value <= min(most, sys.float_info.max) or (above and value == least):
         raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
