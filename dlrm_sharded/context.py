@@ -18,12 +18,14 @@ class RunContext:
             for a plan that is made on another machine.
         optimizer: fused optimizer of the tables; None if any will do.
         ranks_per_host: ranks that share a host's cores and links; None if it is not known.
+        fbgemm: version of FBGEMM that looks up rows; None if it is not known.
     """
 
     device: str = "cpu"
     hardware: Hardware | None = None
     optimizer: str | None = None
     ranks_per_host: int | None = None
+    fbgemm: str | None = None
 
     @property
     def can_replicate(self) -> bool:

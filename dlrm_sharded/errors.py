@@ -20,6 +20,7 @@ RankError                    cause of an error that ranks agreed on
 """
 
 import math
+import sys
 from os import PathLike
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
@@ -119,6 +120,12 @@ class RankError(Exception):
         self.on_all_ranks = on_all_ranks
 
 
+def shortened(value: object) -> str:
+    """Return a value that may be anything, for a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> None:
     """Raise ConfigError unless a configured value is an int from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -150,5 +157,6 @@ def check_number(
     limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
-    if not (least <= value <= most and math.isfinite(value)) or (above and value == least):
+    # an int may be too large for a float; infinity and NaN fail the comparison, too
+    if not least <= value <= min(most, sys.float_info.max) or (above and value == least):
         raise ConfigError(f"{key} is {value!r}, must be a number {limit}")

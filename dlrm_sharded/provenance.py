@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def fbgemm_version(found: Mapping[str, str]) -> str | None:
+    """Return the version of FBGEMM among `versions`; None if it is not there.
+
+    In an environment for CPUs, fbgemm-gpu is an empty package that stands for fbgemm-gpu-cpu.
+    """
+    gpu, cpu = found.get("fbgemm-gpu"), found.get("fbgemm-gpu-cpu")
+    return cpu if gpu is None or (cpu is not None and gpu.endswith("+cpu")) else gpu
 
 
 def commit() -> str | None:

@@ -13,6 +13,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, GpuSpec, gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.host_memory import available_host_bytes
 from dlrm_sharded.process import num_cores
+from dlrm_sharded.provenance import fbgemm_version, versions
 from dlrm_sharded.task import GIB, Topology
 
 CPU_NAMES = ("cpu", "here")
@@ -60,6 +61,7 @@ class Machine:
         shares_memory: whether it is that of all ranks together.
         optimizer: fused optimizer of the tables; None if it is not known.
         price: of one rank for an hour, in any currency; None if it is not known.
+        fbgemm: version of FBGEMM that looks up rows; None if it is not known.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Machine:
     shares_memory: bool = False
     optimizer: str | None = None
     price: float | None = None
+    fbgemm: str | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -105,7 +108,11 @@ class Machine:
     def context(self, topology: Topology) -> RunContext:
         """Return the run for which a sharder and prices are chosen."""
         return RunContext(
-            topology.compute_device, self.hardware, self.optimizer, topology.ranks_per_host
+            topology.compute_device,
+            self.hardware,
+            self.optimizer,
+            topology.ranks_per_host,
+            self.fbgemm,
         )
 
     def _ranks_per_host(self, num_ranks: int) -> int:
@@ -135,7 +142,15 @@ def cpu_machine(
     """Return this machine, on whose CPUs the ranks compute and share the memory that is free."""
     num_bytes = memory.of(name, available_host_bytes() / GIB)
     shares = memory.memory_gib is None
-    return Machine(name, None, hardware, num_bytes, shares_memory=shares, optimizer=optimizer)
+    return Machine(
+        name,
+        None,
+        hardware,
+        num_bytes,
+        shares_memory=shares,
+        optimizer=optimizer,
+        fbgemm=fbgemm_version(versions()),
+    )
 
 
 def with_prices(machines: Sequence[Machine], prices: Any) -> list[Machine]:

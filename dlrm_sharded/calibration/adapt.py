@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
@@ -45,6 +46,21 @@ MAX_LEFT_OUT = 10
 ERROR_OF_ONE = 0.3
 """Least expected error of a model that a single plan has corrected."""
 
+OUTLIER_FACTOR = 5.0
+"""A time that is less than this far from what the other plans suggest is no outlier."""
+
+OUTLIER_SPREADS = 6.0
+"""Likewise in standard deviations of the other plans, estimated from their median deviation."""
+
+NUM_AGREEING = 3
+"""Number of plans that agree with each other and are no outliers: the hardware has changed."""
+
+LEAST_MS = 1e-6
+"""Time that stands for zero where outliers are looked for."""
+
+STAGE_NAMES = {"forward": "fwd_compute", "backward": "bwd_compute"}
+"""Stages of the directions; exchanges have their own names."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
@@ -66,7 +82,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """Parts of predicted times [N, P], and the measured times [N]."""
+    """Parts of predicted times [N, P], and the measured times [N], which may be 0."""
 
     parts: Floats
     times_ms: Floats
@@ -86,6 +102,26 @@ def error_of(model: LearnedCostModel, samples: Sequence[Sample]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlier:
+    """A measured plan that contradicts the others.
+
+    Args:
+        index: its place among the plans.
+        stage: name of the first stage that contradicts them.
+        factor: time of the stage relative to what the others suggest.
+    """
+
+    index: int
+    stage: str
+    factor: float
+
+    @property
+    def text(self) -> str:
+        """Say how far it is off, such as: bwd_compute 1000 times what the others suggest."""
+        return f"{self.stage} {self.factor:.3g} times what the others suggest"
+
+
+@dataclass(frozen=True, slots=True)
 class Adapted:
     """An adapted model, and its error on the plans that it is adapted to, before and after.
 
@@ -93,6 +129,7 @@ class Adapted:
         expected_error: error on plans that were left out.
         stated_error: the same with one more plan that is off by `ERROR_OF_ONE`, since a few plans
             may agree by chance.
+        outliers: plans that the model is not adapted to, and which count in no error.
     """
 
     model: LearnedCostModel
@@ -100,6 +137,7 @@ class Adapted:
     error_after: float
     expected_error: float
     stated_error: float
+    outliers: tuple[Outlier, ...] = ()
 
     @property
     def is_better(self) -> bool:
@@ -113,6 +151,10 @@ def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
         samples: at least one.
     """
     observed = [_observed(prior, sample) for sample in samples]
+    outliers = _outliers(observed)
+    for index in sorted((outlier.index for outlier in outliers), reverse=True):
+        observed.pop(index)
+        samples = [*samples[:index], *samples[index + 1 :]]
     model = _fitted(observed).applied(prior)
     before, after = error_of(prior, samples), error_of(model, samples)
     left_out = range(max(0, len(samples) - MAX_LEFT_OUT), len(samples))
@@ -121,7 +163,51 @@ def adapt(prior: LearnedCostModel, samples: Sequence[Sample]) -> Adapted:
         return Adapted(model, before, after, expected, expected)
     errors = [_off_if_left_out(prior, samples, observed, i) for i in left_out]
     stated = float(np.mean([*errors, ERROR_OF_ONE]))
-    return Adapted(model, before, after, float(np.mean(errors)), stated)
+    return Adapted(model, before, after, float(np.mean(errors)), stated, outliers)
+
+
+def _outliers(observed: Sequence[Mapping[str, _Observed]]) -> tuple[Outlier, ...]:
+    """Return the plans that contradict the others in some stage.
+
+    Plans are compared by the logarithms of their measured times over those that are fitted to all
+    plans. One that is far from the median is an outlier, unless others are where it is.
+    """
+    if len(observed) < NUM_AGREEING:  # which saves the fit
+        return ()
+    fitted = _fitted(observed)
+    by_stage = {**dict(zip(DIRECTIONS, fitted.compute, strict=True)), **fitted.exchanges}
+    found: dict[int, Outlier] = {}
+    for stage, factors in by_stage.items():
+        plans = [index for index, of_plan in enumerate(observed) if len(of_plan[stage].times_ms)]
+        by_rank = [_log_ratios(observed[index][stage], factors) for index in plans]
+        # the ratios of one rank may be absurd
+        for ratios in (np.array([pick(logs) for logs in by_rank]) for pick in (np.max, np.min)):
+            for place in np.flatnonzero(_contradicted(ratios)):
+                factor = math.exp(ratios[place] - np.median(ratios))
+                outlier = Outlier(plans[place], STAGE_NAMES.get(stage, stage), factor)
+                found.setdefault(outlier.index, outlier)
+    return tuple(found[index] for index in sorted(found))
+
+
+def _log_ratios(observed: _Observed, factors: Floats) -> Floats:
+    """Return [N], the logarithms of measured times over fitted ones."""
+    logs: Floats = np.log(np.maximum(observed.times_ms, LEAST_MS)) - np.log(
+        observed.parts @ factors
+    )
+    return logs
+
+
+def _contradicted(ratios: Floats) -> NDArray[np.bool_]:
+    """Return [N], whether a logarithm is far from the median, where few others are."""
+    if len(ratios) < NUM_AGREEING:
+        return np.zeros(len(ratios), dtype=bool)
+    deviations = np.abs(ratios - np.median(ratios))
+    # 1.4826 median deviations are one standard deviation of a normal distribution
+    spread = 1.4826 * float(np.median(deviations))
+    num_near = (np.abs(ratios[:, None] - ratios) < math.log(OUTLIER_FACTOR)).sum(axis=1)
+    is_far = deviations > max(math.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
+    contradicted: NDArray[np.bool_] = is_far & (num_near < NUM_AGREEING)
+    return contradicted
 
 
 def _off_if_left_out(
@@ -141,11 +227,11 @@ def _off(model: LearnedCostModel, sample: Sample) -> float:
     measured = sample.cost.critical_path_ms
     if predicted <= 0 or measured <= 0:
         return 0.0 if predicted == measured else math.inf
-    return math.expm1(abs(math.log(predicted / measured)))
+    return math.expm1(abs(math.log(predicted) - math.log(measured)))
 
 
 def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
-    """Return parts and times of each rank, by direction and exchange; times of zero left out."""
+    """Return parts and times of the ranks that take part, by direction and exchange."""
     workload, ranks = workload_of_sample(sample), sample.cost.per_rank
     hosts = Hosts(sample.world_size, sample.ranks_per_host)
     communication = prior.for_workload(workload, hosts).communication
@@ -162,8 +248,8 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     found = {}
     for name, of_name in parts.items():
         measured = np.array(times[name])
-        known = (measured > 0) & (of_name.sum(axis=1) > 0)
-        found[name] = _Observed(of_name[known], measured[known])
+        takes_part = of_name.sum(axis=1) > 0
+        found[name] = _Observed(of_name[takes_part], measured[takes_part])
     return found
 
 
@@ -184,9 +270,10 @@ def _factors(parts: Floats, times_ms: Floats) -> Floats:
     """Return [P], the MAP estimate of the factors of parts [N, P]; ones without any time.
 
     The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
-    few absurd times do not decide.
+    few absurd times do not decide. Times of zero, which have no logarithm, are left out.
     """
     num_parts = parts.shape[1]
+    parts, times_ms = parts[times_ms > 0], times_ms[times_ms > 0]
     if len(times_ms) == 0:
         return np.ones(num_parts)
     log_times = np.log(times_ms)

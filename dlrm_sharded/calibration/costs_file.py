@@ -126,10 +126,10 @@ def read_costs(path: str | Path) -> CollectedCosts:
         )
     try:
         samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
-        for sample in samples:
-            check_sample(sample, path)
     except TypeError as error:
         raise DataError(
             f"{path} has empty values ({error}); collect again with {CALIBRATE}"
         ) from error
+    for sample in samples:
+        check_sample(sample, path)
     return CollectedCosts(samples, manifest)

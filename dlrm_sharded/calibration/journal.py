@@ -16,7 +16,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.calibration.costs_file import manifest_path
-from dlrm_sharded.calibration.samples import Sample, check_sample
+from dlrm_sharded.calibration.line_file import DAMAGED
+from dlrm_sharded.calibration.samples import Sample, problem_of
 from dlrm_sharded.errors import ConfigError, DataError, UserError
 from dlrm_sharded.json_files import read_json_object, write_json
 
@@ -59,9 +60,19 @@ class Journal:
             raise
 
     def append(self, sample: Sample) -> None:
-        """Write a sample at the end of the file."""
+        """Write a sample at the end of the file.
+
+        Raises:
+            DataError: it cannot have been measured.
+        """
+        problem = problem_of(sample)
+        if problem is not None:
+            raise DataError(
+                f"{sample.kind} plan {sample.number} cannot have been measured right: {problem}; "
+                f"start again, which goes on after the plans in {self.folder}"
+            )
         with self._samples.open("a") as file:
-            file.write(json.dumps(sample.to_row()) + "\n")
+            file.write(json.dumps(sample.to_row(), allow_nan=False) + "\n")
 
     def samples(self) -> list[Sample]:
         """Return all samples so far, and remove a last line that a kill has cut off.
@@ -80,13 +91,18 @@ class Journal:
         """Return the sample on a line."""
         try:
             sample = Sample.from_row(json.loads(line))
-            check_sample(sample, self._samples)
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{self._samples}:{number} is damaged ({error}); remove this line to collect its "
-                f"sample again, or remove {self.folder}"
-            ) from error
+            problem = problem_of(sample)
+        except DAMAGED as error:
+            raise self._damaged(number, str(error)) from error
+        if problem is not None:
+            raise self._damaged(number, problem)
         return sample
+
+    def _damaged(self, number: int, problem: str) -> DataError:
+        return DataError(
+            f"{self._samples}:{number} is damaged ({problem}); remove this line to collect its "
+            f"sample again, or remove {self.folder}"
+        )
 
     def close(self) -> None:
         """Unlock the folder, so that another process can resume the collection."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm_sharded.calibration.line_file import named
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.context import RunContext
@@ -45,25 +46,51 @@ def cost_picture(
     conditions, runs = conditions_of(context), run_journal(context, journal)
     if conditions is None or runs is None:
         return model
-    return corrected(model, runs.read(conditions))
+    found = runs.read(conditions)
+    return corrected(
+        model,
+        list(found.values()),
+        source=f"the journal {runs.path}",
+        names=[f"line {number}" for number in found],
+    )
 
 
-def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
+def corrected(
+    model: LearnedCostModel,
+    runs: Sequence[Sample],
+    *,
+    source: str = "the runs",
+    names: Sequence[str] | None = None,
+) -> LearnedCostModel:
     """Return the model adapted to runs, or the model itself where that predicts them no better.
+
+    Runs that contradict the others are left out, with one warning.
 
     Args:
         runs: the latest last.
+        source, names: what the warning calls the runs together, and each of them.
     """
     if not runs:
         return model
     from dlrm_sharded.calibration.adapt import adapt  # loads SciPy, which takes half a second
 
     adapted = adapt(model, runs)
+    num_runs = len(runs) - len(adapted.outliers)
+    if adapted.outliers:
+        names = names or [f"run {number}" for number in range(1, len(runs) + 1)]
+        log.warning(
+            "%d of %d runs in %s %s left out, as the others contradict: %s",
+            len(adapted.outliers),
+            len(runs),
+            source,
+            "is" if len(adapted.outliers) == 1 else "are",
+            named([f"{names[found.index]} ({found.text})" for found in adapted.outliers]),
+        )
     if not _is_trusted(adapted, model):
         log.info(
             "the earlier runs (%d) on this hardware do not correct the cost model: its critical "
             "paths are off by %.0f %% on them, corrected ones by %.0f %%, and by %.0f %% on others",
-            len(runs),
+            num_runs,
             *(100 * error for error in (adapted.error_before, adapted.error_after)),
             100 * adapted.expected_error,
         )
@@ -71,7 +98,7 @@ def corrected(model: LearnedCostModel, runs: list[Sample]) -> LearnedCostModel:
     standing = model.standing or Standing("prior", model.name)
     return dataclasses.replace(
         adapted.model,
-        standing=dataclasses.replace(standing, num_runs=len(runs), error=adapted.stated_error),
+        standing=dataclasses.replace(standing, num_runs=num_runs, error=adapted.stated_error),
     )
 
 
@@ -112,4 +139,4 @@ def conditions_of(context: RunContext) -> Conditions | None:
     """Return what runs must have in common with this one; None for a plan made elsewhere."""
     if context.optimizer is None or context.ranks_per_host is None:
         return None
-    return Conditions(context.optimizer, context.ranks_per_host)
+    return Conditions(context.optimizer, context.ranks_per_host, context.fbgemm, context.device)

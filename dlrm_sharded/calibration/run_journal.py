@@ -6,34 +6,23 @@ in the user's cache folder, and the next prediction there is corrected by it.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample, check_sample
+from dlrm_sharded.calibration.line_file import LineFile
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.cost.kernel_changes import changes_between
+from dlrm_sharded.errors import DataError, shortened
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.task import ShardingTask
 
-log = logging.getLogger(__name__)
-
 JOURNAL_FORMAT = 1
 MAX_RUNS = 50
 """Number of the latest runs that are read."""
-
-MAX_JOURNAL_BYTES = 32 * 2**20
-"""Size beyond which a journal loses the earlier half of its runs."""
-
-LOCK_S = 10.0
-"""Time to wait for another run that writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +32,24 @@ class Conditions:
     Args:
         optimizer: fused optimizer of the tables.
         ranks_per_host: ranks of a host, which may share its cores and links.
+        fbgemm: version of FBGEMM; None if it is not known. Others count, unless one of
+            `KERNEL_CHANGES` is between them.
+        device: "cpu" or "cuda"; a journal is of one.
     """
 
     optimizer: str
     ranks_per_host: int
+    fbgemm: str | None = None
+    device: str = "cpu"
+
+    def allow(self, other: Conditions) -> bool:
+        """Return whether runs under other conditions tell of runs under these."""
+        return (self.optimizer, self.ranks_per_host) == (
+            other.optimizer,
+            other.ranks_per_host,
+        ) and not changes_between(
+            other.fbgemm, self.fbgemm, device=self.device, optimizer=self.optimizer
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,55 +58,36 @@ class RunJournal:
 
     path: Path
 
-    def append(self, conditions: Conditions, run: Sample) -> None:
-        """Write a run at the end; a file or folder that cannot be written costs a warning."""
-        line = json.dumps({"format": JOURNAL_FORMAT, **_fields(conditions), "run": run.to_row()})
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
-                if self.path.exists() and self.path.stat().st_size > MAX_JOURNAL_BYTES:
-                    lines = self.path.read_bytes().splitlines(keepends=True)
-                    replace_file(self.path, b"".join(lines[len(lines) // 2 :]))
-                with self.path.open("ab") as file:
-                    file.write(_after_whole_line(self.path) + line.encode() + b"\n")
-        except (OSError, Timeout) as error:
-            log.warning("the run is not noted in the journal %s: %s", self.path, error)
+    def append(self, conditions: Conditions, run: Sample) -> bool:
+        """Write a run at the end and return True; if that is impossible, warn and return False."""
+        problem = problem_of(run)
+        if problem is not None:
+            self._file.refuse(f"it cannot have been measured ({problem})")
+            return False
+        return self._file.append(
+            {
+                "optimizer": conditions.optimizer,
+                "ranks_per_host": conditions.ranks_per_host,
+                "fbgemm": conditions.fbgemm,
+                "run": run.to_row(),
+            }
+        )
 
-    def read(self, conditions: Conditions) -> list[Sample]:
-        """Return the latest runs under these conditions, the last one last.
+    def read(self, conditions: Conditions) -> dict[int, Sample]:
+        """Return the latest runs under these conditions by line number, the last one last.
 
         Lines that are no runs are passed over with one warning; the file stays as it is.
         """
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            log.warning("the journal of runs %s cannot be read: %s", self.path, error)
-            return []
-        runs: list[Sample] = []
-        damaged: list[int] = []
-        for number in range(len(lines), 0, -1):
-            try:
-                fields = json.loads(lines[number - 1])
-                found, run = _read(fields, self.path)
-            except (AttributeError, LookupError, TypeError, ValueError, RecursionError, DataError):
-                damaged.append(number)
-                continue
-            if found == conditions:
-                runs.append(run)
-            if len(runs) == MAX_RUNS:
-                break
-        if damaged:
-            log.warning(
-                "%d of %d lines of the journal of runs %s are damaged and passed over, the last "
-                "one is line %d",
-                len(damaged),
-                len(lines),
-                self.path,
-                damaged[0],
-            )
-        return runs[::-1]
+
+        def run_of(fields: Mapping[str, Any]) -> Sample | None:
+            found, run = _read(fields)
+            return run if conditions.allow(found) else None
+
+        return self._file.read(run_of, most=MAX_RUNS)
+
+    @property
+    def _file(self) -> LineFile:
+        return LineFile(self.path, "run", JOURNAL_FORMAT)
 
 
 def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Sample | None:
@@ -141,22 +125,20 @@ def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Samp
     )
 
 
-def _fields(conditions: Conditions) -> dict[str, Any]:
-    return {"optimizer": conditions.optimizer, "ranks_per_host": conditions.ranks_per_host}
-
-
-def _read(fields: Mapping[str, Any], path: Path) -> tuple[Conditions, Sample]:
-    if fields["format"] != JOURNAL_FORMAT:
-        raise ValueError(f"format {fields['format']!r}")
+def _read(fields: Mapping[str, Any]) -> tuple[Conditions, Sample]:
     run = Sample.from_row(fields["run"])
-    check_sample(run, path)
-    return Conditions(fields["optimizer"], fields["ranks_per_host"]), run
-
-
-def _after_whole_line(path: Path) -> bytes:
-    """Return the end of a line that a kill has cut off, which would damage the next one too."""
-    if not path.exists() or path.stat().st_size == 0:
-        return b""
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return b"" if file.read() == b"\n" else b"\n"
+    problem = problem_of(run)
+    if problem is not None:
+        raise DataError(problem)
+    # earlier versions did not write the version of FBGEMM
+    conditions = Conditions(fields["optimizer"], fields["ranks_per_host"], fields.get("fbgemm"))
+    if not isinstance(conditions.optimizer, str):
+        raise DataError(f"optimizer is {shortened(conditions.optimizer)}")
+    if not isinstance(conditions.fbgemm, str | None):
+        raise DataError(f"fbgemm is {shortened(conditions.fbgemm)}")
+    if conditions.ranks_per_host != run.ranks_per_host:
+        raise DataError(
+            f"ranks_per_host is {shortened(conditions.ranks_per_host)}, and {run.ranks_per_host} "
+            "in its run"
+        )
+    return conditions, run

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,32 @@ import numpy as np
 from dlrm_sharded.access_patterns import ZipfAccesses
 from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.cost.features import Workload, workload_of_rows
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.errors import DataError, shortened
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.layouts import REPLICA_GROUP
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
+from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""
 
 CRITICAL_PATH = "critical_path"
 """Name of the sum of the stages on their slowest ranks, among measures of repeatability."""
+
+MIN_STAGE_MS, MAX_STAGE_MS = 1e-6, 3.6e6
+"""Limits of a stage's time, unless it is 0: a nanosecond and an hour."""
+
+MAX_BYTES_PER_MS = 1e12
+"""Limit of the bytes that any hardware reads in a ms: 1 PB/s.
+
+The first-level caches of a large GPU of 2025 deliver 0.04 PB/s together.
+"""
+
+MAX_COUNT = 2**62
+
+HISTOGRAM_SLACK = 0.01
+"""How far the sum of a reuse histogram may be from 1, as its shares are rounded."""
 
 _PLAIN_KEYS = ("kind", "number", "attempt", "world_size", "ranks_per_host", "batch_size")
 
@@ -113,7 +127,7 @@ class Sample:
                 for shard in row["shards"]
             ),
             cost=PlanCost.from_stages(
-                stages_ms, input_dist_ms=[float(rank["input_dist_ms"]) for rank in ranks]
+                stages_ms, input_dist_ms=[rank["input_dist_ms"] for rank in ranks]
             ),
         )
 
@@ -146,39 +160,85 @@ class CollectedCosts:
 
 
 def check_sample(sample: Sample, path: Path) -> None:
-    """Raise DataError or TypeError if no measurement gives the sample."""
-    where = f"{path}: {sample.kind} sample {sample.number}"
-    ranks = len(sample.cost.per_rank)
-    if ranks != sample.world_size or not all(0 <= shard.rank < ranks for shard in sample.shards):
+    """Raise DataError if no measurement gives the sample."""
+    problem = problem_of(sample)
+    if problem is not None:
         raise DataError(
-            f"{where} has shards or times of ranks outside its world; the file is damaged, collect "
-            f"again with {CALIBRATE}"
+            f"{path}: {sample.kind} sample {sample.number} cannot have been measured: {problem}; "
+            f"the file is damaged, collect again with {CALIBRATE}"
         )
-    if not sample.shards or not all(_is_possible(shard) for shard in sample.shards):
-        raise DataError(
-            f"{where} has no shards, or impossible ones; the file is damaged, collect "
-            f"again with {CALIBRATE}"
-        )
+
+
+def problem_of(sample: Sample) -> str | None:
+    """Say why no measurement gives a sample, in a few words; None if one may."""
+    return next(_problems(sample), None)
+
+
+def _problems(sample: Sample) -> Iterator[str]:
+    """Yield what is wrong; each check relies on those before it."""
+    yield from _wrong_int("number", sample.number, 0, MAX_COUNT)
+    yield from _wrong_int("attempt", sample.attempt, 0, MAX_COUNT)
+    yield from _wrong_int("batch_size", sample.batch_size, 1, MAX_BATCH_SIZE)
+    yield from _wrong_int("world_size", sample.world_size, 1, MAX_RANKS)
+    yield from _wrong_int("ranks_per_host", sample.ranks_per_host, 1, sample.world_size)
+    if sample.world_size % sample.ranks_per_host:
+        yield f"ranks_per_host {sample.ranks_per_host} does not divide {sample.world_size} ranks"
+    if len(sample.cost.per_rank) != sample.world_size:
+        yield f"times of {len(sample.cost.per_rank)} ranks, expected {sample.world_size}"
+    if not sample.shards:
+        yield "no shards"
+    for shard in sample.shards:
+        yield from _shard_problems(shard, sample.world_size)
     assert sample.cost.input_dist_ms is not None
+    read_bytes = [0.0] * sample.world_size
+    for shard in sample.shards:
+        num_ids = sample.batch_size * shard.pooling_factor
+        read_bytes[shard.rank] += 4 * shard.num_cols * num_ids if num_ids >= 1 else 0.0
     for rank, stages in enumerate(sample.cost.per_rank):
-        times = {stage: stages.stage_ms(stage) for stage in STAGES}
-        times[INPUT_DIST] = sample.cost.input_dist_ms[rank]
-        for name, time_ms in times.items():
-            if not (math.isfinite(time_ms) and time_ms >= 0):
-                raise DataError(
-                    f"{where} has {name} of {time_ms} ms on rank {rank}; a time is a finite number "
-                    f"from 0; the file is damaged, collect again with {CALIBRATE}"
-                )
+        times_ms = {stage: getattr(stages, f"{stage}_ms") for stage in STAGES}
+        times_ms[INPUT_DIST] = sample.cost.input_dist_ms[rank]
+        for name, time_ms in times_ms.items():
+            yield from _wrong_number(f"{name} on rank {rank} in ms", time_ms, MAX_STAGE_MS)
+            if 0 < time_ms < MIN_STAGE_MS:
+                yield f"{name} of {time_ms:.3g} ms on rank {rank}, less than any clock shows"
+        computing_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
+        if computing_ms * MAX_BYTES_PER_MS < read_bytes[rank]:
+            yield (
+                f"computation of {computing_ms:.3g} ms on rank {rank}, in which no hardware reads "
+                f"{read_bytes[rank]:.3g} B"
+            )
 
 
-def _is_possible(shard: MeasuredShard) -> bool:
-    numbers = (shard.pooling_factor, *shard.reuse_histogram)
-    return (
-        min(shard.num_rows, shard.num_cols) > 0
-        and isinstance(shard.accesses, str)
-        and len(shard.reuse_histogram) == NUM_REUSE_BINS
-        and all(math.isfinite(number) and number >= 0 for number in numbers)
-    )
+def _shard_problems(shard: MeasuredShard, world_size: int) -> Iterator[str]:
+    yield from _wrong_int("the rank of a shard", shard.rank, 0, world_size - 1)
+    yield from _wrong_int("num_rows of a shard", shard.num_rows, 1, MAX_ROWS)
+    yield from _wrong_int("num_cols of a shard", shard.num_cols, 1, MAX_COLUMNS)
+    yield from _wrong_number("pooling_factor of a shard", shard.pooling_factor, MAX_POOLING_FACTOR)
+    if len(shard.reuse_histogram) != NUM_REUSE_BINS:
+        yield f"reuse_histogram of {len(shard.reuse_histogram)} bins, expected {NUM_REUSE_BINS}"
+    for share in shard.reuse_histogram:
+        yield from _wrong_number("a share of reuse_histogram", share, 1.0 + HISTOGRAM_SLACK)
+    # a table without a profile has zeros
+    total = sum(shard.reuse_histogram)
+    if total != 0 and abs(total - 1) > HISTOGRAM_SLACK:
+        yield f"reuse_histogram sums to {total:.3g}, expected 1"
+    if not isinstance(shard.accesses, str):
+        yield f"accesses is {shortened(shard.accesses)}"
+    if not isinstance(shard.row_wise, bool) or not isinstance(shard.replicated, bool):
+        yield "row_wise or replicated is neither true nor false"
+
+
+def _wrong_int(key: str, value: object, least: int, most: int) -> Iterator[str]:
+    # bool is a kind of int
+    if type(value) is not int or not least <= value <= most:
+        yield f"{key} is {shortened(value)}, expected {least:,} to {most:,}"
+
+
+def _wrong_number(key: str, value: object, most: float) -> Iterator[str]:
+    """NaN is in no range."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most:  # type: ignore[operator]
+        yield f"{key} is {shortened(value)}, expected 0 to {most:g}"
 
 
 def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:

@@ -6,8 +6,6 @@ disturb each other, is much the same in the next run there.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded.calibration.line_file import LineFile
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
+from dlrm_sharded.errors import ConfigError, DataError, check_number
 from dlrm_sharded.step.prediction import COMPOSITION_ERROR, StepCorrection
-
-log = logging.getLogger(__name__)
 
 STEPS_FORMAT = 1
 MAX_STEPS = 30
@@ -29,7 +27,10 @@ PRIOR_RUNS = 1.0
 """Number of runs that the expectation of no correction counts for."""
 
 FACTORS = (0.2, 5.0)
-"""Range of the ratios that are taken for measurements."""
+"""Range of the ratios that correct other steps; beyond it, something else took the time."""
+
+MAX_STEP_MS = 3.6e6
+"""Longest step that is believed: an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,20 @@ class MeasuredStep:
     composed_ms: float
     measured_ms: float
 
+    def check(self) -> None:
+        """Raise DataError unless the step tells how much longer than their parts steps take."""
+        for key, step_ms in (("composed_ms", self.composed_ms), ("measured_ms", self.measured_ms)):
+            try:
+                check_number(key, step_ms, most=MAX_STEP_MS, above=True)
+            except ConfigError as error:
+                raise DataError(str(error)) from error
+        ratio = self.measured_ms / self.composed_ms
+        if not FACTORS[0] <= ratio <= FACTORS[1]:
+            raise DataError(
+                f"a step took {self.measured_ms:.4g} ms, {ratio:.3g} times as long as its parts; "
+                f"{FACTORS[0]:g} to {FACTORS[1]:g} times correct other steps"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class StepJournal:
@@ -72,47 +87,35 @@ class StepJournal:
         """Return the journal of the same hardware."""
         return cls(journal.path.parent / "steps" / journal.path.name, conditions)
 
-    def append(self, step: MeasuredStep) -> None:
-        """Write a step at the end; a file that cannot be written costs a warning."""
-        fields = {
-            "format": STEPS_FORMAT,
-            **self.conditions.to_json(),
-            "composed_ms": step.composed_ms,
-            "measured_ms": step.measured_ms,
-        }
+    def append(self, step: MeasuredStep) -> bool:
+        """Write a step at the end and return True; if that is impossible, warn and return False."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(fields) + "\n")
-        except OSError as error:
-            log.warning("the step is not noted in the journal %s: %s", self.path, error)
+            step.check()
+        except DataError as error:
+            self._file.refuse(str(error))
+            return False
+        return self._file.append(
+            {
+                **self.conditions.to_json(),
+                "composed_ms": step.composed_ms,
+                "measured_ms": step.measured_ms,
+            }
+        )
 
     def read(self) -> list[MeasuredStep]:
         """Return the latest steps; lines that are no steps are passed over with one warning."""
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            log.warning("the journal of steps %s cannot be read: %s", self.path, error)
-            return []
-        steps, num_damaged = [], 0
-        for line in lines:
-            try:
-                found = _read(json.loads(line), self.conditions)
-            except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-                num_damaged += 1
-                continue
-            if found is not None:
-                steps.append(found)
-        if num_damaged:
-            log.warning(
-                "%d of %d lines of the journal of steps %s are damaged and passed over",
-                num_damaged,
-                len(lines),
-                self.path,
-            )
-        return steps[-MAX_STEPS:]
+        return list(self._file.read(self._step_of, most=MAX_STEPS).values())
+
+    def _step_of(self, fields: Mapping[str, Any]) -> MeasuredStep | None:
+        """Return the step of a line, or None if its conditions differ."""
+        step = MeasuredStep(fields["composed_ms"], fields["measured_ms"])
+        step.check()
+        expected = self.conditions.to_json()
+        return step if {key: fields[key] for key in expected} == expected else None
+
+    @property
+    def _file(self) -> LineFile:
+        return LineFile(self.path, "step", STEPS_FORMAT)
 
 
 def correction_of(steps: list[MeasuredStep]) -> StepCorrection:
@@ -129,15 +132,3 @@ def correction_of(steps: list[MeasuredStep]) -> StepCorrection:
     varied = float(np.sqrt(np.mean(np.square(ratios - mean))))
     error = math.hypot((1 - weight) * COMPOSITION_ERROR, varied)
     return StepCorrection(math.exp(mean), error, len(steps))
-
-
-def _read(fields: Mapping[str, Any], conditions: StepConditions) -> MeasuredStep | None:
-    """Return the step of a line, or None if its conditions differ."""
-    if fields["format"] != STEPS_FORMAT:
-        raise ValueError(f"format {fields['format']!r}")
-    step = MeasuredStep(float(fields["composed_ms"]), float(fields["measured_ms"]))
-    ratio = step.measured_ms / step.composed_ms if step.composed_ms else math.inf
-    if not FACTORS[0] <= ratio <= FACTORS[1]:
-        raise ValueError(f"a measured step of {ratio:.3g} times its parts")
-    expected = conditions.to_json()
-    return step if {key: fields[key] for key in expected} == expected else None

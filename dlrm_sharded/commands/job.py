@@ -70,7 +70,7 @@ from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
 from dlrm_sharded.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plan_report import PlanReport, plan_json
 from dlrm_sharded.planning import Planner
-from dlrm_sharded.provenance import device_name
+from dlrm_sharded.provenance import device_name, fbgemm_version, versions
 from dlrm_sharded.runs.result import run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
@@ -117,6 +117,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, check_owner: Callable[[],
         hardware=detect_hardware(rank),
         optimizer=cfg.optimizer.embedding,
         ranks_per_host=rank.local_world_size,
+        fbgemm=fbgemm_version(versions()),
     )
     with all_or_none():
         journal = run_journal(context, cfg.journal)

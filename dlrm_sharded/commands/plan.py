@@ -38,6 +38,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import check_file_to_write, is_written_through, write_json
 from dlrm_sharded.plan_report import plan_json
 from dlrm_sharded.process import threads_of_a_rank
+from dlrm_sharded.provenance import fbgemm_version, versions
 from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
 
 HERE = "here"
@@ -119,7 +120,9 @@ def _context_here(topology: Topology, optimizer: str) -> RunContext:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
     hardware = local_hardware(torch.device(device))
-    return RunContext(device, hardware, optimizer, topology.ranks_per_host)
+    return RunContext(
+        device, hardware, optimizer, topology.ranks_per_host, fbgemm_version(versions())
+    )
 
 
 def _task(cfg: DictConfig) -> ShardingTask:

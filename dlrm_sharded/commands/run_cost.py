@@ -92,6 +92,5 @@ def note_run(
     if plan.half_tables() or not plan.exchange_precision.is_exact:
         return
     run = measured_run(plan, task, cost)
-    if run is not None:
-        journal.append(conditions, run)
+    if run is not None and journal.append(conditions, run):
         log.info("noted in %s, which corrects the next prediction on this hardware", journal.path)

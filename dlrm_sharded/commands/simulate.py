@@ -166,8 +166,8 @@ def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTim
     if known is not None:
         try:
             return DenseTimes.from_json(known)
-        except TypeError:
-            log.warning("the times of the dense part are damaged, and are measured again")
+        except (TypeError, ValueError) as error:
+            log.warning("the dense part is measured again: its times are damaged (%s)", error)
     with busy_neighbors(cluster.num_neighbors):
         times = measured_dense(cfg, cluster)
     store.put(key, times.to_json())

@@ -29,6 +29,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.model import Dlrm
 from dlrm_sharded.process import threads_of_a_rank
+from dlrm_sharded.provenance import fbgemm_version, versions
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
@@ -121,7 +122,11 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
         task=task,
         dataset=dataset,
         context=RunContext(
-            compute_device, hardware, cfg.optimizer.embedding, task.topology.ranks_per_host
+            compute_device,
+            hardware,
+            cfg.optimizer.embedding,
+            task.topology.ranks_per_host,
+            None if gpu else fbgemm_version(versions()),
         ),
         gpu=gpu,
         device=device,

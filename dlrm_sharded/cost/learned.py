@@ -30,7 +30,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
     with_stated,
 )
-from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel
 from dlrm_sharded.cost.exchange_curves import (
     TRIAL_VOLUMES,
     EvenVolumes,
@@ -44,6 +44,7 @@ from dlrm_sharded.cost.features import (
     workload_of_plan,
 )
 from dlrm_sharded.cost.gpu_prior import gpu_prior
+from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
@@ -51,6 +52,7 @@ from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost
 from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.provenance import fbgemm_version
 from dlrm_sharded.standing import Standing
 from dlrm_sharded.task import ShardingTask, Topology
 
@@ -246,6 +248,7 @@ def learned_cost_model(
         model = _from_artifact(loaded)
         check_trial_plans(model.predict_trial)
         model = dataclasses.replace(model, standing=standing_of_artifact(loaded))
+        model = _with_kernels_of(model, loaded, context)
     if loaded.match is not None and not loaded.match.is_same:
         model = _at_speed_of(model, loaded.match)
     if model.device != context.device:
@@ -365,6 +368,41 @@ def _at_speed_of(model: LearnedCostModel, match: Match) -> LearnedCostModel:
         communication=with_stated(exchanges, measured=model.measured_links),
         codecs={name: times.scaled(factor) for name, times in _codecs(model).items()},
     )
+
+
+def _with_kernels_of(
+    model: LearnedCostModel, loaded: Artifact, context: RunContext
+) -> LearnedCostModel:
+    """Scale a direction whose kernel FBGEMM changed since the model was fitted, and say so.
+
+    The prices are a prior then: the factor was measured on other hardware, so the stated error is
+    at least that of a model without it.
+    """
+    fitted = loaded.meta["optimizer"]
+    is_of_run = (model.device, context.optimizer or fitted) == (context.device, fitted)
+    if context.fbgemm is None or not is_of_run:
+        return model
+    theirs = fbgemm_version(loaded.meta.get("versions") or {})
+    changes = changes_between(theirs, context.fbgemm, device=model.device, optimizer=fitted)
+    for change, factor in changes.items():
+        factors = dict.fromkeys(DIRECTIONS, 1.0) | {change.direction: factor}
+        standing = model.standing
+        assert standing is not None
+        reason = (
+            f"FBGEMM {context.fbgemm} here, {theirs or UNNAMED_FBGEMM} there: {change.direction} "
+            f"computation with {change.optimizer} takes {factor:.2g} times as long"
+        )
+        model = dataclasses.replace(
+            model,
+            compute=model.compute.scaled(**factors),
+            standing=dataclasses.replace(
+                standing,
+                kind="prior",
+                reasons=(*standing.reasons, reason),
+                error=None if standing.error is None else max(standing.error, abs(factor - 1)),
+            ),
+        )
+    return model
 
 
 def _range(name: str, bounds: Any) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import math
 import statistics
 import time
@@ -15,12 +16,16 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
+from dlrm_sharded.calibration.samples import MAX_STAGE_MS
+from dlrm_sharded.errors import ConfigError, check_number
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import PlanCost, StageCost
 from dlrm_sharded.process import release_freed_memory
 from dlrm_sharded.simulation.folding import fold
 from dlrm_sharded.simulation.progress import Progress
 from dlrm_sharded.simulation.store import Store
+
+log = logging.getLogger(__name__)
 
 MEASURED, EQUAL, SCALED, PRICED, EMPTY = "measured", "equal", "scaled", "priced", "empty"
 ORIGINS = (MEASURED, EQUAL, SCALED, PRICED, EMPTY)
@@ -98,7 +103,7 @@ class RankTimer:
         """
         folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
         key = self._store.key("rank", shapes(shards), *([repeat] if repeat else []))
-        known = _from_store(self._store.get(key))
+        known = stored_times(self._store.get(key))
         if known is not None:
             return known
         started, waited_s = time.monotonic(), _core_wait_s()
@@ -126,16 +131,21 @@ def _core_wait_s() -> float:
         return 0.0
 
 
-def _from_store(values: Mapping[str, Any] | None) -> RankTimes | None:
+def stored_times(values: Mapping[str, Any] | None) -> RankTimes | None:
     """Return a measurement of the store; None if it is missing or no measurement."""
     if values is None:
         return None
     try:
+        for key, value in values.items():
+            if key != "origin":
+                check_number(key, value)
+        for stage in COMPUTATION:
+            check_number(stage, values[f"{stage}_ms"], most=MAX_STAGE_MS, above=True)
         times = RankTimes(**values)
-        positive = all(0 < _stage_ms(times, stage) < math.inf for stage in COMPUTATION)
-    except TypeError:
+    except (LookupError, TypeError, ConfigError) as error:
+        log.warning("a rank is measured again: its times are damaged (%s)", error)
         return None
-    return times if positive and times.origin == MEASURED else None
+    return times if times.origin == MEASURED else None
 
 
 def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) -> list[int]:

@@ -67,7 +67,7 @@ class Store:
         """Append the values of a measurement to the file."""
         self._known[key] = dict(values)
         with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "values": values}) + "\n")
+            file.write(json.dumps({"key": key, "values": values}, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Unlock the folder."""

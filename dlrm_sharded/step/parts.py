@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.errors import check_number
 from dlrm_sharded.plan_cost import INPUT_DIST, STAGES
 
 DATA = "data"
@@ -95,5 +96,12 @@ class DenseTimes:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> DenseTimes:
-        """Read what `to_json` returned."""
+        """Read what `to_json` returned.
+
+        Raises:
+            TypeError: a time is missing or unknown.
+            ValueError: one is no finite number from 0.
+        """
+        for key, value in fields.items():
+            check_number(key, value)
         return cls(**fields)

@@ -1,12 +1,13 @@
 """Adapting a model to hardware that it was not fitted to: the made-up one with other speeds."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from dlrm_sharded.calibration.adapt import adapt, error_of, fit_factors
+from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of, fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plan_cost import STAGES, PlanCost
@@ -83,6 +84,90 @@ def test_an_absurd_time_does_not_decide(model: LearnedCostModel, plans: list[Sam
     adapted = adapt(model, [*sound, *absurd])
     others = on_other_hardware(plans[11:], ELSEWHERE)
     assert error_of(adapted.model, others) < 0.5
+
+
+def edited(
+    factors: Mapping[str, float], *, rank: int | None = None
+) -> Callable[[Sample], list[Sample]]:
+    """Multiply stages of a sample, on one rank or on all, the other times being kept."""
+
+    def edit(sample: Sample) -> list[Sample]:
+        [all_ranks] = on_other_hardware([sample], dict.fromkeys(ELSEWHERE, 1.0) | dict(factors))
+        if rank is None:
+            return [all_ranks]
+        per_rank, input_dist_ms = list(sample.cost.per_rank), sample.cost.input_dist_ms
+        per_rank[rank] = all_ranks.cost.per_rank[rank]
+        return [dataclasses.replace(sample, cost=PlanCost(tuple(per_rank), input_dist_ms))]
+
+    return edit
+
+
+ABSURD = {
+    "all_slow": edited(dict.fromkeys(ELSEWHERE, 1000.0)),
+    "all_fast": edited(dict.fromkeys(ELSEWHERE, 1e-3)),
+    "suspended_for_a_while": edited(dict.fromkeys(ELSEWHERE, 30.0)),
+    "slow_stage": edited({"fwd_comm": 1e3}),
+    "fast_stage_of_a_rank": edited({"bwd_compute": 1e-3}, rank=1),
+    "no_time": edited({"bwd_comm": 0.0}),
+    "slow_ids": edited({"input_dist": 1e4}),
+}
+
+
+@pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
+@pytest.mark.parametrize(("num_plans", "place"), [(4, 4), (5, 0), (12, 6), (42, 41)])
+def test_one_absurd_plan_changes_nothing(
+    model: LearnedCostModel,
+    honest: Callable[[int], Adapted],
+    absurd: Callable[[Sample], list[Sample]],
+    num_plans: int,
+    place: int,
+) -> None:
+    sound = honest_plans(num_plans)
+    [bad] = absurd(sound[-1])
+    adapted = adapt(model, [*sound[:place], bad, *sound[place:]])
+    without = honest(num_plans)
+    assert [outlier.index for outlier in adapted.outliers] == [place]
+    assert without.outliers == ()
+    for key in ("error_before", "error_after", "expected_error", "stated_error"):
+        assert getattr(adapted, key) == pytest.approx(getattr(without, key))
+    workload = workload_of_sample(sound[0])
+    assert adapted.model.predict_trial(workload).critical_path_ms == pytest.approx(
+        without.model.predict_trial(workload).critical_path_ms
+    )
+
+
+def honest_plans(num_plans: int) -> list[Sample]:
+    """Plans of computation and of exchanges, in turn."""
+    plans = measured_plans(num_plans, num_plans // 2, seed=num_plans)
+    return on_other_hardware(plans[-num_plans:], ELSEWHERE)
+
+
+@pytest.fixture(scope="module")
+def honest(model: LearnedCostModel) -> Callable[[int], Adapted]:
+    return functools.cache(lambda num_plans: adapt(model, honest_plans(num_plans)))
+
+
+@pytest.mark.parametrize(("num_slow", "num_left_out"), [(2, 2), (3, 0)])
+def test_plans_that_agree_are_a_change_of_the_hardware(
+    model: LearnedCostModel, plans: list[Sample], num_slow: int, num_left_out: int
+) -> None:
+    """After which all stages take 20 times as long."""
+    slow = on_other_hardware(plans[10 : 10 + num_slow], dict.fromkeys(ELSEWHERE, 20.0))
+    assert len(adapt(model, [*plans[:10], *slow]).outliers) == num_left_out
+
+
+def test_two_plans_contradict_each_other(model: LearnedCostModel, plans: list[Sample]) -> None:
+    slow = on_other_hardware(plans[:1], dict.fromkeys(ELSEWHERE, 1000.0))
+    assert adapt(model, [plans[1], *slow]).outliers == ()
+
+
+@pytest.mark.parametrize("num_plans", [3, 12])
+def test_a_disturbed_plan_is_no_outlier(
+    model: LearnedCostModel, plans: list[Sample], num_plans: int
+) -> None:
+    """Other work on the machine may make it several times slower."""
+    [disturbed] = on_other_hardware(plans[:1], dict.fromkeys(ELSEWHERE, 3.0))
+    assert adapt(model, [*plans[1:num_plans], disturbed]).outliers == ()
 
 
 def test_the_right_model_stays(model: LearnedCostModel, plans: list[Sample]) -> None:

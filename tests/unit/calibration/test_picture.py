@@ -111,6 +111,27 @@ def test_the_next_prediction_is_corrected(tmp_path: Path, runs: list[Sample]) ->
     assert standing.num_runs == 0, "runs with another optimizer"
 
 
+def test_a_run_that_others_contradict_is_named(
+    tmp_path: Path, runs: list[Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, conditions = run_journal(HERE, str(tmp_path)), conditions_of(HERE)
+    assert journal is not None
+    assert conditions is not None
+    for run in runs[:6]:
+        journal.append(conditions, run)
+    before = cost_picture(HERE, journal=str(tmp_path))
+    whole = journal.path.read_text().splitlines(keepends=True)
+    journal.append(conditions, *on_other_hardware(runs[6:7], dict.fromkeys(ELSEWHERE, 1e3)))
+    absurd = journal.path.read_text().splitlines(keepends=True)[-1]
+    journal.path.write_text("".join([*whole[:2], absurd, *whole[2:]]))
+    caplog.clear()
+    after = cost_picture(HERE, journal=str(tmp_path))
+    assert after.standing == before.standing
+    [said] = [text for text in caplog.messages if "contradict" in text]
+    assert f"1 of 7 runs in the journal {journal.path} is left out" in said
+    assert "line 3 (" in said
+
+
 def test_runs_correct_the_prior_of_a_gpu(runs: list[Sample]) -> None:
     """Its exchanges are curves, which are scaled like everything else."""
     gpu = learned_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))

@@ -1,12 +1,14 @@
 import dataclasses
 import json
 import logging
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
-from dlrm_sharded.calibration.samples import workload_of_sample
+from dlrm_sharded.calibration.samples import TIMES, workload_of_sample
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.layouts import Replicas, RowBlocks
 from dlrm_sharded.plan import Shard, ShardingPlan
@@ -16,6 +18,7 @@ from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 
 SGD = Conditions("sgd", 2)
+TIME_KEYS = [f"{name}_ms" for name in TIMES]
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 32, 5.0), Table("c", 10, 8, 1.0))
 TASK = with_profiles(ShardingTask(TABLES, Topology(2, memory_bytes=2**30), 64))
 PLAN = ShardingPlan(
@@ -71,7 +74,7 @@ def test_replicas_are_noted() -> None:
 
 
 def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal) -> None:
-    assert journal.read(SGD) == []
+    assert journal.read(SGD) == {}
     run = measured_run(PLAN, TASK, COST)
     assert run is not None
     slower = dataclasses.replace(run, cost=PlanCost(COST.per_rank[::-1], COST.input_dist_ms))
@@ -79,7 +82,29 @@ def test_reads_what_was_written_under_the_same_conditions(journal: RunJournal) -
     journal.append(Conditions("adam", 2), run)
     journal.append(Conditions("sgd", 4), run)
     journal.append(SGD, slower)
-    assert journal.read(SGD) == [run, slower]
+    assert journal.read(SGD) == {1: run, 4: slower}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "optimizer", "counts"),
+    [
+        (None, "1.8.0", "rowwise_adagrad", True),
+        ("1.8.0", "1.8.1", "rowwise_adagrad", True),
+        ("1.8.0", "1.9.0", "rowwise_adagrad", False),
+        (None, "1.9.0", "rowwise_adagrad", False),
+        ("1.9.0", "1.8.0", "rowwise_adagrad", False),
+        ("1.8.0", "1.9.0", "sgd", True),
+    ],
+)
+def test_runs_with_other_kernels_do_not_count(
+    journal: RunJournal, there: str | None, here: str, optimizer: str, counts: bool
+) -> None:
+    run = measured_run(PLAN, TASK, COST)
+    assert run is not None
+    journal.append(Conditions(optimizer, 2, there), run)
+    if there is None:  # as earlier versions wrote it
+        journal.path.write_text(journal.path.read_text().replace('"fbgemm": null, ', ""))
+    assert journal.read(Conditions(optimizer, 2, here)) == ({1: run} if counts else {})
 
 
 def test_the_latest_runs_count(journal: RunJournal) -> None:
@@ -87,7 +112,7 @@ def test_the_latest_runs_count(journal: RunJournal) -> None:
     assert run is not None
     for number in range(MAX_RUNS + 5):
         journal.append(SGD, dataclasses.replace(run, number=number))
-    assert [found.number for found in journal.read(SGD)] == list(range(5, MAX_RUNS + 5))
+    assert [found.number for found in journal.read(SGD).values()] == list(range(5, MAX_RUNS + 5))
 
 
 DAMAGE = {
@@ -95,7 +120,8 @@ DAMAGE = {
     "a_number": b"7",
     "empty": b"",
     "binary": b"\xff\x00\xfe",
-    "other_format": b'{"format": 9}',
+    "no_format": b'{"run": {}}',
+    "format_is_no_number": b'{"format": true}',
     "no_run": b'{"format": 1, "optimizer": "sgd", "ranks_per_host": 2}',
     "deep": b"[" * 100_000,
 }
@@ -112,9 +138,10 @@ def test_damaged_lines_are_passed_over(
         file.write(line + b"\n")
     journal.append(SGD, run)
     before = journal.path.read_bytes()
-    assert journal.read(SGD) == [run, run]
+    assert journal.read(SGD) == {1: run, 3: run}
     [said] = caplog.messages
     assert "1 of 3 lines of the journal" in said
+    assert "line 2" in said
     assert journal.path.read_bytes() == before, "nothing is deleted"
 
 
@@ -128,8 +155,108 @@ def test_times_that_no_measurement_gives(
     fields = json.loads(journal.path.read_text())
     fields["run"]["per_rank"][0]["fwd_comm_ms"] = time_ms
     journal.path.write_text(json.dumps(fields) + "\n")
-    assert journal.read(SGD) == []
+    assert journal.read(SGD) == {}
     assert len(caplog.messages) == 1
+
+
+def test_a_line_of_a_later_version_is_not_called_damaged(
+    journal: RunJournal, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = measured_run(PLAN, TASK, COST)
+    assert run is not None
+    journal.append(SGD, run)
+    journal.path.write_bytes(b'{"format": 9}\n' + journal.path.read_bytes())
+    assert journal.read(SGD) == {2: run}
+    [said] = caplog.messages
+    assert "is of a later version of dlrm_sharded" in said
+    assert said.endswith("line 1")
+
+
+IMPOSSIBLE = {
+    "no_batch": ("batch_size", 0),
+    "huge_batch": ("batch_size", 10**30),
+    "batch_is_true": ("batch_size", True),
+    "no_ranks": ("world_size", 0),
+    "no_ranks_per_host": ("ranks_per_host", 0),
+    "hosts_of_other_sizes": ("ranks_per_host", 1.5),
+    "half_a_rank": ("shards.0.rank", 0.5),
+    "rank_beyond": ("shards.0.rank", 2),
+    "half_a_row": ("shards.0.num_rows", 10.5),
+    "true_columns": ("shards.0.num_cols", True),
+    "negative_ids": ("shards.0.pooling_factor", -1.0),
+    "text_for_ids": ("shards.0.pooling_factor", "1"),
+    "histogram": ("shards.0.reuse_histogram.0", 0.5 + 1 / 3),
+    "row_wise_is_a_number": ("shards.0.row_wise", 1),
+    "no_shards": ("shards", []),
+    "times_of_one_rank": ("per_rank", [{}]),
+    "infinite": ("per_rank.0.fwd_comm_ms", 1e308),
+    "longer_than_an_hour": ("per_rank.0.fwd_comm_ms", 4e6),
+    "below_a_nanosecond": ("per_rank.0.fwd_comm_ms", 1e-9),
+    "more_than_a_float": ("per_rank.0.input_dist_ms", 10**400),
+    "true_time": ("per_rank.0.input_dist_ms", True),
+    "too_fast_for_any_hardware": ("batch_size", 2**40),
+    "no_computation": ("per_rank.0", dict.fromkeys(TIME_KEYS, 0)),
+    "null": ("per_rank.0", None),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_have_been_measured_is_named(
+    journal: RunJournal, caplog: pytest.LogCaptureFixture, key: str, value: object
+) -> None:
+    run = measured_run(PLAN, TASK, COST)
+    assert run is not None
+    journal.append(SGD, run)
+    whole = journal.path.read_bytes()
+    fields = json.loads(whole)
+    at: Any = fields["run"]
+    *path, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+    for part in path:
+        at = at[part]
+    at[last] = value
+    journal.path.write_bytes(json.dumps(fields).encode() + b"\n" + whole)
+    assert journal.read(SGD) == {2: run}
+    [said] = caplog.messages
+    assert f"1 of 2 lines of the journal of runs {journal.path}" in said
+    assert "line 1 (" in said
+
+
+def test_what_would_be_refused_is_not_written(
+    journal: RunJournal, caplog: pytest.LogCaptureFixture
+) -> None:
+    nan = PlanCost((StageCost(1.0, math.nan, 3.0, 4.0), COST.per_rank[1]), COST.input_dist_ms)
+    run = measured_run(PLAN, TASK, nan)
+    assert run is not None
+    assert not journal.append(SGD, run)
+    assert not journal.path.exists()
+    [said] = caplog.messages
+    assert "is not noted in the journal" in said
+    assert "fwd_comm on rank 0 in ms is nan" in said
+
+
+def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
+    """A rank without shards, one rank without exchanges, tables without profiles or ids."""
+    one = dataclasses.replace(
+        TASK, topology=Topology(1, memory_bytes=2**30), tables=(TABLES[0],)
+    )  # without a profile
+    on_one = measured_run(
+        ShardingPlan(1, (Shard.whole(TABLES[0], 0),)),
+        one,
+        PlanCost((StageCost(1.0, 0.0, 0.0, 1.0),), (0.0,)),
+    )
+    idle = PlanCost((StageCost(1.0, 2.0, 2.0, 1.0), StageCost(0.0, 2.0, 2.0, 0.0)), (0.1, 0.1))
+    tables = (dataclasses.replace(TASK.tables[0], pooling_factor=0.0),)
+    on_first = measured_run(
+        ShardingPlan(2, (Shard.whole(TABLES[0], 0),)),
+        dataclasses.replace(TASK, tables=tables),
+        idle,
+    )
+    assert on_one is not None
+    assert on_first is not None
+    assert journal.append(Conditions("sgd", 1), on_one)
+    assert journal.append(SGD, on_first)
+    assert journal.read(Conditions("sgd", 1)) == {1: on_one}
+    assert journal.read(SGD) == {2: on_first}
 
 
 def test_a_line_that_was_cut_off_does_not_damage_the_next(journal: RunJournal) -> None:
@@ -139,7 +266,7 @@ def test_a_line_that_was_cut_off_does_not_damage_the_next(journal: RunJournal) -
     whole = journal.path.read_bytes()
     journal.path.write_bytes(whole + whole[: len(whole) // 2])
     journal.append(SGD, run)
-    assert journal.read(SGD) == [run, run]
+    assert list(journal.read(SGD).values()) == [run, run]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
@@ -150,6 +277,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     run = measured_run(PLAN, TASK, COST)
     assert run is not None
     with caplog.at_level(logging.WARNING):
-        journal.append(SGD, run)
-        assert journal.read(SGD) == []
-    assert "is not noted in the journal" in caplog.messages[0]
+        assert not journal.append(SGD, run)
+        assert journal.read(SGD) == {}
+    [said] = caplog.messages
+    assert "is not noted in the journal" in said

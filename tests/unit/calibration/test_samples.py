@@ -155,25 +155,37 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
                 )
             )
         ),
-        "empty values",
+        "num_rows of a shard is None",
     ),
-    "nan_time": (with_time(1, math.nan), "sample 7 has fwd_compute of nan ms on rank 1"),
-    "negative_time": (with_time(4, -0.5), "sample 7 has bwd_compute of -0.5 ms on rank 1"),
-    "infinite_time": (with_time(0, math.inf), "sample 7 has input_dist of inf ms on rank 1"),
-    "rank_too_high": (with_samples(sample(7, ranks=(0, 2))), "sample 7 has shards or times of"),
-    "rank_too_low": (with_samples(sample(7, ranks=(0, -1))), "sample 7 has shards or times of"),
+    "nan_time": (
+        with_time(1, math.nan),
+        "sample 7 cannot have been measured: fwd_compute on rank 1 in ms is nan",
+    ),
+    "negative_time": (with_time(4, -0.5), "sample 7 .*: bwd_compute on rank 1 in ms is -0.5"),
+    "infinite_time": (with_time(0, math.inf), "sample 7 .*: input_dist on rank 1 in ms is inf"),
+    "rank_too_high": (
+        with_samples(sample(7, ranks=(0, 2))),
+        "the rank of a shard is 2, expected 0 to 1",
+    ),
+    "rank_too_low": (
+        with_samples(sample(7, ranks=(0, -1))),
+        "the rank of a shard is -1, expected 0",
+    ),
     "times_of_fewer_ranks": (
-        with_samples(dataclasses.replace(sample(7), world_size=3)),
-        "sample 7 has shards or times of",
+        with_samples(dataclasses.replace(sample(7), world_size=3, ranks_per_host=3)),
+        "sample 7 .*: times of 2 ranks, expected 3",
     ),
-    "no_shards": (with_samples(sample(7, ranks=())), "sample 7 has no shards"),
-    "no_rows": (with_shard(num_rows=0), "no shards, or impossible ones"),
-    "negative_columns": (with_shard(num_cols=-4), "no shards, or impossible ones"),
-    "nan_ids": (with_shard(pooling_factor=math.nan), "no shards, or impossible ones"),
-    "short_histogram": (with_shard(reuse_histogram=(1.0,)), "no shards, or impossible ones"),
+    "no_shards": (with_samples(sample(7, ranks=())), "sample 7 .*: no shards"),
+    "no_rows": (with_shard(num_rows=0), "num_rows of a shard is 0"),
+    "negative_columns": (with_shard(num_cols=-4), "num_cols of a shard is -4"),
+    "nan_ids": (with_shard(pooling_factor=math.nan), "pooling_factor of a shard is nan"),
+    "short_histogram": (
+        with_shard(reuse_histogram=(1.0,)),
+        "reuse_histogram of 1 bins, expected 17",
+    ),
     "negative_share": (
         with_shard(reuse_histogram=(-1.0,) * NUM_REUSE_BINS),
-        "no shards, or impossible ones",
+        "a share of reuse_histogram is -1.0",
     ),
 }
 

@@ -1,6 +1,7 @@
 """Steps of earlier runs correct the next prediction, and tell how far it may be off."""
 
 import logging
+import math
 
 import pytest
 
@@ -65,7 +66,6 @@ def test_only_the_latest_runs_under_the_same_conditions_count(tmp_path):
     [
         "{",
         "[]",
-        '{"format": 9}',
         '{"format": 1, "composed_ms": 0, "measured_ms": 1}',
         '{"format": 1, "composed_ms": 1, "measured_ms": 1e9}',
         '{"format": 1, "composed_ms": NaN, "measured_ms": 1}',
@@ -80,6 +80,32 @@ def test_damaged_lines_are_passed_over_with_one_warning(tmp_path, caplog, line):
     with caplog.at_level(logging.WARNING):
         assert [step.measured_ms for step in noted.read()] == [110.0, 120.0]
     assert len(caplog.records) == 1
+
+
+def test_a_step_that_its_parts_do_not_explain_is_not_written(tmp_path, caplog):
+    noted = journal(tmp_path)
+    assert not noted.append(MeasuredStep(10.0, 208.0))
+    assert not noted.append(MeasuredStep(10.0, math.nan))
+    assert not noted.path.exists()
+    said, of_nan = caplog.messages
+    assert "20.8 times as long as its parts" in said
+    assert "measured_ms is nan" in of_nan
+
+
+def test_lines_that_cannot_be_used_say_why(tmp_path, caplog):
+    """Earlier versions wrote steps that they later called damaged."""
+    noted = journal(tmp_path)
+    noted.append(MeasuredStep(100.0, 110.0))
+    [line] = noted.path.read_text().splitlines()
+    with noted.path.open("a") as file:
+        file.write(line.replace("110.0", "2080.0") + "\n" + '{"format": 2}\n' + line[:20])
+    noted.append(MeasuredStep(100.0, 120.0))
+    assert [step.measured_ms for step in noted.read()] == [110.0, 120.0]
+    said, of_later = caplog.messages
+    assert "line 2 (a step took 2080 ms, 20.8 times as long as its parts" in said
+    assert said.endswith("line 4 (damaged)")
+    assert "later version" in of_later
+    assert of_later.endswith("line 3")
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):

@@ -142,6 +142,59 @@ def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
     assert model.standing.error == OTHER_HARDWARE_ERROR
 
 
+def of_version(fitted: Fitted, tmp_path: Path, fbgemm: str | None) -> str:
+    """The fitted model as one of known hardware under a version of FBGEMM."""
+    versions = {} if fbgemm is None else {"fbgemm-gpu": "1.8.0+cpu", "fbgemm-gpu-cpu": fbgemm}
+    meta = fitted.meta | HARDWARE.to_meta() | {"versions": versions}
+    return str(write_artifact(tmp_path, "learned-versioned", fitted.arrays, meta))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "factor"),
+    [
+        ("1.8.0", "1.9.0", 1.4),
+        ("1.6.0", "1.9.2+cpu", 1.4),
+        (None, "1.10.0", 1.4),
+        ("1.9.0", "1.8.0", 1 / 1.4),
+    ],
+)
+def test_a_changed_kernel_scales_its_direction_and_is_said(
+    fitted: Fitted, model: LearnedCostModel, tmp_path: Path, there: str, here: str, factor: float
+) -> None:
+    context = RunContext("cpu", HARDWARE, "rowwise_adagrad", fbgemm=here)
+    changed = learned_cost_model(context, of_version(fitted, tmp_path, there))
+    ones = np.ones(1)
+    assert changed.compute.launch_ms(ones) == pytest.approx(
+        model.compute.launch_ms(ones) * [1.0, factor]
+    )
+    standing = changed.standing
+    assert standing is not None
+    assert standing.kind == "prior"
+    assert standing.error == pytest.approx(abs(factor - 1), rel=0.1)
+    [reason] = standing.reasons
+    assert reason.startswith(f"FBGEMM {here} here, {there or '1.8.0'} there: backward computation")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "optimizer"),
+    [
+        ("1.8.0", "1.8.1", "rowwise_adagrad"),
+        ("1.6.0", "1.8.0", "rowwise_adagrad"),
+        ("1.9.0", "1.9.1", "rowwise_adagrad"),
+        ("1.8.0", None, "rowwise_adagrad"),
+        ("1.8.0", "1.9.0", "sgd"),
+    ],
+)
+def test_other_versions_and_optimizers_have_the_same_kernels(
+    fitted: Fitted, tmp_path: Path, there: str, here: str | None, optimizer: str
+) -> None:
+    context = RunContext("cpu", HARDWARE, optimizer, fbgemm=here)
+    same = learned_cost_model(context, of_version(fitted, tmp_path, there))
+    assert_same(to_arrays(same.compute, same.communication), fitted.arrays)
+    assert same.standing is not None
+    assert same.standing.kind == "calibrated"
+
+
 def test_its_arrays_are_the_model(fitted: Fitted) -> None:
     assert_same(to_arrays(*from_arrays(fitted.arrays, fitted.meta["device"])), fitted.arrays)
 

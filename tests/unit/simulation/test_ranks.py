@@ -12,6 +12,7 @@ from dlrm_sharded.simulation.ranks import (
     by_priority,
     priced_ranks,
     shapes,
+    stored_times,
     time_ranks,
     with_times,
 )
@@ -56,6 +57,25 @@ def test_other_ranks_are_scaled_by_a_sample() -> None:
         one_table_each(), predicted(), three_times_predicted, count=6, seed=0, name="x"
     )
     assert again == times
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fwd_compute_ms": 1e308},
+        {"fwd_compute_ms": float("nan")},
+        {"fwd_compute_ms": "3"},
+        {"bwd_compute_ms": 0.0},
+        {"bwd_compute_ms": 10**400},
+        {"seconds": None},
+        {"unknown": 1.0},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_times_that_no_measurement_gives_are_measured_again(change: dict[str, object]) -> None:
+    fields = dataclasses.asdict(RankTimes(3.0, 6.0, "measured", seconds=1.0))
+    assert stored_times(fields) == RankTimes(3.0, 6.0, "measured", seconds=1.0)
+    assert stored_times(fields | change) is None
 
 
 def test_equal_ranks_are_measured_once() -> None:

@@ -75,3 +75,11 @@ def test_a_rank_with_slower_layers_makes_the_other_wait():
 
 def test_times_are_read_as_they_were_written():
     assert DenseTimes.from_json(DENSE.to_json()) == DENSE
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, -1.0, "3", True, 10**400], ids=lambda value: str(value)[:9]
+)
+def test_times_that_are_none_are_refused(value):
+    with pytest.raises(ValueError, match="data_ms is"):
+        DenseTimes.from_json(DENSE.to_json() | {"data_ms": value})

@@ -1,0 +1,27 @@
+"""What a run says of the journal."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.calibration.run_journal import RunJournal
+from dlrm_sharded.commands.run_cost import note_run
+from dlrm_sharded.context import RunContext
+from tests.unit.calibration.test_run_journal import COST, PLAN, TASK
+
+CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["a_folder", "a_file"])
+def test_says_whether_the_run_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_file: bool
+) -> None:
+    cache = tmp_path / "cache"
+    if is_file:
+        cache.write_text("a file is in the way")
+    journal = RunJournal(cache / "runs" / "hardware.jsonl")
+    with caplog.at_level(logging.INFO):
+        note_run(journal, CONTEXT, PLAN, TASK, COST)
+    [said] = caplog.messages
+    assert said.startswith("the run is not noted in" if is_file else "noted in")
