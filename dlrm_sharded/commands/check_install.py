@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.gpus import driver_version
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     with exit_codes():
+        if version_problem(installed_versions()) is not None:
+            sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
         print(installation())
 
 
