@@ -8,7 +8,8 @@ DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
 # Ranks end with an error, rather than compute on the CPU, where torch cannot use the GPUs.
 export DLRM_SHARDED_DEVICE := $(DEVICE)
 REQUIREMENTS ?= requirements/$(DEVICE).txt
-VENV := .venv-$(DEVICE)
+# Every set of versions has an environment of its own: .venv-cpu, .venv-cuda-2.13.
+VENV := .venv-$(basename $(notdir $(REQUIREMENTS)))
 BIN := $(VENV)/bin
 
 ifeq ($(DEVICE),cuda)
@@ -81,4 +82,4 @@ $(VENV)/installed: $(REQUIREMENTS) requirements/fbgemm-gpu-shim/pyproject.toml p
 	touch $@
 
 clean:  ## remove the environments
-	rm -rf .venv-cpu .venv-cuda
+	rm -rf .venv-*

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from dlrm_sharded.plan import Shard, ShardingPlan
@@ -9,6 +11,7 @@ from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.tables import Table
 from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.validation import validate
+from dlrm_sharded.version_sets import installed_versions, version_problem
 
 if TYPE_CHECKING:
     from dlrm_sharded.sharded_planner import ShardedPlanner
@@ -23,6 +26,11 @@ __all__ = [
     "Topology",
     "validate",
 ]
+
+# A log message, because a warning would be an error to those who run Python with -W error, and one
+# rank stands for all. Without a configured log, Python prints it on stderr.
+if os.environ.get("RANK", "0") == "0" and (problem := version_problem(installed_versions())):
+    logging.getLogger(__name__).warning("%s", problem)
 
 
 def __getattr__(name: str) -> Any:

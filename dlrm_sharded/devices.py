@@ -6,6 +6,7 @@ import os
 
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.gpus import DEVICE_VARIABLE, driver_version, visible_gpus
+from dlrm_sharded.version_sets import install_command
 
 MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, as CUDA's release notes list them."""
@@ -49,8 +50,8 @@ def _obstacle(num_gpus: int) -> str:
     found = f"visible GPUs ({num_gpus}; driver {driver or 'unknown'})"
     if cuda is None:
         return (
-            f"torch {torch.__version__} is built for the CPU and cannot use the {found}; install "
-            "the packages of requirements/cuda.txt"
+            f"torch {torch.__version__} is built for the CPU and cannot use the {found}; run: "
+            f"pip uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
         )
     needed = MIN_DRIVERS.get(int(cuda.split(".")[0]))
     built = f"torch {torch.__version__} is built for CUDA {cuda}"

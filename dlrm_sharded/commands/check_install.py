@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from typing import TYPE_CHECKING
 
-import torch
-
-from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.gpus import driver_version
 from dlrm_sharded.provenance import device_name, versions
+from dlrm_sharded.version_sets import (
+    FBGEMM,
+    fbgemm_replacement,
+    install_command_here,
+    installed_versions,
+    unknown_torch,
+    version_problem,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 
 def main() -> None:
     with exit_codes():
+        if version_problem(installed_versions()) is not None:
+            sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
         print(installation())
 
 
@@ -22,10 +35,23 @@ def installation() -> str:
     """Return the device, its driver, and the versions of the packages.
 
     Raises:
-        ConfigError: torch cannot use the visible GPUs, or FBGEMM does not run on the device.
+        ConfigError: versions do not belong together, torch cannot use the visible GPUs, or FBGEMM
+            does not run on the device.
     """
-    device = torch.device(device_type())
+    installed = installed_versions()
+    if (problem := version_problem(installed)) is not None:
+        raise ConfigError(problem)
     packages = ", ".join(f"{package} {version}" for package, version in versions().items())
+    missing = [package for package in ("torch", "torchrec") if package not in installed]
+    if missing or not {*FBGEMM.values()} & {*installed}:
+        reason = f" ({unknown})" if (unknown := unknown_torch(installed)) else ""
+        return (
+            f"plans task files and compares runs; {packages}; to train, measure and advise as "
+            f"well, run: {install_command_here()}{reason}"
+        )
+    import torch
+
+    device = torch.device(device_type())
     _check_fbgemm(device, packages)
     if device.type == "cpu":
         return f"computes on the CPU ({device_name(device).removeprefix('cpu: ')}); {packages}"
@@ -38,6 +64,8 @@ def installation() -> str:
 
 def _check_fbgemm(device: torch.device, packages: str) -> None:
     """Run one of FBGEMM's kernels, which fails where its build does not fit torch or the device."""
+    import torch
+
     try:
         import fbgemm_gpu  # noqa: F401, registers the kernels
 
@@ -46,7 +74,7 @@ def _check_fbgemm(device: torch.device, packages: str) -> None:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise ConfigError(
             f"FBGEMM does not run on {device.type} ({error.__cause__ or error}) among {packages}; "
-            f"install the packages of requirements/{device.type}.txt together"
+            f"run: {fbgemm_replacement(installed_versions(), device.type)}"
         ) from error
 
 

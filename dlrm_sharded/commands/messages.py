@@ -14,6 +14,7 @@ from omegaconf.errors import (
 )
 
 from dlrm_sharded.errors import RankError, UserError
+from dlrm_sharded.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 """Errors of writes, which do not name their file, that only the user can do something about."""
@@ -48,7 +49,7 @@ def _message(error: BaseException) -> str | None:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, OSError) and error.errno in DISK_FAULTS:
         return f"{error.strerror}: a file cannot be written; free space, or write to another disk"
-    if (reason := _lack_of_memory(error)) is not None:
+    if (reason := _lack_of_memory(error) or missing_text(error)) is not None:
         return reason
     if isinstance(error, InstantiationException):
         if isinstance(cause, UserError):

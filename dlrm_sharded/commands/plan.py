@@ -12,13 +12,11 @@ import os
 from pathlib import Path
 
 import hydra
-import torch
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.devices import device_type
@@ -32,7 +30,6 @@ from dlrm_sharded.explain.text import (
     replicas,
     sections,
 )
-from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.json_files import check_file_to_write, is_written_through, write_json
@@ -117,6 +114,10 @@ def _context_here(topology: Topology, optimizer: str) -> RunContext:
             "hardware is here, the task is for GPUs, and this machine has none; name their kind, "
             "or set topology.compute_device to cpu in task.json"
         )
+    import torch  # task.json is planned without it, where hardware is not here
+
+    from dlrm_sharded.hardware.detect import local_hardware
+
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
     hardware = local_hardware(torch.device(device))
@@ -137,6 +138,8 @@ def _task(cfg: DictConfig) -> ShardingTask:
         check_file_to_write("task_out", task_out)
         if os.path.realpath(task_out) == os.path.realpath(cfg.out):
             raise ConfigError(f"the plan and its task would both be {cfg.out!r}; set task_out")
+    from dlrm_sharded.commands.task_from_data import task_from_data  # loads torch
+
     return task_from_data(cfg)
 
 

@@ -7,6 +7,8 @@ import site
 import subprocess
 import sys
 import sysconfig
+import tarfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,10 @@ from dlrm_sharded.testing import small_tasks
 from tests.e2e.runs import ROOT, result_of
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
-SOURCES = ("dlrm_sharded", "conf", "launch", "pyproject.toml", "README.md")
+SOURCES = (
+    *("dlrm_sharded", "conf", "launch", "pyproject.toml", "README.md"),
+    *("LICENSE", "NOTICE", "CITATION.cff"),
+)
 SMALL_RUN = ["batch_size=64", "trainer.num_steps=2", "data.max_rows=500", "data.num_val_batches=1"]
 COLLECTION = [
     *("num_ranks=2", "collect.num_samples=4", "collect.batch_sizes=[64]", "collect.table_gib=0.01"),
@@ -75,8 +80,35 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             shutil.copy(source, copy)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     run([*pip, "--wheel-dir", "wheels", "./sources"], folder)
+    sdist = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-d",
+        str(folder / "sdists"),
+    ]
+    run(sdist, folder / "sources")
     (wheel,) = (folder / "wheels").glob("*.whl")
     return Installation(wheel, folder)
+
+
+def test_license(installation: Installation) -> None:
+    """The wheel and the sdist have the licence, and the notices of the data they contain."""
+    [licenses] = installation.packages.glob("dlrm_sharded-*.dist-info/licenses")
+    [sdist] = (installation.folder.parent / "sdists").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("LICENSE", "NOTICE"):
+        assert (licenses / name).read_text() == (ROOT / name).read_text()
+        assert name in packed
+    assert "CITATION.cff" in packed
+    about = Distribution.at(licenses.parent).metadata
+    assert about["License-Expression"] == "Apache-2.0"
+    for data in (installation.packages / "dlrm_sharded/hardware/gpus").glob("*.[cj]s*"):
+        assert f"dlrm_sharded/hardware/gpus/{data.name}" in (ROOT / "NOTICE").read_text()
 
 
 def test_is_not_the_checkout(installation: Installation) -> None:

@@ -98,8 +98,8 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cpu_wheel": (
         {"cuda": None},
-        r"is built for the CPU and cannot use the visible GPUs \(8; driver 580\.65\.06\); install "
-        r"the packages of requirements/cuda\.txt",
+        r"is built for the CPU and cannot use the visible GPUs \(8; driver 580\.65\.06\); run: pip "
+        r"uninstall -y torch fbgemm-gpu-cpu && pip install \"dlrm_sharded\[cuda\]\"",
     ),
     "other_reason": (
         {},
@@ -176,5 +176,7 @@ def test_fbgemm_that_cannot_be_imported(
 
     monkeypatch.delitem(sys.modules, "fbgemm_gpu", raising=False)
     monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
-    with pytest.raises(ConfigError, match=rf"FBGEMM does not run on cpu \({said}.*cpu\.txt"):
+    with pytest.raises(
+        ConfigError, match=rf"FBGEMM does not run on cpu \({said}.*; run: pip uninstall"
+    ):
         installation()

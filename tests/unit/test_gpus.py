@@ -155,3 +155,13 @@ def test_make_demands_the_device_that_it_was_given(device: str, make: Callable[.
     assert f"requirements/{device}.txt" in make(*DRY_RUN, "run", f"DEVICE={device}", listed=listed)
     probe = "--eval=probe: ; @echo demands $$DLRM_SHARDED_DEVICE"
     assert make(probe, "probe", f"DEVICE={device}", listed=listed) == f"demands {device}\n"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu-2.14", "cuda", "cuda-2.11"])
+def test_every_set_of_versions_has_an_environment(name: str, make: Callable[..., str]) -> None:
+    chosen = f"REQUIREMENTS=requirements/{name}.txt"
+    commands = make(*DRY_RUN, "test", chosen, listed="")
+    assert f".venv-{name}/bin/python -m pytest" in commands
+    assert {word.partition("/")[0] for word in commands.split() if word.startswith(".venv-")} == {
+        f".venv-{name}"
+    }

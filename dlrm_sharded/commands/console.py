@@ -1,0 +1,42 @@
+"""The console commands, which say in one line what to install where a package is missing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from typing import Any
+
+from dlrm_sharded.version_sets import missing_text
+
+EXIT_USER_ERROR = 2
+"""As in `exit_codes`, which loads Hydra."""
+
+
+def _run(module: str) -> Any:
+    """Return what `main` of a module returns. The module may need packages of training."""
+    try:
+        main = import_module(f"dlrm_sharded.{module}").main
+    except ModuleNotFoundError as error:
+        if (reason := missing_text(error)) is None:
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    return main()
+
+
+advise = functools.partial(_run, "commands.advise")
+calibrate = functools.partial(_run, "commands.calibrate")
+check_install = functools.partial(_run, "commands.check_install")
+collect_costs = functools.partial(_run, "commands.collect_costs")
+convert_criteo = functools.partial(_run, "commands.convert_criteo")
+export = functools.partial(_run, "commands.export")
+fit_cost_model = functools.partial(_run, "commands.fit_cost_model")
+make_criteo_tsv = functools.partial(_run, "commands.make_criteo_tsv")
+make_tasks = functools.partial(_run, "commands.make_tasks")
+plan = functools.partial(_run, "commands.plan")
+report = functools.partial(_run, "commands.report")
+simulate = functools.partial(_run, "commands.simulate")
+torchrun = functools.partial(_run, "torchrun")
+train = functools.partial(_run, "train")
+train_policy = functools.partial(_run, "commands.train_policy")

@@ -1,0 +1,91 @@
+"""Without torch, commands plan and report; the others say in one line what to install."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.testing import small_tasks
+
+ROOT = Path(__file__).resolve().parents[3]
+WITHOUT_TORCH = """
+import sys
+from dlrm_sharded.commands import console
+from dlrm_sharded.version_sets import TRAINING_MODULES
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in TRAINING_MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.exit(getattr(console, sys.argv.pop(1))())
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "without_torch.py").write_text(WITHOUT_TORCH)
+    return subprocess.run(
+        [sys.executable, "without_torch.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write_task(folder: Path) -> str:
+    write_json(folder / "task.json", small_tasks()["w3-mixed"].to_json())
+    return "task=task.json"
+
+
+@pytest.mark.parametrize("sharder", ["neuroshard", "size_lookup", "hugectr"])
+def test_plans_without_torch(sharder: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", write_task(tmp_path), f"sharder={sharder}", "out=plan.json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_makes_tasks_without_torch(tmp_path: Path) -> None:
+    done = run(tmp_path, "make_tasks", "models", "--num", "1", "--out", "tasks")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "sharder=autoshard", "out=plan.json"],
+        ["plan", "sharder=torchrec", "out=plan.json"],
+        ["plan", "hardware=here", "out=plan.json"],
+        ["advise", "hardware=h100"],
+        ["simulate"],
+        ["train"],
+        ["torchrun"],
+    ],
+    ids="-".join,
+)
+def test_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
+    if arguments[0] == "plan":
+        arguments = [*arguments, write_task(tmp_path)]
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 2, done.stderr
+    [line] = [line for line in (done.stdout + done.stderr).splitlines() if "error: " in line]
+    assert "error: this needs torch" in line
+    assert 'which is not installed; run: pip install "dlrm_sharded[c' in line
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_every_command_is_a_module() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for command, target in scripts.items():
+        module, name = target.split(":")
+        assert name == command.removeprefix("dlrm-").replace("-", "_")
+        function = getattr(import_module(module), name)
+        assert callable(import_module(f"dlrm_sharded.{function.args[0]}").main)
