@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
@@ -60,7 +59,6 @@ from dlrm_sharded.sharders.table_precision import (
 )
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import (
-    CAN_REPLICATE,
     GIB,
     MAX_BYTES,
     MEMORY_KEYS,
@@ -165,7 +163,7 @@ class NeuroShardSharder:
             apart,
             unsplit,
             reserved_gib,
-            _replicate(replicate, context.run),
+            replicate,
         )
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
@@ -302,22 +300,6 @@ def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
     plan = read_plan(path)
     validate(plan, task)
     return plan
-
-
-def _replicate(replicate: str | Sequence[str], run: RunContext) -> str | Sequence[str]:
-    """Return which tables to replicate under the run's optimizer.
-
-    Raises:
-        ConfigError: tables are named, and the optimizer trains no replicas.
-    """
-    if run.can_replicate:
-        return replicate
-    if isinstance(replicate, str):
-        return "never"
-    raise ConfigError(
-        f"sharder.replicate names tables, and optimizer.embedding is {run.optimizer!r}, which also "
-        f"changes rows that no sample looks up; use {' or '.join(CAN_REPLICATE)}"
-    )
 
 
 def _not_found(problem: Problem) -> str:
