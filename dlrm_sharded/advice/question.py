@@ -102,8 +102,9 @@ def no_outcome(candidates: Sequence[Candidate]) -> InfeasibleTaskError:
             reason = f"{size:,.1f} GiB of tables exceed the memory of {most} by {missing:,.1f} GiB"
         lines[case.machine.name, case.sharder] = f"{case.machine.name}, {case.sharder}: {reason}"
     return InfeasibleTaskError(
-        "no case has a plan; add ranks, raise topology.memory_gib, or give GPUs host memory for "
-        "tables (topology.host_memory_gib):\n  " + "\n  ".join(lines.values())
+        "no case has a plan; add ranks, raise topology.memory_gib, or ask for tables in host "
+        "memory (sharder=neuroshard sharder.cache_tables=auto topology.host_memory_gib=...):\n  "
+        + "\n  ".join(lines.values())
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -89,6 +89,7 @@ def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, 
     machines = _machines(cfg, of_tables)
     sizes = _sizes(cfg.ranks)
     nodes = _sharders(cfg, is_only_question=len(machines) == len(sizes) == 1, machines=machines)
+    _check_caching(cfg, nodes)
     batch_size_of = _batch_sizes(cfg, sizes, task)
     dataset_of = functools.lru_cache(maxsize=None)(functools.partial(_dataset, cfg))
 
@@ -226,6 +227,22 @@ def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | No
     )
 
 
+def _check_caching(cfg: DictConfig, nodes: Mapping[str, DictConfig]) -> None:
+    """Refuse host memory that no sharder uses, and its use on hosts whose memory is not stated."""
+    asking = [name for name, node in nodes.items() if node.get("cache_tables") == "auto"]
+    stated = cfg.topology.host_memory_gib
+    if asking and stated is None:
+        raise ConfigError(
+            "sharder.cache_tables is auto, which needs host memory; state that of a rank for "
+            "tables: topology.host_memory_gib"
+        )
+    if stated is not None and not asking:
+        raise ConfigError(
+            f"topology.host_memory_gib is {stated}, and no sharder uses it; ask for tables in host "
+            "memory with sharder=neuroshard sharder.cache_tables=auto"
+        )
+
+
 def _sharders(
     cfg: DictConfig, *, is_only_question: bool, machines: Sequence[Machine]
 ) -> dict[str, DictConfig]:
@@ -290,8 +307,6 @@ def _planner(
             sharder.time_budget_s = min(sharder.time_budget_s, SEARCH_SHARE * box_s)
         if "timeout_s" in sharder:
             sharder.timeout_s = min(sharder.timeout_s, max(1, int(TIMEOUT_SHARE * box_s)))
-        if "cache_tables" in sharder and cfg.topology.host_memory_gib is None:
-            sharder.cache_tables = "never"
         of_case.sharder = sharder
         if case.machine.is_gpu:
             of_case.cost_model = GPU_PRICES

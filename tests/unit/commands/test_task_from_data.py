@@ -118,3 +118,25 @@ def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
     assert task_from_data(composed("plan", *data, "optimizer=adam")).optimizer == "adam"
     with pytest.raises(ConfigError, match=r"'adam', which FBGEMM fuses on CUDA only"):
         task_from_data(composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["topology.host_memory_gib=9"], r"host_memory_gib is 9, and no sharder uses it; ask"),
+        (["sharder.cache_tables=auto"], r"cache_tables is auto, which needs host memory; state"),
+        (["sharder.cache_tables=auto", "topology.host_memory_gib=9"], None),
+    ],
+    ids=["unused", "unknown", "both"],
+)
+def test_host_memory_is_used_where_it_is_asked_for(
+    composed: Compose, overrides: list[str], message: str | None
+) -> None:
+    write_json("task.json", TASK.to_json())
+    cfg = composed("advise", "task=task.json", "sharder=neuroshard", "ranks=2", *overrides)
+    of_file = stated_task(cfg)
+    if message is None:
+        assert question_of(cfg, of_file)[0].stated.host_memory_bytes == 9 * GIB
+        return
+    with pytest.raises(ConfigError, match=message):
+        question_of(cfg, of_file)
