@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.task import CAN_REPLICATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,3 @@ class RunContext:
     optimizer: str | None = None
     ranks_per_host: int | None = None
     fbgemm: str | None = None
-
-    @property
-    def can_replicate(self) -> bool:
-        """Return whether tables can be replicated under the optimizer; yes if none is known."""
-        return self.optimizer is None or self.optimizer in CAN_REPLICATE

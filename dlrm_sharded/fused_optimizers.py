@@ -11,16 +11,13 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.task import CAN_REPLICATE
+from dlrm_sharded.task import why_not_replicated
 
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "rowwise_adagrad": RowWiseAdagrad,
     "adam": torch.optim.Adam,
 }
-STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
-"""Optimizer state in bytes per weight and per row of a shard."""
-
 FUSED_EPSILON = 1e-8
 """FBGEMM's default of what Adagrad and Adam add to their denominators."""
 
@@ -34,9 +31,5 @@ def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -
 
 def check_replicable(optimizer: str) -> None:
     """Raise ConfigError if no table can be replicated with one of `EMBEDDING_OPTIMIZERS`."""
-    if optimizer not in CAN_REPLICATE:
-        raise ConfigError(
-            f"optimizer.embedding is {optimizer!r}, under which no table can be replicated: it "
-            "would also change the rows of a replica that no sample looks up; use "
-            f"{' or '.join(CAN_REPLICATE)}, or a plan without replicas"
-        )
+    if reason := why_not_replicated(optimizer):
+        raise ConfigError(f"optimizer.embedding is {reason}")

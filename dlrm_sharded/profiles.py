@@ -29,7 +29,7 @@ def with_profiles(task: ShardingTask) -> ShardingTask:
     assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
     by_name = {table.name: table for table in assumed}
     tables = tuple(by_name.get(table.name, table) for table in task.tables)
-    return ShardingTask(tables, task.topology, task.batch_size)
+    return dataclasses.replace(task, tables=tables)
 
 
 def with_expected_profile(

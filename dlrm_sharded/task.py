@@ -20,11 +20,20 @@ MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
 HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
 """Where users set a rank's share of host memory, for messages."""
 
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
+"""Fused optimizers of tables, with their state in bytes per weight and per row of a shard."""
+
 CAN_REPLICATE = ("sgd", "rowwise_adagrad")
 """Optimizers of tables that leave a row alone whose gradient is zero.
 
 A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
 """
+
+CUDA_ONLY = ("adam",)
+"""Optimizers of tables that FBGEMM does not fuse on CPUs."""
+
+OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")
+"""Keys of a topology that an optimizer of tables decides, in the order of `memory_of`."""
 
 REPLICA_GRADIENT_BYTES = 8
 """Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
@@ -201,16 +210,24 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class ShardingTask:
-    """The problem of placing `tables` on `topology` to train with a global `batch_size`."""
+    """The problem of placing `tables` on `topology` to train with a global `batch_size`.
+
+    Args:
+        optimizer: fused optimizer of the tables, a key of `STATE_BYTES`, whose state the topology
+            counts; None if it is not stated. Read `known_optimizer` in either case.
+    """
 
     tables: tuple[Table, ...]
     topology: Topology
     batch_size: int
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tables:
             raise ConfigError("the task has no tables; give it at least one")
         check_count("batch_size", self.batch_size, least=1, most=MAX_BATCH_SIZE)
+        if self.optimizer is not None:
+            self._check_optimizer(self.optimizer)
         names = [table.name for table in self.tables]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -223,13 +240,30 @@ class ShardingTask:
         """Memory of all tables, each as one shard."""
         return sum(self.topology.table_bytes(table) for table in self.tables)
 
+    @property
+    def known_optimizer(self) -> str | None:
+        """The optimizer that is stated, or else the one whose state the topology counts.
+
+        It is None if the topology counts the state of none that is known.
+        """
+        if self.optimizer is not None:
+            return self.optimizer
+        counted = (self.topology.bytes_per_element, self.topology.optimizer_bytes_per_row)
+        return next((name for name in STATE_BYTES if memory_of(name) == counted), None)
+
+    @property
+    def can_replicate(self) -> bool:
+        """Whether tables can be replicated under the optimizer; yes if none is known."""
+        return self.known_optimizer is None or self.known_optimizer in CAN_REPLICATE
+
     def to_json(self) -> dict[str, Any]:
         """Return the form of task.json."""
-        return {
+        fields: dict[str, Any] = {
             "tables": [table.to_json() for table in self.tables],
             "topology": self.topology.to_json(),
             "batch_size": self.batch_size,
         }
+        return fields if self.optimizer is None else fields | {"optimizer": self.optimizer}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ShardingTask:
@@ -239,9 +273,10 @@ class ShardingTask:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
         required = {"tables", "topology", "batch_size"}
-        if set(fields) != required:
+        if set(fields) - {"optimizer"} != required:
             raise ConfigError(
-                f"the task has the keys {sorted(fields)}, must have {sorted(required)}"
+                f"the task has the keys {sorted(fields)}, must have {sorted(required)}, and may "
+                "have optimizer"
             )
         topology, tables = fields["topology"], fields["tables"]
         if not isinstance(topology, dict) or not isinstance(tables, list):
@@ -255,11 +290,64 @@ class ShardingTask:
         by_rank = topology.get("memory_bytes_by_rank")
         if isinstance(by_rank, list):
             topology = topology | {"memory_bytes_by_rank": tuple(by_rank)}
+        optimizer = fields.get("optimizer")
+        if isinstance(optimizer, str) and optimizer in STATE_BYTES:
+            counted = zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True)
+            topology = {**dict(counted), **topology}
         return cls(
             tables=tuple(Table.from_json(table) for table in tables),
             topology=Topology(**topology),
             batch_size=fields["batch_size"],
+            optimizer=optimizer,
         )
+
+    def _check_optimizer(self, optimizer: str) -> None:
+        if not isinstance(optimizer, str) or optimizer not in STATE_BYTES:
+            raise ConfigError(
+                f"the task's optimizer is {optimizer!r}; known: {', '.join(STATE_BYTES)}"
+            )
+        for key, num_bytes in zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True):
+            if (counted := getattr(self.topology, key)) != num_bytes:
+                raise ConfigError(
+                    f"the task's optimizer is {optimizer!r}, and topology.{key} is {counted}, must "
+                    f"be {num_bytes}; correct one of the two, or leave topology.{key} out"
+                )
+        if reason := why_not_fused(optimizer, self.topology.compute_device):
+            raise ConfigError(f"the task's optimizer is {reason}")
+
+
+def memory_of(optimizer: str) -> tuple[int, int]:
+    """Return the bytes of an fp32 weight with its state, and of the state of a row of a shard."""
+    per_element, per_row = STATE_BYTES[optimizer]
+    return TABLE_BYTES["fp32"] + per_element, per_row
+
+
+def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
+    """Return the task with another optimizer of the tables, whose state counts as memory."""
+    per_element, per_row = memory_of(optimizer)
+    topology = dataclasses.replace(
+        task.topology, bytes_per_element=per_element, optimizer_bytes_per_row=per_row
+    )
+    return dataclasses.replace(task, topology=topology, optimizer=optimizer)
+
+
+def why_not_fused(optimizer: str, compute_device: str) -> str | None:
+    """Return why FBGEMM cannot fuse an optimizer of tables on a device; None if it can."""
+    if optimizer not in CUDA_ONLY or compute_device == "cuda":
+        return None
+    others = " or ".join(name for name in STATE_BYTES if name not in CUDA_ONLY)
+    return f"{optimizer!r}, which FBGEMM fuses on CUDA only; use {others} on a CPU"
+
+
+def why_not_replicated(optimizer: str) -> str | None:
+    """Return why no table can be replicated under an optimizer of tables; None if it can."""
+    if optimizer in CAN_REPLICATE:
+        return None
+    return (
+        f"{optimizer!r}, under which no table can be replicated: it would also change the rows of "
+        f"a replica that no sample looks up; use {' or '.join(CAN_REPLICATE)}, or a plan without "
+        "replicas"
+    )
 
 
 def without_memory_limit(task: ShardingTask) -> ShardingTask:

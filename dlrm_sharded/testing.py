@@ -36,7 +36,13 @@ from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.task import (
+    MAX_BYTES,
+    ShardingTask,
+    Topology,
+    with_optimizer,
+    without_memory_limit,
+)
 from dlrm_sharded.validation import validate
 
 NUM_RANDOM_PLANS = 20
@@ -49,10 +55,11 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     """Assert the properties of a sharder that the trainer relies on.
 
     The sharder returns a valid plan or raises a `ShardingError` with a message, a second sharder
-    does the same, and the task and the global random states stay as they are.
+    does the same, and the task and the global random states stay as they are. Under an optimizer
+    that trains no replicas, the sharder makes none.
 
     Args:
-        make: builds the sharder; called twice.
+        make: builds the sharder; called twice, or three times if its plan has replicas.
 
     Returns:
         The plan; None if there was an error.
@@ -70,7 +77,20 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     assert isinstance(plan, ShardingPlan), f"the sharder returned {plan!r}, which is no plan"
     validate(plan, task)
     assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
+    if plan.replicated_tables:
+        _check_without_replicas(make(), task)
     return plan
+
+
+def _check_without_replicas(sharder: Sharder, task: ShardingTask) -> None:
+    """Assert that a sharder makes no replicas under Adam, which trains none."""
+    on_gpus = dataclasses.replace(task.topology, compute_device="cuda")
+    under_adam = with_optimizer(dataclasses.replace(task, topology=on_gpus), "adam")
+    plan = _outcome(sharder, without_memory_limit(under_adam))
+    assert isinstance(plan, str) or not plan.replicated_tables, (
+        f"the sharder replicates {plan.replicated_tables} although the task's optimizer is adam, "
+        "under which no table can be replicated: see task.can_replicate"
+    )
 
 
 def check_cost_model(model: CostModel, task: ShardingTask) -> None:
@@ -230,6 +250,14 @@ def small_tasks() -> dict[str, ShardingTask]:
             batch_size=128,
         ),
         "w8-equal": task(8, [(64, 32, 4.0)] * 24, 10**6),
+        "w2-adam": with_optimizer(
+            ShardingTask(
+                tuple(Table(f"t{i}", 50 * 4**i, 64, 2.0) for i in range(5)),
+                Topology(2, 10**8),
+                4096,
+            ),
+            "adam",
+        ),
     }
 
 
@@ -294,7 +322,7 @@ def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
         other = rng.randrange(topology.world_size)
         size = rng.choice([1, *topology.group_sizes])
         blocks = RowBlocks(range(other - other % size, other - other % size + size))
-        if topology.world_size > 1 and rng.random() < SHARE_OF_REPLICAS:
+        if topology.world_size > 1 and task.can_replicate and rng.random() < SHARE_OF_REPLICAS:
             shards += Replicas(topology.world_size).shards(table)
         elif size > 1 and blocks.is_possible(table):
             shards += blocks.shards(table)

@@ -10,7 +10,14 @@ from dlrm_sharded.layouts import is_replicated, layout_of
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.precision import TABLE_BYTES, why_not_exchanged
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, HOST_MEMORY_KEYS, MEMORY_KEYS, ShardingTask, Topology
+from dlrm_sharded.task import (
+    GIB,
+    HOST_MEMORY_KEYS,
+    MEMORY_KEYS,
+    ShardingTask,
+    Topology,
+    why_not_replicated,
+)
 
 SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
 
@@ -21,10 +28,11 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
             exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split; a table is replicated in part only, or in fp16; the shards of a
-            table have different precisions; a table is cached in part only, or where devices cannot
-            cache; the ranks do not exchange numbers of the plan's precision; or a rank needs more
-            memory than it has. The message has the numbers.
+            does not train a split; a table is replicated in part only, in fp16, or under an
+            optimizer that trains no replicas; the shards of a table have different precisions; a
+            table is cached in part only, or where devices cannot cache; the ranks do not exchange
+            numbers of the plan's precision; or a rank needs more memory than it has. The message
+            has the numbers.
     """
     topology = task.topology
     if plan.world_size != topology.world_size:
@@ -49,6 +57,12 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
         if not is_replicated(shards):
             _check_tiling(shards, table)
         layout_of(shards, table, topology)  # raises if there is none
+        if is_replicated(shards) and not task.can_replicate:
+            assert task.known_optimizer is not None
+            raise InvalidPlanError(
+                f"table {table.name!r} is replicated, and the optimizer of the tables is "
+                f"{why_not_replicated(task.known_optimizer)}"
+            )
         _check_caching(shards, topology)
     local_batch_size = task.batch_size // topology.world_size
     if reason := why_not_exchanged(

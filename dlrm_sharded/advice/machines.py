@@ -59,6 +59,7 @@ class Machine:
         hardware: what ranks compute on.
         memory_bytes: memory of one rank for tables, or of all ranks together.
         shares_memory: whether it is that of all ranks together.
+        available_bytes: memory that all ranks together can have; None if that follows from theirs.
         optimizer: fused optimizer of the tables; None if it is not known.
         price: of one rank for an hour, in any currency; None if it is not known.
         fbgemm: version of FBGEMM that looks up rows; None if it is not known.
@@ -69,6 +70,7 @@ class Machine:
     hardware: Hardware
     memory_bytes: int
     shares_memory: bool = False
+    available_bytes: int | None = None
     optimizer: str | None = None
     price: float | None = None
     fbgemm: str | None = None
@@ -91,6 +93,13 @@ class Machine:
             raise ConfigError(f"{num_ranks} ranks do not fill hosts of {per_host}")
         if self.spec is None and num_ranks > num_cores():
             raise ConfigError(f"{num_ranks} ranks need as many cores, and there are {num_cores()}")
+        if self.available_bytes is not None and num_ranks * self.memory_bytes > (
+            available := self.available_bytes
+        ):
+            raise ConfigError(
+                f"topology.memory_gib takes {num_ranks * self.memory_bytes / GIB:,.4g} GiB on "
+                f"{num_ranks} ranks, and this machine has {available / GIB:,.4g} GiB available"
+            )
         intra, inter = stated.intra_host_bytes_per_s, stated.inter_host_bytes_per_s
         if self.spec is not None:
             intra = intra or 1e9 * self.spec.link_gb_per_s
@@ -132,6 +141,8 @@ def gpu_machine(name: str, memory: TableMemory, *, optimizer: str | None) -> Mac
         raise ConfigError(f"hardware is {name!r}; known are {known}") from error
     if memory.memory_gib is None and spec.memory_gib is None:
         raise ConfigError(f"the memory of {name} is not known; set topology.memory_gib")
+    if memory.memory_gib is not None:
+        spec.check_memory(memory.memory_gib)
     num_bytes = memory.of(name, spec.memory_gib or 0.0)
     return Machine(name, spec, Hardware(spec.device_name), num_bytes, optimizer=optimizer)
 
@@ -140,7 +151,8 @@ def cpu_machine(
     name: str, memory: TableMemory, hardware: Hardware, *, optimizer: str | None
 ) -> Machine:
     """Return this machine, on whose CPUs the ranks compute and share the memory that is free."""
-    num_bytes = memory.of(name, available_host_bytes() / GIB)
+    available = available_host_bytes()
+    num_bytes = memory.of(name, available / GIB)
     shares = memory.memory_gib is None
     return Machine(
         name,
@@ -148,6 +160,7 @@ def cpu_machine(
         hardware,
         num_bytes,
         shares_memory=shares,
+        available_bytes=None if shares else available,
         optimizer=optimizer,
         fbgemm=fbgemm_version(versions()),
     )

@@ -36,6 +36,7 @@ class Question:
         batch_size_of: returns the global batch size of a number of ranks.
         tables_of: returns the tables, with their profile in global batches of a size.
         stated: what the user says of all ranks.
+        optimizer: fused optimizer of the tables; None if it is not known.
         planner_of: returns the planner of a case, whose sharder ends within some seconds.
     """
 
@@ -43,15 +44,16 @@ class Question:
     batch_size_of: Callable[[int], int]
     tables_of: Callable[[int], tuple[Table, ...]]
     stated: Topology
+    optimizer: str | None
     planner_of: Callable[[Case, RunContext, float], Planner]
     dense: DenseModel
     seed: int
 
     def task(self, case: Case) -> ShardingTask:
-        """Return the task of a case; ConfigError if its ranks do not fill hosts."""
+        """Return the task of a case; ConfigError if its ranks cannot be, or cannot train it."""
         topology = case.machine.topology(case.num_ranks, self.stated)
         batch_size = self.batch_size_of(case.num_ranks)
-        return ShardingTask(self.tables_of(batch_size), topology, batch_size)
+        return ShardingTask(self.tables_of(batch_size), topology, batch_size, self.optimizer)
 
 
 def candidates_of(question: Question, *, seconds: float, num_workers: int) -> list[Candidate]:
@@ -100,8 +102,9 @@ def no_outcome(candidates: Sequence[Candidate]) -> InfeasibleTaskError:
             reason = f"{size:,.1f} GiB of tables exceed the memory of {most} by {missing:,.1f} GiB"
         lines[case.machine.name, case.sharder] = f"{case.machine.name}, {case.sharder}: {reason}"
     return InfeasibleTaskError(
-        "no case has a plan; add ranks, raise topology.memory_gib, or give GPUs host memory for "
-        "tables (topology.host_memory_gib):\n  " + "\n  ".join(lines.values())
+        "no case has a plan; add ranks, raise topology.memory_gib, or ask for tables in host "
+        "memory (sharder=neuroshard sharder.cache_tables=auto topology.host_memory_gib=...):\n  "
+        + "\n  ".join(lines.values())
     )
 
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from dlrm_sharded.calibration.random_plans import MAX_COLS, RankLimits
 from dlrm_sharded.distributed import Rank, reported_by_rank_zero
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.fused_optimizers import STATE_BYTES
-from dlrm_sharded.task import CAN_REPLICATE, GIB
+from dlrm_sharded.task import CAN_REPLICATE, GIB, memory_of
 
 POOLED_COPIES = 8
 """Largest number of copies of a rank's pooled vectors that a measurement holds at a time: vectors
@@ -46,7 +45,7 @@ class PlanSizes:
         Args:
             optimizer: one of `EMBEDDING_OPTIMIZERS`, whose state takes part of the memory.
         """
-        weight_share = 4 / (4 + STATE_BYTES[optimizer][0])
+        weight_share = 4 / memory_of(optimizer)[0]
         return RankLimits(
             table_bytes=int(weight_share * self.table_gib * GIB),
             ids_per_step=self.ids_per_step,

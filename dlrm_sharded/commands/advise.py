@@ -23,7 +23,7 @@ from dlrm_sharded.advice.text import (
     scaling_text,
     table_lines,
 )
-from dlrm_sharded.commands.advise_config import question_of, same_in_run
+from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.errors import check_count, check_number
@@ -39,13 +39,16 @@ log = logging.getLogger("dlrm_sharded.advise")
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         _check(cfg)
-        question, samples = question_of(cfg)
+        of_file = stated_task(cfg)
+        if of_file is not None and of_file.note is not None:
+            log.info("%s", of_file.note)
+        question, samples = question_of(cfg, of_file)
         num_workers = cfg.workers or min(num_cores(), MOST_WORKERS)
         candidates = candidates_of(question, seconds=cfg.seconds, num_workers=num_workers)
         if not any(candidate.is_feasible for candidate in candidates):
             raise no_outcome(candidates)
         choice = choose(candidates, least_gain=cfg.least_gain)
-        overrides = overrides_text(choice.best, same_in_run())
+        overrides = overrides_text(choice.best, same_in_run(of_file))
         if cfg.out is not None:
             texts = {"advice": choice_text(choice, samples=samples)}
             texts |= {"overrides": overrides}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -30,6 +28,7 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.planner import build_planner, plain
+from dlrm_sharded.commands.task_file import TaskOfFile, command_line, task_of_file
 from dlrm_sharded.commands.task_from_data import stated_topology
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import Dataset
@@ -39,7 +38,7 @@ from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.planning import Planner
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, read_task
+from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology
 from dlrm_sharded.training.optimizers import OptimizerConfig
 
 DEFAULT_SHARDER = "neuroshard"
@@ -58,21 +57,35 @@ GPU_PRICES = {"_target_": "dlrm_sharded.cost.learned.prior_cost_model", "_partia
 """Cost model of GPUs: calibrated prices would be of one of them alone."""
 
 
-def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
-    """Return the question of a config, and the samples of an epoch if they are known.
+def stated_task(cfg: DictConfig) -> TaskOfFile | None:
+    """Return the task of the file to advise on; None to advise on data.
 
     Raises:
-        ConfigError: a value cannot be used; the message names its key.
+        ConfigError: a config names both or none, or the file cannot be used.
     """
     if (cfg.task is None) == (cfg.get("data") is None):
         raise ConfigError(
             "name either task=task.json or data=, one of conf/data, and not both, to advise on"
         )
-    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
-    task = None if cfg.task is None else read_task(cfg.task)
-    machines = _machines(cfg, optimizer if task is None else None)
+    # the machines decide what the ranks compute on
+    return None if cfg.task is None else task_of_file(cfg, compute_device="cuda")
+
+
+def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, float | None]:
+    """Return the question of a config, and the samples of an epoch if they are known.
+
+    Raises:
+        ConfigError: a value cannot be used; the message names its key.
+    """
+    task = None if of_file is None else of_file.task
+    optimizer: OptimizerConfig = instantiate(
+        cfg.optimizer if of_file is None else of_file.optimizer
+    )
+    of_tables = optimizer.embedding if task is None else task.known_optimizer
+    machines = _machines(cfg, of_tables)
     sizes = _sizes(cfg.ranks)
     nodes = _sharders(cfg, is_only_question=len(machines) == len(sizes) == 1, machines=machines)
+    _check_caching(cfg, nodes)
     batch_size_of = _batch_sizes(cfg, sizes, task)
     dataset_of = functools.lru_cache(maxsize=None)(functools.partial(_dataset, cfg))
 
@@ -96,6 +109,7 @@ def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
         batch_size_of=batch_size_of,
         tables_of=tables_of,
         stated=_stated(cfg, optimizer, task),
+        optimizer=of_tables,
         planner_of=functools.partial(_planner, cfg, nodes),
         dense=dense,
         seed=cfg.seed,
@@ -103,20 +117,21 @@ def question_of(cfg: DictConfig) -> tuple[Question, float | None]:
     return question, samples
 
 
-def same_in_run() -> list[str]:
-    """Return the overrides of the command line that a run of any candidate needs as well."""
+def same_in_run(of_file: TaskOfFile | None) -> list[str]:
+    """Return the overrides that runs of all candidates need: of the file and the command line."""
     return [
+        *(() if of_file is None else of_file.overrides),
+    ] + [
         override.input_line
-        for override in _overrides()
+        for override in command_line()
         if override.key_or_group.split(".")[0] in KEYS_OF_RUN
         or override.key_or_group.startswith(("sharder.", *KEYS_OF_RUN_TOPOLOGY))
     ]
 
 
-def _machines(cfg: DictConfig, optimizer: OptimizerConfig | None) -> list[Machine]:
+def _machines(cfg: DictConfig, of_tables: str | None) -> list[Machine]:
     node = cfg.topology
     memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
-    of_tables = None if optimizer is None else optimizer.embedding
     machines = []
     for name in _names("hardware", cfg.hardware):
         if name in CPU_NAMES:
@@ -208,6 +223,22 @@ def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | No
     )
 
 
+def _check_caching(cfg: DictConfig, nodes: Mapping[str, DictConfig]) -> None:
+    """Refuse host memory that no sharder uses, and its use on hosts whose memory is not stated."""
+    asking = [name for name, node in nodes.items() if node.get("cache_tables") == "auto"]
+    stated = cfg.topology.host_memory_gib
+    if asking and stated is None:
+        raise ConfigError(
+            "sharder.cache_tables is auto, which needs host memory; state that of a rank for "
+            "tables: topology.host_memory_gib"
+        )
+    if stated is not None and not asking:
+        raise ConfigError(
+            f"topology.host_memory_gib is {stated}, and no sharder uses it; ask for tables in host "
+            "memory with sharder=neuroshard sharder.cache_tables=auto"
+        )
+
+
 def _sharders(
     cfg: DictConfig, *, is_only_question: bool, machines: Sequence[Machine]
 ) -> dict[str, DictConfig]:
@@ -226,7 +257,7 @@ def _sharders(
 
 def _named_sharders() -> str | list[str] | None:
     """Return what the command line says of the sharder; None for nothing."""
-    for override in _overrides():
+    for override in command_line():
         if override.key_or_group == "sharder":
             value = override.value()
             if value == []:
@@ -235,13 +266,8 @@ def _named_sharders() -> str | list[str] | None:
     return None
 
 
-def _overrides() -> list[Any]:
-    texts = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-    return OverridesParser.create().parse_overrides(texts)
-
-
 def _override_keys() -> list[str]:
-    return [override.key_or_group for override in _overrides()]
+    return [override.key_or_group for override in command_line()]
 
 
 def _all_sharders() -> list[str]:
@@ -277,8 +303,6 @@ def _planner(
             sharder.time_budget_s = min(sharder.time_budget_s, SEARCH_SHARE * box_s)
         if "timeout_s" in sharder:
             sharder.timeout_s = min(sharder.timeout_s, max(1, int(TIMEOUT_SHARE * box_s)))
-        if "cache_tables" in sharder and cfg.topology.host_memory_gib is None:
-            sharder.cache_tables = "never"
         of_case.sharder = sharder
         if case.machine.is_gpu:
             of_case.cost_model = GPU_PRICES

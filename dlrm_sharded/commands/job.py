@@ -139,7 +139,7 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, check_owner: Callable[[],
     with all_or_none():
         check_length(start, setup.trainer, len(streams["train"]))
     topology = with_memory_of_all_ranks(setup.topology)
-    task = on_rank_zero(lambda: ShardingTask(setup.dataset.tables, topology, setup.batch_size))
+    task = on_rank_zero(lambda: setup.task(topology))
     on_device = functools.partial(build_model, cfg, setup, task)
     with all_or_none():
         workload = traced_workload(

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.task_file import task_of_file
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.devices import device_type
@@ -36,7 +37,7 @@ from dlrm_sharded.json_files import check_file_to_write, is_written_through, wri
 from dlrm_sharded.plan_report import plan_json
 from dlrm_sharded.process import threads_of_a_rank
 from dlrm_sharded.provenance import fbgemm_version, versions
-from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 HERE = "here"
 
@@ -96,13 +97,14 @@ def _context(cfg: DictConfig, task: ShardingTask) -> RunContext:
     if hardware is None:
         return RunContext(device=device)
     if hardware == HERE:
-        return _context_here(task.topology, cfg.optimizer.embedding)
+        return _context_here(task.topology, task.optimizer or cfg.optimizer.embedding)
     spec = named_gpu_spec(hardware, key="hardware")
     if device != "cuda":
         raise ConfigError(
             f"hardware is {hardware!r}, a GPU, and the task is for CPUs; set hardware to null, or "
             "topology.compute_device to cuda in task.json"
         )
+    spec.check_memory(max(task.topology.rank_memory_bytes) / GIB)
     return RunContext(device=device, hardware=Hardware(spec.device_name))
 
 
@@ -133,7 +135,10 @@ def _task(cfg: DictConfig) -> ShardingTask:
             "name either task=task.json or data=, one of conf/data, and not both, to plan from"
         )
     if cfg.task is not None:
-        return read_task(cfg.task)
+        of_file = task_of_file(cfg)
+        if of_file.note is not None:
+            log.info("%s", of_file.note)
+        return of_file.task
     if (task_out := _task_out(cfg)) is not None:
         check_file_to_write("task_out", task_out)
         if os.path.realpath(task_out) == os.path.realpath(cfg.out):

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.start import Start
 from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.explain.text import cached_text, forecast, halves, profile_value_text, replicas
-from dlrm_sharded.fused_optimizers import check_replicable
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.plan_report import PlanReport, plan_json
@@ -39,7 +38,6 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
 
     Raises:
         ShardingError: there is no plan.
-        ConfigError: the optimizer of the tables cannot train the plan's replicas.
     """
     assert planner is not None
     topology = task.topology
@@ -52,8 +50,6 @@ def plan_run(planner: Planner | None, task: ShardingTask, start: Start, cfg: Dic
         task.batch_size,
     )
     plan, report = _kept_or_new(planner, task, start, cfg)
-    if plan.replicated_tables:
-        check_replicable(cfg.optimizer.embedding)
     shards = f"{len(plan.shards)} shards{replicas(plan)}{halves(plan)}"
     summary_of_plan = f"{report.sharder}: {shards} in {report.solve_s:.3f} s"
     log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))

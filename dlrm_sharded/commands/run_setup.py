@@ -35,6 +35,12 @@ class RunSetup:
     seed: int
     objective: str
 
+    def task(self, topology: Topology) -> ShardingTask:
+        """Return what the run plans, on ranks whose memory is known."""
+        return ShardingTask(
+            self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
+        )
+
 
 def build_setup(cfg: DictConfig, rank: Rank) -> RunSetup:
     """Build the objects of a config.

@@ -281,7 +281,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
         "task": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "data": plain(cfg.get("data")),
         "model": plain(cfg.model),
-        "optimizer": plain(cfg.optimizer),
+        "optimizer": plain(cfg.optimizer) | {"embedding": cluster.optimizer.embedding},
         "overlap": dataclasses.asdict(cluster.overlap),
         "exchange_precision": plain(cfg.exchange_precision),
         "hardware": cfg.hardware,

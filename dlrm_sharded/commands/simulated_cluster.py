@@ -16,6 +16,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.commands.task_file import task_of_file
 from dlrm_sharded.commands.task_from_data import check_hosts, task_and_data
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.gpu_dense import gpu_dense_times
@@ -33,7 +34,7 @@ from dlrm_sharded.provenance import fbgemm_version, versions
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
-from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
+from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.dense_times import measure_dense
 from dlrm_sharded.training.dense_trace import trace_dense
 from dlrm_sharded.training.dense_work_trace import trace_dense_work
@@ -108,12 +109,14 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
     at_hand = "cpu" if gpu else device_type()
     compute_device = "cuda" if gpu else at_hand
     notes: list[str] = []
+    dataset: Dataset | None = None
     if cfg.task is not None:
-        task, dataset = _read_task(cfg.task, compute_device, gpu, notes), None
+        task, optimizer = _read_task(cfg, compute_device, gpu, notes)
     else:
         task, dataset = _task_of_data(cfg, compute_device, gpu, notes)
-    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
-    optimizer.check_device(torch.device(compute_device))
+        optimizer = instantiate(cfg.optimizer)
+    if gpu is not None:
+        gpu.check_memory(max(task.topology.rank_memory_bytes) / GIB)
     if gpu is None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_of_a_rank(task.topology.ranks_per_host))
     device = torch.device(at_hand)
@@ -124,7 +127,7 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
         context=RunContext(
             compute_device,
             hardware,
-            cfg.optimizer.embedding,
+            optimizer.embedding,
             task.topology.ranks_per_host,
             None if gpu else fbgemm_version(versions()),
         ),
@@ -143,10 +146,14 @@ def build_cluster(cfg: DictConfig) -> SimulatedCluster:
 
 
 def _read_task(
-    path: str, compute_device: str, gpu: GpuSpec | None, notes: list[str]
-) -> ShardingTask:
-    """Return the task of a file, for the device that the simulation is on."""
-    task = read_task(path)
+    cfg: DictConfig, compute_device: str, gpu: GpuSpec | None, notes: list[str]
+) -> tuple[ShardingTask, OptimizerConfig]:
+    """Return the task of a file, for the device that the simulation is on, and the optimizer."""
+    of_file = task_of_file(cfg)
+    path, task, optimizer = cfg.task, of_file.task, instantiate(of_file.optimizer)
+    if of_file.note is not None:
+        notes.append(of_file.note)
+    optimizer.check_device(torch.device(compute_device))
     topology = task.topology
     if task.batch_size % topology.world_size:
         raise ConfigError(
@@ -154,7 +161,7 @@ def _read_task(
             f"the {topology.world_size} ranks (topology.world_size)"
         )
     if topology.compute_device == compute_device:
-        return task
+        return task, optimizer
     if gpu is not None:
         raise ConfigError(
             f"hardware is {gpu.key!r}, a GPU, and the task is for CPUs; set hardware to here, or "
@@ -165,7 +172,7 @@ def _read_task(
         f"{compute_device}, so the ranks of the simulation compute on that"
     )
     topology = dataclasses.replace(topology, compute_device=compute_device)
-    return dataclasses.replace(task, topology=topology)
+    return dataclasses.replace(task, topology=topology), optimizer
 
 
 def _task_of_data(

@@ -9,7 +9,14 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.task import GIB, MAX_BATCH_SIZE, MAX_BYTES, MAX_RANKS, ShardingTask, Topology
+from dlrm_sharded.task import (
+    GIB,
+    MAX_BATCH_SIZE,
+    MAX_BYTES,
+    MAX_RANKS,
+    ShardingTask,
+    Topology,
+)
 from dlrm_sharded.training.optimizers import OptimizerConfig
 
 BYTES_PER_GB = 1e9
@@ -28,14 +35,15 @@ def task_and_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
         DataError: the data cannot be read.
     """
     check_count("batch_size", cfg.batch_size, least=1, most=MAX_BATCH_SIZE)
-    topology = stated_topology(cfg.topology, instantiate(cfg.optimizer))
+    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    topology = stated_topology(cfg.topology, optimizer)
     if cfg.batch_size % topology.world_size:
         raise ConfigError(
             f"batch_size is {cfg.batch_size:,}; it is global and must be a multiple of the "
             f"{topology.world_size} ranks (topology.world_size)"
         )
     dataset = build_dataset(cfg)
-    task = ShardingTask(dataset.tables, topology, cfg.batch_size)
+    task = ShardingTask(dataset.tables, topology, cfg.batch_size, optimizer.embedding)
     num_batches = num_curve_batches(cfg.curve_batches, task)
     return with_measured_curves(task, dataset, num_batches), dataset
 

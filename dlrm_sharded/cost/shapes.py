@@ -88,7 +88,8 @@ class Shapes:
         columns: [N], column shards of every table and width.
         possible: [N], whether a lookup supports the width.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
-        replicas: replicas of all tables; None for one rank, where they are whole tables.
+        replicas: replicas of all tables; None where the optimizer trains none, and for one rank,
+            where they are whole tables.
     """
 
     step: Indices
@@ -128,7 +129,7 @@ class Shapes:
             columns=pricer.columns(table, num_cols),
             possible=num_cols <= topology.max_shard_columns,
             row_blocks=tuple(pricer.row_blocks(size) for size in topology.group_sizes),
-            replicas=pricer.replicas() if topology.world_size > 1 else None,
+            replicas=pricer.replicas() if topology.world_size > 1 and task.can_replicate else None,
         )
 
     @property

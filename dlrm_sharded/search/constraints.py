@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_number
-from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, why_not_replicated
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Constraints:
                 )
         for group in self.apart:
             self._check_apart(group)
-        self._check_replicated(mentioned)
+        self._check_replicated(mentioned, task)
 
     def capacity(self, topology: Topology) -> NDArray[np.int64]:
         """Return [W], memory of each rank that tables may use, in bytes."""
@@ -144,8 +144,14 @@ class Constraints:
     def _replicated(self) -> Sequence[str]:
         return () if isinstance(self.replicate, str) else self.replicate
 
-    def _check_replicated(self, mentioned: Mapping[str, Sequence[str]]) -> None:
-        """Raise ConfigError if a table to replicate has another restriction."""
+    def _check_replicated(self, mentioned: Mapping[str, Sequence[str]], task: ShardingTask) -> None:
+        """Raise ConfigError if a table to replicate cannot be, or has another restriction."""
+        if self._replicated and not task.can_replicate:
+            assert task.known_optimizer is not None
+            raise ConfigError(
+                f"sharder.replicate names {sorted(self._replicated)}, and the optimizer of the "
+                f"tables is {why_not_replicated(task.known_optimizer)}"
+            )
         for key, tables in mentioned.items():
             both = sorted(set(tables) & set(self._replicated))
             if key != "replicate" and both:

@@ -93,8 +93,12 @@ def cached_problem(problem: Problem, load_factors: Mapping[str, float]) -> Probl
     )
 
 
-def where_caching_fits(problem: Problem) -> str | None:
-    """Say, of a task without a plan, where one with cached tables would fit; None if nowhere."""
+def where_caching_fits(problem: Problem, how: str = "") -> str | None:
+    """Say, of a task without a plan, where one with cached tables would fit; None if nowhere.
+
+    Args:
+        how: how to ask for such a plan.
+    """
     task, topology = problem.task, problem.task.topology
     device_bytes, where = int(problem.capacity_bytes.sum()), "with "
     if topology.compute_device != "cuda":
@@ -107,7 +111,7 @@ def where_caching_fits(problem: Problem) -> str | None:
         return None
     ranks, factors = topology.world_size, choice.load_factors
     text = (
-        f"{where}{device_bytes / ranks / GIB:.0f} GiB a rank for tables and "
+        f"{how}{where}{device_bytes / ranks / GIB:.0f} GiB a rank for tables and "
         f"{choice.host_bytes / ranks / GIB:.0f} GiB of host memory a rank, a plan with "
         f"{len(factors)} cached tables fits, load factors {min(factors):.2g} to "
         f"{max(factors):.2g}; caching adds about {choice.added_ms / ranks:.1f} ms to a step"

@@ -105,7 +105,8 @@ class HalvingSharder:
     Args:
         method: one of `METHODS`.
         strategy: one of `STRATEGIES`; NVIDIA uses `auto` on one host, `hier_auto` on several.
-        replicate: whether to replicate small tables; never done on one rank.
+        replicate: whether to replicate small tables; never done on one rank, nor under an
+            optimizer that trains no replicas.
         replicate_below_gib: tables below this size are replicated, counted with 8 B for a weight
             and its state in whatever optimizer. NVIDIA's plans have 0.008 on one host, 0.0125 on
             several.
@@ -175,7 +176,7 @@ class HalvingSharder:
     def _small_tables(self, task: ShardingTask) -> Sequence[Table]:
         """Return the tables to replicate, the smallest ones first."""
         topology = task.topology
-        if topology.world_size == 1:
+        if topology.world_size == 1 or not task.can_replicate:
             return []
         small = [
             table

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
@@ -60,7 +59,6 @@ from dlrm_sharded.sharders.table_precision import (
 )
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.task import (
-    CAN_REPLICATE,
     GIB,
     MAX_BYTES,
     MEMORY_KEYS,
@@ -71,7 +69,8 @@ from dlrm_sharded.validation import validate
 
 AUTO = "auto"
 GOOD_GAP = 0.003
-CACHE_TABLES = ("auto", "never")
+CACHE_TABLES = (AUTO, "never")
+ASK_FOR_CACHES = "with sharder.cache_tables=auto, which no GPU has measured yet: "
 
 
 class NeuroShardSharder:
@@ -95,7 +94,7 @@ class NeuroShardSharder:
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
             plan; None for no limit.
         cache_tables: "auto" to keep tables in host memory and cache a part of their rows, if no
-            other plan fits GPUs; "never" to refuse such tasks.
+            other plan fits GPUs, which no GPU has measured yet; "never" to refuse such tasks.
     """
 
     name = "neuroshard"
@@ -120,7 +119,7 @@ class NeuroShardSharder:
         warm_start: str | Path | None = None,
         max_moved_tables: int | None = None,
         max_moved_gib: float | None = None,
-        cache_tables: str = "auto",
+        cache_tables: str = "never",
     ) -> None:
         if not isinstance(context.cost_model, AdditiveCostModel):
             raise ConfigError(
@@ -165,7 +164,7 @@ class NeuroShardSharder:
             apart,
             unsplit,
             reserved_gib,
-            _replicate(replicate, context.run),
+            replicate,
         )
         self._warm_start = warm_start
         self._max_moved_tables = max_moved_tables
@@ -256,15 +255,14 @@ class NeuroShardSharder:
             InfeasibleTaskError: there is none; the message says where one would fit.
         """
         # Tables in fp16 cannot be cached, and where they may be in fp16, that costs less.
-        if self._cache_tables == "auto" and self._table_precision == "fp32":
+        is_asked, can_cache = self._cache_tables == AUTO, self._table_precision == "fp32"
+        if is_asked and can_cache:
             found = find_cached_state(problem, lambda p: self._find(p, _clock(time_budget_s)))
             if found is not None:
                 return found
         reason, elsewhere = why_infeasible(problem) or _not_found(problem), None
-        if problem.task.table_bytes > problem.capacity_bytes.sum():
-            elsewhere = where_caching_fits(problem)
-        if elsewhere is not None and self._cache_tables == "never":
-            elsewhere = f"with sharder.cache_tables=auto: {elsewhere}"
+        if can_cache and problem.task.table_bytes > problem.capacity_bytes.sum():
+            elsewhere = where_caching_fits(problem, "" if is_asked else ASK_FOR_CACHES)
         raise InfeasibleTaskError(reason if elsewhere is None else f"{reason}; {elsewhere}")
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
@@ -302,22 +300,6 @@ def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
     plan = read_plan(path)
     validate(plan, task)
     return plan
-
-
-def _replicate(replicate: str | Sequence[str], run: RunContext) -> str | Sequence[str]:
-    """Return which tables to replicate under the run's optimizer.
-
-    Raises:
-        ConfigError: tables are named, and the optimizer trains no replicas.
-    """
-    if run.can_replicate:
-        return replicate
-    if isinstance(replicate, str):
-        return "never"
-    raise ConfigError(
-        f"sharder.replicate names tables, and optimizer.embedding is {run.optimizer!r}, which also "
-        f"changes rows that no sample looks up; use {' or '.join(CAN_REPLICATE)}"
-    )
 
 
 def _not_found(problem: Problem) -> str:

@@ -106,7 +106,7 @@ class PolicySharder:
         by_rank = tuple(max(1, free) for free in memory_bytes)
         task = splitting.task
         topology = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
-        of_pieces = ShardingTask(pieces, topology, task.batch_size)
+        of_pieces = dataclasses.replace(task, tables=tuple(pieces), topology=topology)
         if self._cost_model is None:
             ranks = self._policy.place(of_pieces, num_samples=self._num_samples, seed=self._seed)
             return [] if ranks is None else [Candidate(ranks, "the policy's")]
@@ -158,7 +158,7 @@ def policy_sharder(
         name=method,
         num_samples=num_samples,
         split=split,
-        replicate=replicate and context.run.can_replicate,
+        replicate=replicate,
         seed=seed,
         cost_model=context.cost_model,
     )

@@ -75,7 +75,8 @@ class TorchRecSharder:
         cost_model: prices the options of an informed planner; None for TorchRec's own estimate.
         full: whether an informed planner may also split rows on CPUs, tries the plans of TorchRec's
             dynamic programming, and balances the memory of plans that cost about the same.
-        replicate: whether an informed planner may replicate tables; never done on one rank.
+        replicate: whether an informed planner may replicate tables; never done on one rank, nor
+            under an optimizer that trains no replicas.
     """
 
     def __init__(
@@ -161,9 +162,10 @@ class TorchRecSharder:
     ) -> EmbeddingShardingPlanner:
         memory = "hbm" if self._full or task.topology.compute_device == "cuda" else "ddr"
         topology = _torchrec_topology(task.topology, memory)
+        replicate = self._replicate and task.can_replicate
         constraints = {
             table.name: ParameterConstraints(
-                sharding_types=_sharding_types(table, task.topology, replicate=self._replicate),
+                sharding_types=_sharding_types(table, task.topology, replicate=replicate),
                 compute_kernels=KERNELS,
                 pooling_factors=[table.pooling_factor],
                 min_partition=self._min_partition

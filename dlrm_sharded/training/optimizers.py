@@ -15,10 +15,11 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, STATE_BYTES, fuse
+from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model import Dlrm, embedding_parameters
 from dlrm_sharded.replicas import REPLICAS, replica_optimizer
 from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.task import memory_of, why_not_fused
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -95,20 +96,17 @@ class OptimizerConfig:
     @property
     def bytes_per_element(self) -> int:
         """Return the bytes of one fp32 weight of a table and of its element-wise state."""
-        return 4 + STATE_BYTES[self.embedding][0]
+        return memory_of(self.embedding)[0]
 
     @property
     def bytes_per_row(self) -> int:
         """Return the bytes of optimizer state per row of a shard."""
-        return STATE_BYTES[self.embedding][1]
+        return memory_of(self.embedding)[1]
 
     def check_device(self, device: torch.device) -> None:
         """Raise ConfigError if FBGEMM cannot fuse the optimizer on the device: Adam on a CPU."""
-        if self.embedding == "adam" and device.type == "cpu":
-            raise ConfigError(
-                "optimizer.embedding is 'adam', which FBGEMM fuses on CUDA only; "
-                "use sgd or rowwise_adagrad on a CPU"
-            )
+        if reason := why_not_fused(self.embedding, device.type):
+            raise ConfigError(f"optimizer.embedding is {reason}")
 
     def fuse_into(self, model: Dlrm) -> None:
         """Register the embedding optimizer, which must happen before the model is sharded."""

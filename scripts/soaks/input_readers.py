@@ -134,7 +134,7 @@ def read_overrides(values: list[str], folder: Path) -> None:
     setup = build_setup(cfg, ONE_RANK)
     planner = build_planner(cfg, RunContext("cpu", optimizer=cfg.optimizer.embedding))
     assert setup.dataset.batch_size == cfg.batch_size
-    task = ShardingTask(setup.dataset.tables, setup.topology, setup.batch_size)
+    task = setup.task(setup.topology)
     batch = setup.dataset.batch("train", 0, rank=0, world_size=1)
     check_batch(batch, task.tables)
     instantiate(cfg.model)(task.tables, setup.dataset.num_dense, device=torch.device("cpu"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import random
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
+from dlrm_sharded.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.json_files import write_json
+from dlrm_sharded.layouts import Replicas
 from dlrm_sharded.plan import ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
+from dlrm_sharded.validation import validate
 
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()
@@ -37,6 +40,11 @@ SPLIT_FREELY = (
     "torchrec_dp",
 )
 """Sharders that split tables into any number of shards."""
+
+REPLICATE = ("autoshard", "dreamshard", "embark", "hugectr", "neuroshard", "torchrec_dp")
+"""Sharders that replicate tables where the optimizer of these allows it."""
+
+SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
 
 
 @functools.cache
@@ -89,6 +97,57 @@ def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:
             build(name, ()).shard(task)
     if name != "neuroshard_paper":
         assert check_sharder(lambda: build(name, ()), on_cpu) is not None
+
+
+def random_task(seed: int) -> ShardingTask:
+    """A task of a training with Adam, some of whose tables are worth replicating."""
+    rng = random.Random(seed)
+    tables = tuple(
+        Table(
+            f"t{i}",
+            int(10 ** rng.uniform(0.5, 4)),
+            rng.choice([64, 128, 256]),
+            rng.uniform(1.0, 20.0),
+        )
+        for i in range(rng.randint(4, 14))
+    )
+    topology = Topology(rng.choice([2, 3, 4, 8]), 10**9, bytes_per_element=12)
+    return ShardingTask(tables, topology, 8192 * topology.world_size)
+
+
+ADAM_TASKS = {f"adam-{seed}": random_task(seed) for seed in range(4)}
+
+
+@pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
+def test_no_replicas_under_adam(name: str) -> None:
+    """Neither where the task names it, nor where it has only the memory of its state."""
+    sharder, replicated = build(name, SHORT.get(name, ())), 0
+    for unnamed in ADAM_TASKS.values():
+        for task in (with_optimizer(unnamed, "sgd"), unnamed, with_optimizer(unnamed, "adam")):
+            try:
+                plan = sharder.shard(task)
+            except InfeasibleTaskError:
+                assert name in MISS_PLANS
+                continue
+            validate(plan, task)
+            replicated += bool(plan.replicated_tables)
+            assert not plan.replicated_tables or task.optimizer == "sgd"
+    assert (replicated > 0) == (name in REPLICATE), "the tasks show something"
+
+
+def test_a_sharder_that_replicates_whatever_the_optimizer_is_found() -> None:
+    """As a sharder of the user's might."""
+
+    class Everywhere:
+        def shard(self, task: ShardingTask) -> ShardingPlan:
+            ranks = task.topology.world_size
+            shards = [shard for table in task.tables for shard in Replicas(ranks).shards(table)]
+            return ShardingPlan(ranks, tuple(shards))
+
+    with pytest.raises(AssertionError, match="although the task's optimizer is adam"):
+        check_sharder(Everywhere, TASKS["w8-equal"])
+    with pytest.raises(InvalidPlanError, match="no table can be replicated"):
+        check_sharder(Everywhere, TASKS["w2-adam"])
 
 
 def test_finds_all_yamls() -> None:

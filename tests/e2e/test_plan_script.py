@@ -92,6 +92,11 @@ def test_plans_for_a_named_gpu(task_json: Path) -> None:
     assert done.returncode == 0, done.stderr
     prices = json.loads((task_json.parent / "p.json").read_text())["prices"]
     assert (prices["kind"], prices["hardware"]) == ("prior", "NVIDIA L40S")
+    task["topology"]["memory_bytes"] = 49 * 2**30
+    write_json(task_json, task)
+    done = plan(task_json.parent, *overrides, "hardware=l40s")
+    assert done.returncode == 2
+    assert "49 GiB of a rank are stated" in done.stdout + done.stderr
     done = plan(task_json.parent, *overrides, "hardware=l41s")
     assert done.returncode == 2
     assert "hardware is 'l41s'; known are v100, a100, " in done.stdout + done.stderr
@@ -162,17 +167,13 @@ def test_says_what_is_wrong(task_json: Path, overrides: list[str], message: str)
 
 
 def test_plans_from_data_and_writes_what_it_measured(tmp_path: Path) -> None:
-    ranks = ["topology.world_size=2", "topology.memory_gib=1", "topology.compute_device=cpu"]
+    ranks = ["topology.world_size=2", "topology.memory_gib=1"]
     data = ["data=synthetic", "data.max_rows=1000", "batch_size=64", "sharder=size_lookup"]
     done = plan(tmp_path, *data, *ranks, "optimizer=adam", "out=p.json", "task_out=measured.json")
     assert done.returncode == 0, done.stderr
     task = read_task(tmp_path / "measured.json")
     validate(read_plan(tmp_path / "p.json"), task)
-    assert (task.batch_size, task.topology.world_size, task.topology.compute_device) == (
-        64,
-        2,
-        "cpu",
-    )
+    assert (task.batch_size, task.topology.world_size, task.optimizer) == (64, 2, "adam")
     assert (task.topology.memory_bytes, task.topology.bytes_per_element) == (2**30, 12)
     assert all(table.reuse_histogram is not None for table in task.tables)
     assert json.loads((tmp_path / "p.json").read_text())["profiles"] is None

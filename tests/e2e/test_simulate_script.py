@@ -141,6 +141,10 @@ def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
         ([*DATA, "topology.ranks_per_host=x", "out=out"], "topology.ranks_per_host is 'x'"),
         ([*DATA, "topology.ranks_per_host=3", "out=out"], "topology.ranks_per_host is 3"),
         ([*DATA, "hardware=h100_sxm", "out=out"], "topology.memory_gib is not set"),
+        (
+            [*DATA, "hardware=h100_sxm", "topology.memory_gib=500", "out=out"],
+            "h100_sxm has 80 GiB; state at most that",
+        ),
         ([*DATA, "topology.compute_device=cuda", "out=out"], "topology.compute_device"),
         (["data=criteo_kaggle", "out=out"], "data/criteo_kaggle"),
         (["-m", *DATA, "out=out"], "leave -m out"),

@@ -120,6 +120,7 @@ def test_plan_json(run_dir: Path) -> None:
     validate(read_plan(run_dir / "plan.json"), task)
     assert all(table.reuse_histogram is not None for table in task.tables)
     assert task.topology.optimizer_bytes_per_row == 4
+    assert task.optimizer == "rowwise_adagrad"
 
 
 def test_event_file(run_dir: Path) -> None:

@@ -18,10 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.distributed import Rank
-from dlrm_sharded.fused_optimizers import CAN_REPLICATE
 from dlrm_sharded.plan_cost import STAGES
 from dlrm_sharded.precision import ExchangePrecision
-from dlrm_sharded.task import GIB, read_task
+from dlrm_sharded.task import CAN_REPLICATE, GIB, read_task
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.ranks import gathered
 from tests.distributed.small_model import (

@@ -10,7 +10,7 @@ import pytest
 from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.json_files import write_json
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology, read_task
+from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
 
 TABLE = Table("t", 100, 16, 2.0)
 
@@ -61,6 +61,31 @@ def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -
     fields = json.loads((tmp_path / "task.json").read_text())["topology"]
     assert fields.get("memory_bytes_by_rank") == (by_rank and list(by_rank))
     assert ("memory_bytes_by_rank" in fields) == (by_rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "memory", "replicates"),
+    [
+        ("sgd", (4, 0), True),
+        ("rowwise_adagrad", (4, 4), True),
+        ("adam", (12, 0), False),
+        (None, (8, 0), True),
+    ],
+)
+def test_optimizer_of_a_task(
+    optimizer: str | None, memory: tuple[int, int], replicates: bool
+) -> None:
+    """It is stated, and its memory follows; or it follows from the memory that is stated."""
+    unnamed = ShardingTask((TABLE,), Topology(2, 10**6, 2, *memory), 64)
+    assert "optimizer" not in unnamed.to_json()
+    assert (unnamed.known_optimizer, unnamed.can_replicate) == (optimizer, replicates)
+    if optimizer is None:
+        return
+    named = with_optimizer(unnamed, optimizer)
+    assert named == dataclasses.replace(unnamed, optimizer=optimizer)
+    assert ShardingTask.from_json(named.to_json()) == named
+    ranks = {"world_size": 2, "local_world_size": 2, "memory_bytes": 10**6}
+    assert ShardingTask.from_json(named.to_json() | {"topology": ranks}) == named
 
 
 @pytest.mark.parametrize(
@@ -116,6 +141,17 @@ def test_memory_of_ranks_is_a_tuple_in_code() -> None:
         (
             {"topology": {"world_size": 2, "memory_bytes": 9, "compute_device": {"a": 1}}},
             "compute_device is {'a': 1}, must be cpu or cuda",
+        ),
+        ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, adam"),
+        ({"optimizer": ["sgd"]}, r"optimizer is \['sgd'\]; known"),
+        ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
+        ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),
+        (
+            {
+                "optimizer": "adam",
+                "topology": {"world_size": 2, "memory_bytes": 9, "compute_device": "cpu"},
+            },
+            "'adam', which FBGEMM fuses on CUDA only",
         ),
         ({"tables": [{"name": "t"}]}, "lacks the keys"),
         ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "num_embeddings is 'x'"),

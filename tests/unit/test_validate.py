@@ -8,10 +8,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import row_blocks
+from dlrm_sharded.layouts import Replicas, row_blocks
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.validation import validate
 
 
@@ -140,3 +140,15 @@ def test_refuses_shards_too_wide_for_a_gpu() -> None:
         check("cpu", *shards)
         with pytest.raises(InvalidPlanError, match=r"columns, and FBGEMM .* 2,048 .* on cuda"):
             check("cuda", *shards)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+def test_replicas_need_an_optimizer_that_trains_them(optimizer: str) -> None:
+    tables = (Table("a", 50, 8, 1.0), Table("b", 40, 8, 1.0))
+    task = with_optimizer(ShardingTask(tables, Topology(2, 10**6), 64), optimizer)
+    plan = ShardingPlan(2, (*Replicas(2).shards(tables[0]), Shard.whole(tables[1], 1)))
+    if task.can_replicate:
+        validate(plan, task)
+        return
+    with pytest.raises(InvalidPlanError, match=r"'a' is replicated.*'adam', under which no table"):
+        validate(plan, task)

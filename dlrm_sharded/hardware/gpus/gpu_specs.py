@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from dlrm_sharded.errors import ConfigError, check_number
+from dlrm_sharded.task import MEMORY_KEYS
 
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures stand for a data-centre GPU of which nothing is known."""
@@ -71,6 +72,14 @@ class GpuSpec:
     def device_name(self) -> str:
         """Name by which artefacts and runs know the GPU."""
         return self.names[0]
+
+    def check_memory(self, stated_gib: float) -> None:
+        """Raise ConfigError if a user states more memory of a rank than the GPU has."""
+        if self.memory_gib is not None and stated_gib > self.memory_gib:
+            raise ConfigError(
+                f"{stated_gib:,.4g} GiB of a rank are stated for tables ({MEMORY_KEYS}), and "
+                f"hardware = {self.key} has {self.memory_gib:g} GiB; state at most that"
+            )
 
     @classmethod
     def stated(cls, figures: Mapping[str, Any], *, key: str) -> GpuSpec:

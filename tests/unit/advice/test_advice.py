@@ -75,6 +75,10 @@ def test_memory_of_a_rank() -> None:
     assert H100.topology(32, STATED).ranks_per_host == 8
     stated = gpu_machine("l40s", TableMemory(20.0, 0.7, reserved_gib=5.0), optimizer=None)
     assert stated.memory_bytes == 15 * GIB
+    most = gpu_machine("h100", TableMemory(80.0, 0.7), optimizer=None)
+    assert most.memory_bytes == 80 * GIB
+    with pytest.raises(ConfigError, match=r"^500 GiB of a rank are stated .* h100_sxm has 80 GiB"):
+        gpu_machine("h100", TableMemory(500.0, 0.7), optimizer=None)
     with pytest.raises(ConfigError, match="12 ranks do not fill hosts of 8"):
         H100.topology(12, STATED)
     with pytest.raises(ConfigError, match=r"^topology.reserved_gib is 90, .* 56 GiB that h100"):
@@ -89,6 +93,10 @@ def test_ranks_of_a_host_share_its_memory() -> None:
     assert (topology.memory_bytes, topology.compute_device) == (100, "cpu")
     with pytest.raises(ConfigError, match="100000 ranks need as many cores"):
         machine.topology(100_000, STATED)
+    stated = dataclasses.replace(machine, shares_memory=False, available_bytes=99)
+    with pytest.raises(ConfigError, match=r"memory_gib takes .* GiB on 1 ranks, and this machine"):
+        stated.topology(1, STATED)
+    assert dataclasses.replace(stated, available_bytes=100).topology(1, STATED).memory_bytes == 100
 
 
 def test_a_price_may_have_another_name_of_the_gpu() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.cached_tables import CachePrices, cache_forecast
@@ -49,6 +51,7 @@ def task_of(world_size: int = 2, *, memory_mib: int = 300, **topology: Any) -> S
 
 
 def planned(task: ShardingTask, **arguments: Any) -> tuple[ShardingPlan, PlanReport]:
+    arguments = {"cache_tables": "auto", **arguments}
     sharder = NeuroShardSharder(SharderContext(RUN, MODEL), **arguments)
     return Planner(sharder, MODEL).plan(task)
 
@@ -160,9 +163,15 @@ def test_a_warm_start_keeps_the_load_factors(tmp_path: Path) -> None:
             r"no plan can fit: .*; they fit on cuda with 56 GiB a rank$",
         ),
         (
+            {"compute_device": "cpu"},
+            {"cache_tables": "never"},
+            r"no plan can fit: .*; they fit on cuda with 56 GiB a rank$",
+        ),
+        (
             {},
             {"cache_tables": "never"},
-            r"no plan can fit: .*; with sharder.cache_tables=auto: with 0 GiB a rank for tables "
+            r"no plan can fit: .*; with sharder.cache_tables=auto, which no GPU has measured yet: "
+            r"with 0 GiB a rank for tables "
             r"and \d+ GiB of host memory a rank, a plan with \d cached tables fits, load factors "
             r"[\d.]+ to [\d.]+; caching adds about [\d.]+ ms to a step$",
         ),
@@ -174,11 +183,18 @@ def test_a_warm_start_keeps_the_load_factors(tmp_path: Path) -> None:
         ),
         ({"memory_mib": 1}, {}, r"add ranks or memory \(topology.memory_gib, or memory_bytes in"),
     ],
-    ids=["cpu", "never", "host_memory", "too_small_for_caches"],
+    ids=["cpu", "never_on_cpu", "never", "host_memory", "too_small_for_caches"],
 )
 def test_refused(changes: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InfeasibleTaskError, match=message):
         planned(task_of(**changes), **arguments)
+
+
+def test_caches_are_off_unless_asked_for() -> None:
+    """In code and in conf, which all commands have."""
+    with pytest.raises(InfeasibleTaskError, match=r"with sharder.cache_tables=auto, which no GPU"):
+        NeuroShardSharder(SharderContext(RUN, MODEL)).shard(task_of())
+    assert OmegaConf.load(CONF_DIR / "sharder" / "neuroshard.yaml").cache_tables == "never"
 
 
 def test_a_cpu_task_is_told_of_caches_on_gpus() -> None:

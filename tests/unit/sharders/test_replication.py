@@ -18,7 +18,7 @@ from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.policy import PolicySharder
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import model_of, predicted, with_memory
 
@@ -35,13 +35,17 @@ def tiny_tables(world_size: int = 2, *, rows: int = 50_000) -> ShardingTask:
     return with_profiles(ShardingTask(tables, topology, batch_size=4096))
 
 
+def with_adams_memory(task: ShardingTask) -> ShardingTask:
+    """A task whose file names no optimizer, but counts Adam's state."""
+    topology = dataclasses.replace(task.topology, bytes_per_element=12, optimizer_bytes_per_row=0)
+    return dataclasses.replace(task, topology=topology)
+
+
 TASK = tiny_tables()
 
 
-def plan_of(
-    task: ShardingTask = TASK, *, optimizer: str | None = None, **keys: Any
-) -> ShardingPlan:
-    context = SharderContext(RunContext(optimizer=optimizer), MODEL)
+def plan_of(task: ShardingTask = TASK, **keys: Any) -> ShardingPlan:
+    context = SharderContext(RunContext(), MODEL)
     plan = NeuroShardSharder(context, time_budget_s=5.0, **keys).shard(task)
     validate(plan, task)
     return plan
@@ -69,9 +73,14 @@ def test_named_tables_are_replicated_and_no_others(names: list[str]) -> None:
 
 
 def test_adam_has_no_replicas() -> None:
-    assert not plan_of(optimizer="adam").replicated_tables
-    with pytest.raises(ConfigError, match=r"is 'adam'.*sgd or rowwise_adagrad"):
-        plan_of(optimizer="adam", replicate=["cat_0"])
+    on_gpus = dataclasses.replace(
+        TASK, topology=dataclasses.replace(TASK.topology, compute_device="cuda")
+    )
+    for task in (with_adams_memory(TASK), with_optimizer(on_gpus, "adam")):
+        assert not plan_of(task).replicated_tables
+        with pytest.raises(ConfigError, match=r"names \['cat_0'\].*'adam'.*sgd or rowwise_adagrad"):
+            plan_of(task, replicate=["cat_0"])
+        assert lower_bound_ms(task, MODEL) == lower_bound_ms(task, MODEL, replicas=False)
 
 
 def test_one_rank_has_no_replicas() -> None:
@@ -147,3 +156,5 @@ def test_policies_replicate_what_pays() -> None:
     assert not plans[False].replicated_tables
     validate(plans[True], TASK)
     assert cost_ms(plans[True]) < 0.97 * cost_ms(plans[False])
+    policy = PolicySharder(RoundRobin(), name="turns", cost_model=MODEL)  # type: ignore[arg-type]
+    assert not policy.shard(with_adams_memory(TASK)).replicated_tables

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.fused_optimizers import CAN_REPLICATE, check_replicable
+from dlrm_sharded.fused_optimizers import check_replicable
+from dlrm_sharded.task import CAN_REPLICATE
 from dlrm_sharded.training.optimizers import (
     DENSE_OPTIMIZERS,
     EMBEDDING_OPTIMIZERS,

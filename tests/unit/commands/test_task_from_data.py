@@ -1,0 +1,143 @@
+"""The optimizer of a task.json, of the command line, and of the runs that are advised."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
+from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.task_file import OPTIMIZER_FILES, task_of_file
+from dlrm_sharded.commands.task_from_data import task_from_data
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.json_files import write_json
+from dlrm_sharded.tables import Table
+from dlrm_sharded.task import GIB, ShardingTask, Topology, with_optimizer
+
+Compose = Callable[..., DictConfig]
+TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)
+FILES = {
+    "bare": TASK,
+    "sgd": with_optimizer(TASK, "sgd"),
+    "rowwise_adagrad": with_optimizer(TASK, "rowwise_adagrad"),
+    "adam": with_optimizer(TASK, "adam"),
+    "old_adam": ShardingTask(TASK.tables, with_optimizer(TASK, "adam").topology, 64),
+    "odd": ShardingTask(TASK.tables, Topology(2, 10**9, bytes_per_element=8), 64),
+}
+ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (8, 0)
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compose:
+    """Composes configs as a command does, in an empty folder."""
+
+    def make(config: str, *overrides: str) -> DictConfig:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+            cfg = compose(config, list(overrides), return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+        HydraConfig.instance().set_config(cfg)
+        return cfg
+
+    monkeypatch.chdir(tmp_path)
+    return make
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "memory", "optimizer", "in_run", "note"),
+    [
+        ("bare", "", SGD, "sgd", "optimizer=sgd", "4 B a weight and 0 B a row, the memory of sgd"),
+        ("sgd", "", SGD, "sgd", "optimizer=sgd", "names sgd"),
+        ("rowwise_adagrad", "", ADAGRAD, "rowwise_adagrad", "", None),
+        ("adam", "", ADAM, "adam", "optimizer=adam", "names adam"),
+        ("old_adam", "", ADAM, "adam", "optimizer=adam", "0 B a row, the memory of adam"),
+        ("odd", "", ODD, None, "", "8 B a weight and 0 B a row, as no optimizer of a run does"),
+        ("sgd", "optimizer=adam", ADAM, "adam", None, "counts 4 B a weight"),
+        ("adam", "optimizer=adam", ADAM, "adam", None, None),
+        ("adam", "optimizer=adagrad", ADAGRAD, "rowwise_adagrad", None, "counts 12 B a weight"),
+        ("odd", "optimizer=sgd", SGD, "sgd", None, "takes 4 B a weight and 0 B a row"),
+        ("sgd", "optimizer.embedding=adam", ADAM, "adam", None, "as the command line says"),
+        (
+            *("adam", "optimizer.dense=sgd", ADAM, "adam"),
+            *("optimizer=adam optimizer.dense=sgd", "names adam"),
+        ),
+    ],
+)
+def test_the_run_that_is_priced_is_the_one_that_is_advised(
+    composed: Compose,
+    file: str,
+    overrides: str,
+    memory: tuple[int, int],
+    optimizer: str | None,
+    in_run: str | None,
+    note: str | None,
+) -> None:
+    """None for `in_run` stands for what the command line has."""
+    write_json("task.json", FILES[file].to_json())
+    question_text = ["task=task.json", "sharder=dim", "hardware=h100", "ranks=2"]
+    cfg = composed("advise", *question_text, *overrides.split())
+    of_file = stated_task(cfg)
+    assert of_file is not None
+    question, _ = question_of(cfg, of_file)
+    [case] = question.cases
+    task = question.task(case)
+    assert (task.topology.bytes_per_element, task.topology.optimizer_bytes_per_row) == memory
+    assert task.optimizer == case.machine.optimizer == optimizer
+    advised = same_in_run(of_file)
+    assert " ".join(advised) == (overrides if in_run is None else in_run)
+    assert of_file.note is None if note is None else note in (of_file.note or "")
+    run = composed("train", *advised).optimizer
+    assert run.dense == question.dense.optimizer.dense
+    assert optimizer is None or run.embedding == optimizer
+
+
+def test_adam_is_for_gpus_whatever_the_file_is_for(composed: Compose) -> None:
+    for bytes_per_element, override in ((12, []), (4, ["optimizer=adam"])):
+        on_cpus = Topology(2, 10**9, bytes_per_element=bytes_per_element, compute_device="cpu")
+        write_json("task.json", ShardingTask(TASK.tables, on_cpus, 64).to_json())
+        with pytest.raises(ConfigError, match=r"'adam', which FBGEMM fuses on CUDA only"):
+            task_of_file(composed("plan", "task=task.json", *override))
+        question_text = ["task=task.json", "sharder=dim", "ranks=1", *override]
+        cfg = composed("advise", *question_text, "hardware=[h100,cpu]")
+        question, _ = question_of(cfg, stated_task(cfg))
+        on_gpu, on_cpu = question.cases
+        assert question.task(on_gpu).optimizer == "adam"
+        with pytest.raises(ConfigError, match=r"fuses on CUDA only"):
+            question.task(on_cpu)
+
+
+def test_every_optimizer_of_tables_has_a_file() -> None:
+    folder = CONF_DIR / "optimizer"
+    found = {OmegaConf.load(path).embedding: path.stem for path in folder.glob("*.yaml")}
+    assert found == OPTIMIZER_FILES
+
+
+def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
+    data = ["data=synthetic", "data.max_rows=100", "batch_size=64", "topology.memory_gib=1"]
+    assert task_from_data(composed("plan", *data, "optimizer=adam")).optimizer == "adam"
+    with pytest.raises(ConfigError, match=r"'adam', which FBGEMM fuses on CUDA only"):
+        task_from_data(composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["topology.host_memory_gib=9"], r"host_memory_gib is 9, and no sharder uses it; ask"),
+        (["sharder.cache_tables=auto"], r"cache_tables is auto, which needs host memory; state"),
+        (["sharder.cache_tables=auto", "topology.host_memory_gib=9"], None),
+    ],
+    ids=["unused", "unknown", "both"],
+)
+def test_host_memory_is_used_where_it_is_asked_for(
+    composed: Compose, overrides: list[str], message: str | None
+) -> None:
+    write_json("task.json", TASK.to_json())
+    cfg = composed("advise", "task=task.json", "sharder=neuroshard", "ranks=2", *overrides)
+    of_file = stated_task(cfg)
+    if message is None:
+        assert question_of(cfg, of_file)[0].stated.host_memory_bytes == 9 * GIB
+        return
+    with pytest.raises(ConfigError, match=message):
+        question_of(cfg, of_file)
