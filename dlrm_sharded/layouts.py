@@ -209,7 +209,22 @@ def can_split_rows(table: Table, topology: Topology) -> bool:
     Every rank needs a row, and row blocks are as wide as the table.
     """
     fits_lookup = table.embedding_dim <= topology.max_shard_columns
-    return fits_lookup and RowBlocks(range(topology.world_size)).is_possible(table)
+    may_split = row_layout(topology.world_size, topology) in table.layouts
+    return fits_lookup and may_split and RowBlocks(range(topology.world_size)).is_possible(table)
+
+
+def layout_name(shards: Sequence[Shard], table: Table, topology: Topology) -> str | None:
+    """Return which of `LAYOUTS` the shards of a table are; None if the table is whole."""
+    if is_replicated(shards):
+        return "replicas"
+    if is_row_wise(shards, table):
+        return row_layout(len(shards), topology)
+    return "columns" if len(shards) > 1 else None
+
+
+def row_layout(group_size: int, topology: Topology) -> str:
+    """Return which of `LAYOUTS` row blocks on so many ranks are."""
+    return "rows" if group_size == topology.world_size else "host_rows"
 
 
 def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:

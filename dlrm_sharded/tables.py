@@ -20,8 +20,15 @@ MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
 """Largest width of a shard by compute device: FBGEMM's kernels check `max_D <= 2048` at the first
 lookup (`max_embedding_dim` of its code generator)."""
 
+LAYOUTS = frozenset({"columns", "rows", "host_rows", "replicas"})
+"""Ways in which a table can lie if it is not whole: in column shards, in row blocks on all ranks or
+on those of one host, or as a replica on every rank."""
+
 NUM_REUSE_BINS = 17
 """Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
+
+NOT_IN_JSON = {"precision", "layouts"}
+"""Fields of a table that a task.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,8 @@ class Table:
         miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
             share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
             was not measured.
+        layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
+            unless a model's module trains fewer. A task.json does not have them.
     """
 
     name: str
@@ -45,6 +54,7 @@ class Table:
     reuse_histogram: tuple[float, ...] | None = None
     precision: str = "fp32"
     miss_ratio_curve: tuple[tuple[float, float], ...] | None = None
+    layouts: frozenset[str] = LAYOUTS
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -92,7 +102,7 @@ class Table:
         """
         if not isinstance(fields, Mapping):
             raise ConfigError(f"a table is {fields!r}, must be an object")
-        unknown = set(fields) - ({field.name for field in dataclasses.fields(cls)} - {"precision"})
+        unknown = set(fields) - ({field.name for field in dataclasses.fields(cls)} - NOT_IN_JSON)
         if unknown:
             raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
         missing = {"name", "num_embeddings", "embedding_dim", "pooling_factor"} - set(fields)

@@ -30,7 +30,7 @@ from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.datasets.base import SPLITS, Dataset, PerTableDataset, Split, check_batch
 from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.layouts import Replicas, RowBlocks
+from dlrm_sharded.layouts import Replicas, RowBlocks, layout_name
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.plan_cost import STAGES, PlanCost
 from dlrm_sharded.profiles import with_profiles
@@ -76,6 +76,7 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
         return None
     assert isinstance(plan, ShardingPlan), f"the sharder returned {plan!r}, which is no plan"
     validate(plan, task)
+    _check_layouts(plan, task)
     assert ShardingPlan.from_json(plan.to_json()) == plan, "the plan changes through JSON"
     if plan.replicated_tables:
         _check_without_replicas(make(), task)
@@ -91,6 +92,16 @@ def _check_without_replicas(sharder: Sharder, task: ShardingTask) -> None:
         f"the sharder replicates {plan.replicated_tables} although the task's optimizer is adam, "
         "under which no table can be replicated: see task.can_replicate"
     )
+
+
+def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
+    """Assert that tables lie in layouts that they may have; the precision may be the sharder's."""
+    shards = plan.shards_by_table()
+    for table in task.tables:
+        layout = layout_name(shards[table.name], table, task.topology)
+        assert layout is None or layout in table.layouts, f"{table.name} lies in {layout}"
+        if table.precision != "fp32":
+            assert shards[table.name][0].precision == table.precision, f"{table.name} is in fp32"
 
 
 def check_cost_model(model: CostModel, task: ShardingTask) -> None:

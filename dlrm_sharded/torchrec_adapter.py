@@ -97,7 +97,8 @@ def from_torchrec(
             if num_rows and num_cols:
                 rank = metadata.placement.rank()
                 rows, cols = (row, row + num_rows), (col, col + num_cols)
-                shards.append(Shard(name, rank, rows, cols, load_factor=load_factor))
+                precision = table_by_name[name].precision
+                shards.append(Shard(name, rank, rows, cols, False, precision, load_factor))
     return tuple(shards)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import Floats, Workload, column_volume
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.layouts import REPLICA_GROUP
+from dlrm_sharded.layouts import REPLICA_GROUP, row_layout
 from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.task import REPLICA_GRADIENT_BYTES, ShardingTask
 
@@ -181,7 +181,9 @@ class PiecePricer:
         return BlockShapes(
             group_size=group_size,
             num_groups=num_groups,
-            possible=(count == group_size) & (self._dims <= topology.max_shard_columns),
+            possible=(count == group_size)
+            & (self._dims <= topology.max_shard_columns)
+            & self._may_be(row_layout(group_size, topology)),
             block=self._pieces(table, height, self._dims, group_size),
             last=self._pieces(table, last_rows, self._dims, group_size),
             # each rank reduces the samples of one rank of every group
@@ -195,7 +197,9 @@ class PiecePricer:
             np.arange(len(self._whole)), self._whole, self._dims, group_size=REPLICA_GROUP
         )
         return ReplicaShapes(
-            possible=(self._dims <= topology.max_shard_columns) & ~self._is_half,
+            possible=(self._dims <= topology.max_shard_columns)
+            & ~self._is_half
+            & self._may_be("replicas"),
             replica=Pieces(
                 vectors=self._compute.vectors(workload),
                 size_bytes=self._size_bytes(
@@ -205,6 +209,10 @@ class PiecePricer:
             ),
             gradient_bytes=workload.replica_bytes(),
         )
+
+    def _may_be(self, layout: str) -> NDArray[np.bool_]:
+        """Return [T], whether a table may lie in one of `LAYOUTS`."""
+        return np.array([layout in table.layouts for table in self._task.tables])
 
     def _workload(
         self, table: Indices, num_rows: Indices, num_cols: Indices, *, group_size: int

@@ -146,12 +146,14 @@ class _Units:
     Args:
         tables: places in the task of each unit's tables.
         first_table: [U], the first of them; the only one for units that may be split.
-        is_splittable: [U], whether the unit may be cut into pieces.
+        is_splittable: [U], whether the unit may be cut into column pieces.
+        is_movable: [U], whether constraints let the unit lie in row blocks or replicas.
     """
 
     tables: tuple[tuple[int, ...], ...]
     first_table: Indices
     is_splittable: Mask
+    is_movable: Mask
 
     @classmethod
     def from_task(cls, task: ShardingTask, constraints: Constraints) -> _Units:
@@ -166,10 +168,13 @@ class _Units:
         single = [(table,) for table in range(len(task.tables)) if table not in bundled]
         tables = sorted([*single, *bundles])
         unsplit = bundled | {table_index[name] for name in constraints.unsplit}
+        is_movable = np.array([bundle[0] not in unsplit for bundle in tables])
+        has_columns = ["columns" in task.tables[bundle[0]].layouts for bundle in tables]
         return cls(
             tables=tuple(tables),
             first_table=np.array([bundle[0] for bundle in tables]),
-            is_splittable=np.array([bundle[0] not in unsplit for bundle in tables]),
+            is_splittable=is_movable & has_columns,
+            is_movable=is_movable,
         )
 
 
@@ -255,7 +260,7 @@ def _groups_and_blocks(
         new_groups = range(len(groups), len(groups) + len(ranks))
         groups += [RankGroup(RowBlocks(range(first, first + size)), kind) for first in ranks]
         # Row blocks lie on all ranks of a group, so constraints must allow all of these.
-        is_allowed = units.is_splittable & ~without & _is_allowed_on_some_group(allowed, size)
+        is_allowed = units.is_movable & ~without & _is_allowed_on_some_group(allowed, size)
         blocks.append(pricing.blocks(cut, units.first_table, is_allowed, new_groups))
     return tuple(groups), tuple(blocks)
 
@@ -279,7 +284,7 @@ def _replicable(
     replicable: Mask = (
         shapes.replicas.possible[units.first_table]
         & (size_bytes <= capacity_bytes.min())
-        & units.is_splittable  # a unit of several tables stays together, and on one rank
+        & units.is_movable  # a unit of several tables stays together, and on one rank
         & ~separated.any(axis=1)
         & _is_allowed_on_some_group(allowed, len(capacity_bytes))
     )

@@ -91,15 +91,15 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
         shards_of_tables = [plan[problem.task.tables[index].name] for index in tables]
         ranks = {shard.rank for shards in shards_of_tables for shard in shards}
         shards, table = shards_of_tables[0], problem.task.tables[tables[0]]
-        if not problem.columns_per_step[unit]:
-            if len(ranks) > 1 or any(len(shards) > 1 for shards in shards_of_tables):
-                return False
-            state.set_width(unit, min(ranks), 1)
-        elif _is_in_group(shards, table):
+        if _is_in_group(shards, table):
             group = _group_with(problem, layout_of(shards, table, problem.task.topology))
             if group is None or not problem.blocks_of_group(group).possible[unit]:
                 return False
             state.set_group(unit, group)
+        elif not problem.columns_per_step[unit]:
+            if len(ranks) > 1 or any(len(shards) > 1 for shards in shards_of_tables):
+                return False
+            state.set_width(unit, min(ranks), 1)
         elif not _load_columns(state, unit, shards):
             return False
         if problem.allowed is not None and not problem.allowed[unit, list(ranks)].all():

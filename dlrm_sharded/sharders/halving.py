@@ -183,6 +183,7 @@ class HalvingSharder:
             for table in task.tables
             if num_weights(table) * REPLICA_WEIGHT_BYTES < self._replicate_below_bytes
             and table.embedding_dim <= topology.max_shard_columns
+            and "replicas" in table.layouts
         ]
         return sorted(small, key=lambda table: (num_weights(table), -table.pooling_factor))
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dlrm_sharded.layouts import RowBlocks, column_widths
+from dlrm_sharded.layouts import RowBlocks, column_widths, row_layout
 from dlrm_sharded.plan import Interval, Shard
 from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import Topology
@@ -65,6 +65,7 @@ def halved_columns(
     finer = Split(num_pieces=2 * split.num_pieces)
     narrowest = table.embedding_dim // COLUMN_MULTIPLE // finer.num_pieces * COLUMN_MULTIPLE
     is_possible = finer.num_pieces <= topology.world_size and narrowest >= min_partition
+    is_possible &= "columns" in table.layouts
     return finer if is_possible and split.group_size == 1 else None
 
 
@@ -200,8 +201,12 @@ class Placer:
 def _can_split(table: Table, split: Split, topology: Topology) -> bool:
     """Return whether TorchRec trains the table's row blocks on groups of ranks."""
     is_narrow = table.embedding_dim <= topology.max_shard_columns
+    may_split = row_layout(split.group_size, topology) in table.layouts
     return (
-        split.group_size > 1 and is_narrow and RowBlocks(range(split.group_size)).is_possible(table)
+        split.group_size > 1
+        and is_narrow
+        and may_split
+        and RowBlocks(range(split.group_size)).is_possible(table)
     )
 
 

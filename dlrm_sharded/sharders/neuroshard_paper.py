@@ -22,6 +22,7 @@ Letters: K shapes, V numbers of a shape, N nodes, S shards of a node, L limits, 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.profiles import with_profiles
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.tables import COLUMN_MULTIPLE
+from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.validation import why_too_wide
 
@@ -146,11 +147,7 @@ class _Shapes:
 
     @classmethod
     def from_task(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
-        shapes = [
-            (i, width)
-            for i, table in enumerate(task.tables)
-            for width in _widths(table.embedding_dim)
-        ]
+        shapes = [(i, width) for i, table in enumerate(task.tables) for width in _widths(table)]
         table, num_cols = np.array(shapes).T
         pieces = PiecePricer(task, model.compute).columns(table, num_cols)
         vectors = pieces.vectors
@@ -262,10 +259,14 @@ class _GreedyGrid:
         return costs
 
 
-def _widths(num_cols: int) -> Iterator[int]:
-    """Yield a number of columns, its half, a quarter, ..., as long as they are multiples of 4."""
+def _widths(table: Table) -> Iterator[int]:
+    """Yield a table's columns, half of them, a quarter, ..., as long as they are multiples of 4.
+
+    Where columns may not be split, all columns are the only width.
+    """
+    num_cols = table.embedding_dim
     yield num_cols
-    while num_cols % (2 * COLUMN_MULTIPLE) == 0:
+    while num_cols % (2 * COLUMN_MULTIPLE) == 0 and "columns" in table.layouts:
         num_cols //= 2
         yield num_cols
 
@@ -283,7 +284,7 @@ def _merged(task: ShardingTask, shapes: _Shapes, placed: _Placement) -> tuple[Sh
             width = _widest_part(num_cols, task.topology.max_shard_columns)
             for begin in range(start, start + num_cols, width):
                 columns = (begin, begin + width)
-                shards.append(Shard(table.name, rank, (0, table.num_embeddings), columns))
+                shards.append(dataclasses.replace(Shard.whole(table, rank), cols=columns))
             start += num_cols
     return tuple(shards)
 

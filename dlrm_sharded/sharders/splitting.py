@@ -132,7 +132,7 @@ class Splitting:
             start = 0
             for rank, width in sorted(num_cols.items()):
                 cols = (start, start + width)
-                shards.append(Shard(table.name, rank, (0, table.num_embeddings), cols))
+                shards.append(dataclasses.replace(Shard.whole(table, rank), cols=cols))
                 start += width
         return tuple(shards)
 
@@ -179,15 +179,19 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
     No piece is wider than a lookup supports.
 
     Args:
-        max_four_columns: the table is split by rows if 4 of its columns have more bytes than this.
+        max_four_columns: the table is split by rows if 4 of its columns have more bytes than this,
+            or all of them where columns are not split.
     """
-    num_rows = table.num_embeddings
+    num_rows, may_split = table.num_embeddings, "columns" in table.layouts
+    narrowest = COLUMN_MULTIPLE if may_split else table.embedding_dim
     if (
-        topology.shard_bytes(num_rows, COLUMN_MULTIPLE) > max_four_columns
+        topology.shard_bytes(num_rows, narrowest) > max_four_columns
         and topology.world_size > 1
         and can_split_rows(table, topology)
     ):
         return BY_ROWS
+    if not may_split:
+        return 1
     row_bytes = limit / num_rows - topology.optimizer_bytes_per_row
     num_cols = min(row_bytes / topology.bytes_per_element, topology.max_shard_columns)
     steps = max(1, int(num_cols / COLUMN_MULTIPLE))

@@ -52,9 +52,9 @@ from dlrm_sharded.validation import validate
 log = logging.getLogger(__name__)
 
 SPLIT_COLUMN_TYPES = [ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value]
-COLUMN_TYPES = [ShardingType.TABLE_WISE.value, *SPLIT_COLUMN_TYPES]
-ROW_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
-"""Sharding types that plans can express, beside data-parallel ones: all except grid types."""
+ROW_TYPES = {ShardingType.ROW_WISE.value: "rows", ShardingType.TABLE_ROW_WISE.value: "host_rows"}
+"""Sharding types that plans can express, beside table-wise and data-parallel ones: all except grid
+types. Those of rows have the layout that a table must allow."""
 
 KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value]
 """Kernels of lookups; TorchRec uses the dense one for data-parallel tables, and for no other."""
@@ -267,9 +267,12 @@ class _TableStorage(ShardEstimator):
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         for option in sharding_options:
             replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
+            precision = "fp16" if option.tensor.dtype == torch.float16 else "fp32"
             for shard in option.shards:
                 num_rows, num_cols = shard.size
-                size = self._topology.shard_bytes(num_rows, num_cols, replicated=replicated)
+                size = self._topology.shard_bytes(
+                    num_rows, num_cols, replicated=replicated, precision=precision
+                )
                 shard.storage = dataclasses.replace(Storage(hbm=0, ddr=0), **{self._memory: size})
 
 
@@ -283,14 +286,15 @@ class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
 
 def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:
     """Return the types that FBGEMM can train: without whole tables where these are too wide."""
+    split_types = SPLIT_COLUMN_TYPES if "columns" in table.layouts else []
     if table.embedding_dim > topology.max_shard_columns:
-        return SPLIT_COLUMN_TYPES
-    types = COLUMN_TYPES + ROW_TYPES if can_split_rows(table, topology) else COLUMN_TYPES
-    return (
-        [*types, ShardingType.DATA_PARALLEL.value]
-        if replicate and topology.world_size > 1
-        else types
-    )
+        return split_types
+    types = [ShardingType.TABLE_WISE.value, *split_types]
+    if can_split_rows(table, topology):
+        types += [kind for kind, layout in ROW_TYPES.items() if layout in table.layouts]
+    if replicate and topology.world_size > 1 and "replicas" in table.layouts:
+        types.append(ShardingType.DATA_PARALLEL.value)
+    return types
 
 
 def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:

@@ -81,6 +81,26 @@ def test_contract(name: str, task_name: str, tmp_path: Path) -> None:
         assert (plan is not None) or not packable(task)
 
 
+@pytest.mark.parametrize("layouts", [(), ("columns",), ("rows",), ("columns", "rows")], ids=str)
+@pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
+def test_layouts_that_a_model_trains(name: str, layouts: tuple[str, ...]) -> None:
+    """Busy and small tables, which sharders like to split or to replicate, in fp16 and fp32."""
+    tables = tuple(
+        Table(
+            f"t{i}",
+            50 if i % 2 else 400_000,
+            64,
+            (1.0, 90.0, 2.0)[i % 3],
+            precision=("fp32", "fp16")[i // 2 % 2],
+            layouts=frozenset(layouts),
+        )
+        for i in range(8)
+    )
+    task = ShardingTask(tables, Topology(4, 10**9, local_world_size=2), 4096)
+
+    assert check_sharder(lambda: build(name, ()), task) is not None
+
+
 @pytest.mark.parametrize("width", [2052, 4096, 16_384])
 @pytest.mark.parametrize("name", sorted(set(SHARDERS) - {"plan_file"}))
 def test_tables_too_wide_for_a_gpu(name: str, width: int) -> None:

@@ -107,12 +107,18 @@ class ReplicatingSharder:
 
 
 def train_replicas_of_torchrec(rank: Rank) -> dict[str, Any]:
-    """Train TorchRec's DLRM in its way: what no fused optimizer has is in the dense one."""
+    """Train TorchRec's DLRM as `ShardedPlanner` says: fused where tables are sharded, else not."""
     torch.manual_seed(0)
     model = small_dlrm()
     collection = model.sparse_arch.embedding_bag_collection
-    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
-    plan = ShardedPlanner(ReplicatingSharder()).collective_plan(model)
+    plan = ShardedPlanner(ReplicatingSharder(), replicas=True).collective_plan(model)
+    (module_plan,) = plan.plan.values()
+    sharded_weights = [
+        collection.embedding_bags[name].weight
+        for name, parameter in module_plan.items()
+        if parameter.sharding_type != "data_parallel"
+    ]
+    apply_optimizer_in_backward(torch.optim.SGD, sharded_weights, {"lr": 0.5})
     sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
+    "module_tables.py",
     "sharded_planner.py",
     "torchrec_adapter.py",
     "torchrec_estimator.py",

@@ -8,7 +8,7 @@ import pytest
 
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.layouts import is_replicated, is_row_wise
+from dlrm_sharded.layouts import is_replicated, is_row_wise, layout_name
 from dlrm_sharded.plan import Shard, ShardingPlan
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.halving import METHODS, HalvingSharder
@@ -260,3 +260,15 @@ def test_bad_options(planner: Callable[..., Sharder], key: str, value: object) -
 def test_unknown_method() -> None:
     with pytest.raises(ConfigError, match=r"^sharder\.method is 'dlrm'; known: hugectr, embark$"):
         HalvingSharder("dlrm")
+
+
+@pytest.mark.parametrize("layouts", [(), ("columns",), ("rows",), ("host_rows",)], ids=str)
+def test_splits_only_as_tables_may_be(layouts: tuple[str, ...]) -> None:
+    """One table is much busier than all others together."""
+    tables = tuple(
+        Table(f"t{i}", 1000, 64, 1.0 + 500 * (i == 0), layouts=frozenset(layouts)) for i in range(4)
+    )
+    task = ShardingTask(tables, Topology(4, GIB, local_world_size=2), 4096)
+    plan = HalvingSharder("hugectr").shard(task)
+    found = {layout_name(plan.shards_by_table()["t0"], tables[0], task.topology)}
+    assert found == ({*layouts} or {None})

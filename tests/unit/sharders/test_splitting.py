@@ -207,3 +207,16 @@ def test_pieces_move_only_where_there_is_memory() -> None:
     by_rank = (100 * 4 * 2047, 10**9)
     small = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
     assert Splitting(dataclasses.replace(task, topology=small), (2, 1)).spread([1, 1, 1]) is None
+
+
+def test_splits_only_as_tables_may_be() -> None:
+    """No rank has memory for the whole table."""
+    task = task_of([(1000, 64)], memory=64_000, world_size=8)
+    found = {}
+    for layouts in ((), ("rows",), ("columns",)):
+        table = dataclasses.replace(task.tables[0], layouts=frozenset(layouts))
+        of_table = splittings(dataclasses.replace(task, tables=(table,)))
+        found[layouts] = {num for splitting in of_table for num in splitting.num_pieces}
+    assert found[()] == {1}
+    assert found["rows",] == {BY_ROWS}
+    assert min(found["columns",]) > 1

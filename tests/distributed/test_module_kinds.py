@@ -1,0 +1,226 @@
+"""`ShardedPlanner` on modules of every kind: trained on two ranks as they train on one."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm_sharded import ShardedPlanner
+from dlrm_sharded.distributed import Rank
+from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.halving import HalvingSharder
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.torchrec import full_sharder
+from tests.distributed.ranks import gathered, run_ranks
+
+CPU = torch.device("cpu")
+ROWS = (40, 32, 24, 20)
+BATCH_SIZE = 6
+LEARNING_RATE = 0.05
+SHARDERS: dict[str, Callable[[], Sharder]] = {
+    "dim": lambda: GreedySharder("dim"),
+    "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
+    "torchrec_dp": lambda: full_sharder(min_partition=4),
+}
+"""One for whole tables, and two that split and replicate where they may."""
+
+
+class FirstOutput(nn.Module):
+    """An embedding module whose outputs by feature are joined, whatever form they have."""
+
+    def __init__(self, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        outputs = self.embeddings(features)
+        if isinstance(outputs, tuple):  # managed collisions also return the remapped ids
+            outputs = outputs[0]
+        if isinstance(outputs, LazyAwaitable):
+            outputs = outputs.wait()
+        vectors = [outputs[f"f{i}"] for i in range(len(ROWS))]
+        return torch.cat([(v if isinstance(v, Tensor) else v.values()).flatten() for v in vectors])
+
+
+def bags(data_type: DataType = DataType.FP32, *, weighted: bool = False) -> EmbeddingBagCollection:
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{i}",
+            num_embeddings=rows,
+            embedding_dim=8 * (1 + i % 2),
+            feature_names=[f"f{i}"],
+            data_type=data_type,
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    return EmbeddingBagCollection(tables=configs, device=CPU, is_weighted=weighted)
+
+
+def sequence_configs() -> list[EmbeddingConfig]:
+    return [
+        EmbeddingConfig(
+            name=f"t{i}", num_embeddings=rows, embedding_dim=16, feature_names=[f"f{i}"]
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+
+
+def processed() -> FeatureProcessedEmbeddingBagCollection:
+    lengths = {f"f{i}": 8 for i in range(len(ROWS))}
+    processor = PositionWeightedModuleCollection(lengths, device=CPU)
+    return FeatureProcessedEmbeddingBagCollection(bags(weighted=True), processor)
+
+
+def managed() -> ManagedCollisionEmbeddingCollection:
+    configs = sequence_configs()
+    modules = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=config.num_embeddings,
+            device=CPU,
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+            eviction_interval=1000,
+            input_hash_size=4000,
+        )
+        for config in configs
+    }
+    return ManagedCollisionEmbeddingCollection(
+        EmbeddingCollection(tables=configs, device=CPU),
+        ManagedCollisionCollection(modules, configs),
+    )
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "bags": bags,
+    "half_bags": lambda: bags(DataType.FP16),
+    "processed": processed,
+    "sequences": lambda: EmbeddingCollection(tables=sequence_configs(), device=CPU),
+    "managed": managed,
+}
+
+
+def features(step: int, rank: int) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    lengths = torch.randint(0, 5, (len(ROWS), BATCH_SIZE), generator=generator)
+    ids = [
+        torch.randint(0, rows, (int(n.sum()),), generator=generator)
+        for rows, n in zip(ROWS, lengths, strict=True)
+    ]
+    keys = [f"f{i}" for i in range(len(ROWS))]
+    return KeyedJaggedTensor(keys=keys, values=torch.cat(ids), lengths=lengths.flatten().int())
+
+
+def tables(model: nn.Module) -> dict[str, Any]:
+    return {
+        name.split(".")[-2]: weight
+        for name, weight in model.state_dict().items()
+        if ".embedding_bags." in name or ".embeddings.t" in name
+    }
+
+
+def make(kind: str) -> FirstOutput:
+    torch.manual_seed(0)
+    return FirstOutput(KINDS[kind]())
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
+    return model(features(step, rank)).float().square().sum()
+
+
+def train_alone(kind: str, world_size: int) -> FirstOutput:
+    """Train on the batches of all ranks, with one optimizer for everything."""
+    model = make(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for step in range(3):
+        optimizer.zero_grad()
+        losses = [loss_of(model, step, rank) for rank in range(world_size)]
+        (sum(losses, torch.zeros(())) / world_size).backward()
+        optimizer.step()
+    return model
+
+
+def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
+    """Largest difference from training alone, change of each table and sharding types, by case."""
+    return {f"{kind}-{name}": _train(rank, kind, SHARDERS[name]()) for kind, name in cases}
+
+
+def _train(rank: Rank, kind: str, sharder: Sharder) -> dict[str, Any]:
+    model, expected = make(kind), tables(train_alone(kind, rank.world_size))
+    before = {name: weight.clone() for name, weight in tables(model).items()}
+    in_tables = [w for name, w in model.named_parameters() if name.split(".")[-2] in before]
+    apply_optimizer_in_backward(torch.optim.SGD, in_tables, {"lr": LEARNING_RATE})
+    plan = ShardedPlanner(sharder).collective_plan(model)
+    sharded = DistributedModelParallel(model, plan=plan, device=rank.device)
+    dense = [w for n, w in sharded.named_parameters() if n.split(".")[-2] not in before]
+    optimizer = torch.optim.SGD(dense, lr=LEARNING_RATE) if dense else None
+    for name, place, weight in _local(sharded):
+        weight.copy_(before[name][place])
+    for step in range(3):
+        loss_of(sharded, step, rank.rank).backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+    error, change = dict.fromkeys(before, 0.0), dict.fromkeys(before, 0.0)
+    for name, place, weight in _local(sharded):
+        error[name] = max(error[name], _distance(weight, expected[name][place]))
+        change[name] = max(change[name], _distance(weight, before[name][place]))
+    by_rank = gathered(rank, (error, change))
+    (module_plan,) = plan.plan.values()
+    return {
+        "error": max(max(e.values()) for e, _ in by_rank),
+        "least_change": min(max(c[name] for _, c in by_rank) for name in before),
+        "types": sorted({parameter.sharding_type for parameter in module_plan.values()}),
+    }
+
+
+def _local(sharded: nn.Module) -> list[tuple[str, tuple[slice, ...], Tensor]]:
+    """Name of the table, place in it and weights of each shard of this rank, and of replicas."""
+    found: list[tuple[str, tuple[slice, ...], Tensor]] = []
+    for name, weight in tables(sharded).items():
+        if not isinstance(weight, ShardedTensor):
+            found.append((name, (slice(None), slice(None)), weight))
+            continue
+        for shard in weight.local_shards():
+            bounds = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
+            found.append((name, tuple(slice(s, s + n) for s, n in bounds), shard.tensor))
+    return found
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max()) if one.numel() else 0.0
+
+
+@functools.cache
+def results() -> dict[str, Any]:
+    """All cases in one start of the processes."""
+    return run_ranks(train_sharded, 2, [(kind, name) for kind in KINDS for name in SHARDERS])
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_as_alone(kind: str, name: str) -> None:
+    """Every table changes; managed collisions remap ids by rank, so they end elsewhere."""
+    result = results()[f"{kind}-{name}"]
+    assert "data_parallel" not in result["types"]
+    assert result["least_change"] > 1e-3
+    if kind == "managed":
+        assert result["types"] == ["row_wise"]
+    else:
+        assert result["error"] < (2e-3 if kind == "half_bags" else 1e-5)
