@@ -195,7 +195,8 @@ def _replace_rendezvous(config: LaunchConfig, failures: FailureLog, logs: Rememb
     backend = config.rdzv_backend
 
     def before_restart(number: int) -> None:
-        if EXIT_USER_ERROR in logs.exit_codes():
+        # Whoever ends with 2 before it can write an error file cannot read its command line.
+        if EXIT_USER_ERROR in {failures.exit_code, *logs.exit_codes()}:
             raise UserErrorOfRanksError
         reason = "ranks of another host have ended"
         if failures.exit_code is not None:

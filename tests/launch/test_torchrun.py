@@ -86,6 +86,14 @@ def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
         assert len(lines) == 1
 
 
+def test_a_wrong_command_line_is_not_tried_again(start: Start) -> None:
+    """A program that ends with 2 before it could write a message for the launcher."""
+    job = start("misuse", "--max-restarts", "2")
+    lines = ended(job)
+    assert job.returncode == 2
+    assert sorted(lines) == [f"rank {r} cannot read its command line" for r in (0, 1)]
+
+
 def test_a_bug(start: Start) -> None:
     job = start("fail")
     lines = ended(job)
