@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import hydra.utils
 from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
 
@@ -34,6 +35,14 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     with exit_codes(all_ranks_alike=True):
         sys.argv[1:] = _arguments(sys.argv[1:], rank=os.environ.get("RANK"), quiet=quiet)
         hydra_main()
+
+
+def instantiate(node: object, **arguments: object) -> Any:
+    """Build what a node of a config describes, from plain lists and dicts.
+
+    OmegaConf's own lists do not hold objects, such as tables that a data yaml lists.
+    """
+    return hydra.utils.instantiate(node, _convert_="all", **arguments)
 
 
 def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:
