@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from dlrm_sharded.attempt import started
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.process import check_threads
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -33,6 +34,7 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
+        check_threads()
         sys.argv[1:] = _arguments(sys.argv[1:], rank=os.environ.get("RANK"), quiet=quiet)
         hydra_main()
 
