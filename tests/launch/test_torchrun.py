@@ -141,6 +141,27 @@ def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("attempt_*"))) == 6
 
 
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_port_that_is_taken(backend: str, start: Start) -> None:
+    """By a program that accepts connections and says nothing; torch waits for it for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        options = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
+        job = start("ready", *options)
+        lines = ended(job)
+    assert job.returncode == 2
+    (line,) = lines
+    assert line.startswith(f"error: {endpoint} is taken by another program")
+
+
+@pytest.mark.parametrize("threads", ["0", "abc"])
+def test_threads_that_openmp_would_ignore(threads: str, start: Start) -> None:
+    job = start("misuse", env={"OMP_NUM_THREADS": threads})
+    line = ended(job)[-1]  # after OpenMP's own
+    assert job.returncode == 2
+    assert line.startswith(f"error: OMP_NUM_THREADS is '{threads}', must be an integer >= 1")
+
+
 def test_a_killed_rank(start: Start) -> None:
     job = start("die")
     lines = ended(job)
