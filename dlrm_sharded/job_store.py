@@ -19,7 +19,13 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from dlrm_sharded.collective_names import collective_name
-from dlrm_sharded.errors import EndedRankError, HungRankError, LostRankError, RankError
+from dlrm_sharded.errors import (
+    ConfigError,
+    EndedRankError,
+    HungRankError,
+    LostRankError,
+    RankError,
+)
 from dlrm_sharded.process import is_stopped, parent_of
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,11 @@ GRACE_S = 5.0
 """Time that a rank gives one that has left to report its error. The first rank that exits makes
 torchrun end all others, so that an error could be lost."""
 
+PORT_TAKEN = "EADDRINUSE"
+"""Part of torch's message about a store that cannot listen."""
+
+TAKEN_TEXT = "is taken by another program, perhaps by another job; give all ranks a free port"
+
 NOBODY = -1
 """The reporter of an error that another rank has reported."""
 
@@ -50,20 +61,50 @@ _num_groups = itertools.count()
 
 def connect(timeout_s: float) -> dist.Store:
     """Connect to the job's store, which torchrun's agent serves, or else rank 0."""
-    timeout = timedelta(seconds=timeout_s)
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=_rank() == 0 and not _agent_serves(),
-        wait_for_workers=False,
-        multi_tenant=True,
-        timeout=timeout,
+    port = os.environ.get("MASTER_PORT", "")
+    if not port.isdecimal():
+        raise ConfigError(f"MASTER_PORT is {port!r}, must be a port; MASTER_ADDR is set")
+    is_master = _rank() == 0 and not _agent_serves()
+    store = open_store(
+        os.environ["MASTER_ADDR"], int(port), is_master=is_master, timeout_s=timeout_s
     )
     attempt = ""
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # torchrun's store outlives a restart. With several agents, their counts may differ.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"dlrm_sharded_{attempt}", store)
+
+
+def open_store(host: str, port: int, *, is_master: bool, timeout_s: float) -> dist.Store:
+    """Serve a store of a job, or connect to it.
+
+    Raises:
+        ConfigError: the port is taken.
+        LostRankError: no store answers in time.
+    """
+    made: list[dist.Store | Exception] = []
+
+    def make() -> None:
+        timeout = timedelta(seconds=timeout_s)
+        with_server = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
+        try:
+            made.append(dist.TCPStore(host, port, timeout=timeout, **with_server))
+        except Exception as error:  # raised below
+            made.append(error)
+
+    # Torch waits for ever, deaf to signals, for an answer of another program that listens there.
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if made and isinstance(made[0], dist.Store):
+        return made[0]
+    if made and PORT_TAKEN in str(made[0]):
+        raise ConfigError(f"port {port} of {host} {TAKEN_TEXT}")
+    details = f" ({str(made[0]).splitlines()[0]})" if made else ""
+    raise LostRankError(
+        f"no store of the job answers at {host}:{port} within {timeout_s:g} s{details}: its first "
+        "rank does not run there, or another program has the port"
+    )
 
 
 def _rank() -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from dlrm_sharded.errors import ConfigError
 
 PARENT = os.getppid()
 """The parent process when this module was loaded."""
@@ -33,6 +36,26 @@ def threads_of_a_rank(ranks_per_host: int) -> int:
     More threads than cores cost far more than fewer threads do.
     """
     return max(num_cores() // ranks_per_host, 1)
+
+
+def check_threads() -> None:
+    """Forget an empty OMP_NUM_THREADS, and refuse one that OpenMP would ignore.
+
+    Every rank would then compute with all cores, which costs a factor.
+
+    Raises:
+        ConfigError: the variable is not a number of threads.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None or re.fullmatch(r"\s*\+?0*[1-9]\d*\s*(,.*)?", threads):  # or one per level
+        return
+    if not threads.strip():
+        del os.environ["OMP_NUM_THREADS"]
+        return
+    raise ConfigError(
+        f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
+        f"core, of {num_cores()}, divided by the ranks of this host"
+    )
 
 
 def die_with_parent() -> None:

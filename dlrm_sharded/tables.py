@@ -57,6 +57,11 @@ class Table:
     layouts: frozenset[str] = LAYOUTS
 
     def __post_init__(self) -> None:
+        # A yaml gives lists, which no other table equals that was read from a task.json.
+        if isinstance(self.reuse_histogram, list):
+            object.__setattr__(self, "reuse_histogram", tuple(self.reuse_histogram))
+        if isinstance(self.miss_ratio_curve, list):
+            object.__setattr__(self, "miss_ratio_curve", tuple(map(tuple, self.miss_ratio_curve)))
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
         where = f"table {self.name!r}"

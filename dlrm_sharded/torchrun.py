@@ -19,16 +19,20 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import (
     config_from_args,
@@ -37,14 +41,18 @@ from torch.distributed.run import (
     parse_min_max_nnodes,
 )
 
-from dlrm_sharded.errors import HungRankError, LostRankError
+from dlrm_sharded.errors import ConfigError, HungRankError, LostRankError
+from dlrm_sharded.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import LAUNCHER_VARIABLE, threads_of_a_rank
+from dlrm_sharded.process import LAUNCHER_VARIABLE, check_threads, threads_of_a_rank
 from dlrm_sharded.rendezvous import StartRendezvous
 
 SHUTDOWN_S = 25
 """Time from SIGTERM to SIGKILL, in which ranks write a checkpoint. Slurm's own SIGKILL comes 30 s
 after SIGTERM (KillWait). torch 2.11 always waits 30 s."""
+
+PROBE_S = 10.0
+"""Time in which the store of a job that has begun on another host must answer."""
 
 EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
@@ -74,6 +82,11 @@ def launch(arguments: Sequence[str]) -> int:
     num_hosts = parse_min_max_nnodes(args.nnodes)[1]
     if args.rdzv_id == "none" and num_hosts == 1:
         args.rdzv_id = str(uuid.uuid4())
+    try:
+        check_threads()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR
     threads = threads_of_a_rank(determine_local_world_size(args.nproc_per_node))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # a rank that crashes in a library says where, before it dies
@@ -94,6 +107,8 @@ def launch(arguments: Sequence[str]) -> int:
     stop = StopRequest()
     stop.install()
     try:
+        if num_hosts > 1 and args.rdzv_backend in ("static", "c10d"):
+            _check_endpoint(config.rdzv_endpoint)
         elastic_launch(config, command)(*command_args)
     except SignalException:
         return 128 + stop.number
@@ -101,6 +116,14 @@ def launch(arguments: Sequence[str]) -> int:
         return EXIT_USER_ERROR
     except ChildFailedError as error:
         return _conclude(error.failures)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR
+    except DistNetworkError as error:
+        if PORT_TAKEN not in str(error):
+            raise
+        print(f"error: {config.rdzv_endpoint} {TAKEN_TEXT}", file=sys.stderr, flush=True)
+        return EXIT_USER_ERROR
     except RendezvousError as error:
         print(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {error}; the host that "
@@ -110,6 +133,22 @@ def launch(arguments: Sequence[str]) -> int:
         )
         return EXIT_ERROR
     return 0
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise ConfigError if another program has the port: torch would wait for its answer for ever.
+
+    Nothing needs to listen there yet.
+    """
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=DEFAULT_PORT)
+    try:
+        socket.create_connection((host, port), PROBE_S).close()
+    except OSError:
+        return
+    try:
+        open_store(host, port, is_master=False, timeout_s=PROBE_S)
+    except LostRankError:
+        raise ConfigError(f"{endpoint} {TAKEN_TEXT}") from None
 
 
 class StopRequest:
@@ -195,7 +234,8 @@ def _replace_rendezvous(config: LaunchConfig, failures: FailureLog, logs: Rememb
     backend = config.rdzv_backend
 
     def before_restart(number: int) -> None:
-        if EXIT_USER_ERROR in logs.exit_codes():
+        # Whoever ends with 2 before it can write an error file cannot read its command line.
+        if EXIT_USER_ERROR in {failures.exit_code, *logs.exit_codes()}:
             raise UserErrorOfRanksError
         reason = "ranks of another host have ended"
         if failures.exit_code is not None:

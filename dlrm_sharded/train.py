@@ -7,14 +7,12 @@ sweep, which starts a job for every combination. A driver does not train: only r
 from __future__ import annotations
 
 import os
-import sys
 
 import hydra
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.process import die_with_parent
 
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
@@ -37,12 +35,7 @@ def main() -> None:
     die_with_parent()  # before torch is loaded, which takes seconds
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    if int(os.environ["RANK"]) > 0:
-        sys.argv += QUIET_RANK
-    with exit_codes(all_ranks_alike=True):
-        if {"-m", "--multirun"} & set(sys.argv[1:]):
-            raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
-    record(run_hydra)(hydra_main)
+    record(run_hydra)(hydra_main, quiet=QUIET_RANK)
 
 
 if __name__ == "__main__":

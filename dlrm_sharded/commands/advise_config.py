@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.advice.candidates import Case
@@ -25,7 +24,7 @@ from dlrm_sharded.advice.question import Question
 from dlrm_sharded.artifact import has_artifact
 from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.commands.dataset import build_dataset
-from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.planner import build_planner, plain
 from dlrm_sharded.commands.task_file import TaskOfFile, command_line, task_of_file

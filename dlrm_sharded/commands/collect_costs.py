@@ -14,12 +14,11 @@ import warnings
 from pathlib import Path
 
 import hydra
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
 from dlrm_sharded.devices import device_type
 from dlrm_sharded.distributed import all_or_none, process_group
 from dlrm_sharded.errors import check_count

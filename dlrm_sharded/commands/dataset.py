@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.errors import ConfigError
 

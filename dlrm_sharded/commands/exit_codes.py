@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.errors import (
+    ConfigError,
     EndedRankError,
     HungRankError,
     IncompleteSweepError,
@@ -146,8 +147,8 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
     """
     from dlrm_sharded.job_store import announce_end, wait_for_all_ranks  # loads torch
 
-    # Launchers end the ranks that are late, or whose store is gone.
-    with contextlib.suppress(RuntimeError):
+    # Launchers end the ranks that are late, or whose store is gone or was never there.
+    with contextlib.suppress(RuntimeError, ConfigError):
         if is_first:
             announce_end(message, is_reported=is_reported, timeout_s=MEETING_TIMEOUT_S)
         wait_for_all_ranks(MEETING_TIMEOUT_S)

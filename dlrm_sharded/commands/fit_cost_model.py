@@ -12,7 +12,6 @@ import time
 
 import hydra
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.artifact import name_in_folder, write_artifact
@@ -22,7 +21,7 @@ from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table, repeatability_text
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
 from dlrm_sharded.hardware.compare import compare

@@ -2,26 +2,84 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
+import hydra.utils
+from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
 
 from dlrm_sharded.attempt import started
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.process import check_threads
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 """Folder of the yaml files: inside an installed package, but beside the package in a checkout."""
 
 
-def run_hydra(hydra_main: Callable[[], object]) -> None:
-    """Call a function that `hydra.main` decorates, with our exit codes for config errors too."""
+def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) -> None:
+    """Call a function that `hydra.main` decorates, with our exit codes for config errors too.
+
+    Args:
+        quiet: overrides for ranks above 0, which come after those of the user.
+    """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     # As Hydra's own `now`, but a restarted job finds the folder of its first attempt.
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
+        check_threads()
+        sys.argv[1:] = _arguments(sys.argv[1:], rank=os.environ.get("RANK"), quiet=quiet)
         hydra_main()
+
+
+def instantiate(node: object, **arguments: object) -> Any:
+    """Build what a node of a config describes, from plain lists and dicts.
+
+    OmegaConf's own lists do not hold objects, such as tables that a data yaml lists.
+    """
+    return hydra.utils.instantiate(node, _convert_="all", **arguments)
+
+
+def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:
+    """Return what Hydra parses: above rank 0 with `quiet`, which wins over the user's overrides.
+
+    Rank 0 alone prints what flags such as --help ask for.
+
+    Raises:
+        ConfigError: the arguments are none of Hydra's, or cannot work here.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print on every rank
+    stdout = sys.stdout
+    is_quiet = rank not in (None, "0")
+    if is_quiet:
+        sys.stdout = io.StringIO()
+    asked = parser.parse_args(arguments)  # prints the version itself
+    if not (asked.help or asked.hydra_help or asked.cfg or asked.info or asked.shell_completion):
+        sys.stdout = stdout
+    if asked.multirun and rank is not None:
+        raise ConfigError("under torchrun every rank would sweep; start -m without torchrun")
+    if asked.experimental_rerun is not None:
+        raise ConfigError(
+            "--experimental-rerun would write into the folder of the first job; start a new one "
+            "with the overrides in .hydra/overrides.yaml"
+        )
+    if not is_quiet:
+        return arguments
+    # Argparse wants all overrides in one row, which may begin before, between or after flags.
+    num = len(asked.overrides)
+    end = next(i for i in range(num, 10**9) if arguments[i - num : i] == asked.overrides)
+    return [*arguments[:end], *quiet, *arguments[end:]]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(
+        f"{message}; flags stand before or after all overrides, and --hydra-help lists them"
+    )

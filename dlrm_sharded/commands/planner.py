@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import for_precision
 from dlrm_sharded.errors import ConfigError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.planner import plain
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.distributed import Rank

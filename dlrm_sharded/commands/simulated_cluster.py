@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.task_file import task_of_file
 from dlrm_sharded.commands.task_from_data import check_hosts, task_and_data
 from dlrm_sharded.context import RunContext

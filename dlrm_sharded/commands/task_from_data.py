@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.errors import ConfigError, check_count, check_number

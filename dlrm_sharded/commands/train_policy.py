@@ -18,7 +18,6 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -27,7 +26,7 @@ from dlrm_sharded.artifact import name_in_folder, write_artifact
 from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
 from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel

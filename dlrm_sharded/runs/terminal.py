@@ -85,6 +85,11 @@ def closing_text(
             f"AUROC {evaluation.auroc:.4f}, normalized entropy "
             f"{evaluation.normalized_entropy:.4f} on {evaluation.num_samples:,} samples"
         )
+    elif evaluation.num_samples:
+        quality = (
+            f"no AUROC: the labels of all {evaluation.num_samples:,} validation samples are equal, "
+            "which tells nothing of how the model ranks; validate with samples of both classes"
+        )
     launch_bound = []
     if on_cuda and cost.stage_max_ms("fwd_compute") < LAUNCH_BOUND_MS:
         launch_bound = [

@@ -66,6 +66,14 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
     assert not left or name in ("nan", "ids", "memory")
 
 
+def test_flags_of_hydra(tmp_path: Path) -> None:
+    """They may stand behind the overrides, and one rank prints what they ask for."""
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nseed: 7\n")
+    flags = ["--config-dir", str(tmp_path), "--config-name", "mine", "--cfg", "job", "-p", "seed"]
+    done = train(tmp_path / "run", *SMALL_RUN, *flags, launcher="ours")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> None:
     """One message and exit code 2 before anything is planned."""

@@ -54,6 +54,12 @@ def fail(rank: Rank, folder: Path) -> None:
     exchange()
 
 
+def misuse(rank: Rank, folder: Path) -> None:
+    """End as argparse does after a wrong command line."""
+    print(f"rank {rank.rank} cannot read its command line", file=sys.stderr)
+    sys.exit(2)
+
+
 def die(rank: Rank, folder: Path) -> None:
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

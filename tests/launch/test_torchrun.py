@@ -94,6 +94,14 @@ def test_an_error_of_the_environment_is_said_once(start: Start) -> None:
     assert lines == ["error: the last checkpoint could not be written: the disk is full"]
 
 
+def test_a_wrong_command_line_is_not_tried_again(start: Start) -> None:
+    """A program that ends with 2 before it could write a message for the launcher."""
+    job = start("misuse", "--max-restarts", "2")
+    lines = ended(job)
+    assert job.returncode == 2
+    assert sorted(lines) == [f"rank {r} cannot read its command line" for r in (0, 1)]
+
+
 def test_a_bug(start: Start) -> None:
     job = start("fail")
     lines = ended(job)
@@ -139,6 +147,27 @@ def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
     lines = [ended(job) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], lines
     assert len(list(tmp_path.glob("attempt_*"))) == 6
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_port_that_is_taken(backend: str, start: Start) -> None:
+    """By a program that accepts connections and says nothing; torch waits for it for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        options = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", endpoint]
+        job = start("ready", *options)
+        lines = ended(job)
+    assert job.returncode == 2
+    (line,) = lines
+    assert line.startswith(f"error: {endpoint} is taken by another program")
+
+
+@pytest.mark.parametrize("threads", ["0", "abc"])
+def test_threads_that_openmp_would_ignore(threads: str, start: Start) -> None:
+    job = start("misuse", env={"OMP_NUM_THREADS": threads})
+    line = ended(job)[-1]  # after OpenMP's own
+    assert job.returncode == 2
+    assert line.startswith(f"error: OMP_NUM_THREADS is '{threads}', must be an integer >= 1")
 
 
 def test_a_killed_rank(start: Start) -> None:

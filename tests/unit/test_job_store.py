@@ -1,8 +1,12 @@
-"""Errors of collectives are told apart by what gloo and torch say."""
+"""The store of a job, and errors of collectives, told apart by what gloo and torch say."""
+
+import socket
+from collections.abc import Iterator
 
 import pytest
 
-from dlrm_sharded.job_store import CUT_OFF, HELD_OUT, OF_GLOO
+from dlrm_sharded.errors import ConfigError, LostRankError
+from dlrm_sharded.job_store import CUT_OFF, HELD_OUT, OF_GLOO, connect
 
 TIMEOUTS = [
     "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
@@ -34,3 +38,31 @@ def test_lost_connections(text: str) -> None:
 def test_errors_of_others(text: str) -> None:
     """Such as those of a data file on a network."""
     assert not OF_GLOO.search(text)
+
+
+@pytest.fixture
+def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The job's port, at which a program that is no store accepts connections."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        yield port
+
+
+def test_a_port_that_is_taken(taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match=f"port {taken_port} of 127.0.0.1 is taken"):
+        connect(20)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(LostRankError, match=f"127.0.0.1:{taken_port} within 0.5 s: its first"):
+        connect(0.5)
+
+
+@pytest.mark.parametrize("port", ["", "abc"])
+def test_a_port_that_is_none(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(ConfigError, match=f"MASTER_PORT is '{port}'"):
+        connect(20)

@@ -1,6 +1,7 @@
 """Processes that lose their parent, and the memory that they had."""
 
 import mmap
+import os
 import resource
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.process import forget_peak_memory
+from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.process import check_threads, forget_peak_memory
 
 CHILD = """
 import os, time
@@ -52,3 +54,23 @@ def test_forgets_the_peak() -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     forget_peak_memory()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - size / 2**11
+
+
+@pytest.mark.parametrize("threads", ["4", " 4 ", "+4", "4,2", "04"])
+def test_threads_that_openmp_takes(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    check_threads()
+    assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize("threads", ["0", "abc", "-3", "2.5", "1e3", "2 x", "0,4"])
+def test_threads_that_openmp_ignores(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{threads}'"):
+        check_threads()
+
+
+def test_no_threads_are_as_if_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", " ")
+    check_threads()
+    assert "OMP_NUM_THREADS" not in os.environ

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.commands.task_from_data import task_from_data
 from dlrm_sharded.context import RunContext
@@ -37,6 +38,11 @@ OPTIONS = sorted(
 )
 BATCH_SIZE = 96
 TABLES = (Table("a", 10, 4, 1.0), Table("b", 20, 8, 2.0), Table("c", 30, 16, 0.5))
+PROFILED_TABLE = Table(
+    *("profiled", 40, 4, 1.0),
+    reuse_histogram=(0.5, 0.5, *(0.0,) * 15),
+    miss_ratio_curve=((0.0, 1.0), (1.0, 0.1)),
+)
 RANDOM = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
 
 
@@ -130,6 +136,20 @@ def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
     cfg = OmegaConf.create({"batch_size": 96, "data": {"_target_": "collections.Counter"}})
     with pytest.raises(ConfigError, match=r"the batch_size of Counter is not there, but .* is 96"):
         build_dataset(cfg)
+
+
+def test_a_yaml_may_list_objects() -> None:
+    """And Python's own lists and dicts reach the constructors, however deep they stand."""
+    listed = [
+        {"_target_": "dlrm_sharded.tables.Table", **table.to_json()}
+        for table in (*TABLES, PROFILED_TABLE)
+    ]
+    cfg = composed(f"batch_size={BATCH_SIZE}")
+    cfg.data.tables = listed
+    built = build_dataset(cfg)
+    assert [table.name for table in built.tables] == ["a", "b", "c", "profiled"]
+    nested = build({"_target_": "builtins.dict", "lists": {"of": [[1], listed[-1:]]}})
+    assert nested == {"lists": {"of": [[1], [PROFILED_TABLE]]}}
 
 
 @pytest.mark.parametrize("name", names("model"))

@@ -82,6 +82,12 @@ def test_closing_with_validation() -> None:
     assert "1,024 samples" in text
 
 
+def test_closing_with_labels_of_one_class() -> None:
+    text = closing(PlanReport("dim", 0.5), Evaluation(None, None, 1024))
+    assert "no AUROC: the labels of all 1,024 validation samples are equal" in text
+    assert "no validation" not in text
+
+
 def test_closing_after_warm_up_alone() -> None:
     text = closing(PlanReport("dim", 0.5), UNVALIDATED, samples_per_s=NAN)
     assert "trainer.num_warmup_steps" in text
