@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dlrm_sharded.errors import ConfigError
@@ -56,6 +58,30 @@ def check_threads() -> None:
         f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
         f"core, of {num_cores()}, divided by the ranks of this host"
     )
+
+
+@contextmanager
+def quiet_without_reader() -> Iterator[None]:
+    """End the process as SIGPIPE would if nobody reads its output any more, as after `| head`.
+
+    Python ignores the signal, as sockets can have lost their readers too.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # at the interpreter's end it could not be caught
+    except BrokenPipeError:
+        outputs = select.poll()
+        for number in (1, 2):
+            outputs.register(number, 0)
+        broken = [number for number, event in outputs.poll(0) if event & select.POLLERR]
+        if not broken:  # but a socket
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in broken:  # what is still buffered goes there
+            os.dup2(nowhere, number)
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def die_with_parent() -> None:

@@ -44,7 +44,12 @@ from torch.distributed.run import (
 from dlrm_sharded.errors import ConfigError, HungRankError, LostRankError
 from dlrm_sharded.job_store import PORT_TAKEN, TAKEN_TEXT, open_store
 from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import LAUNCHER_VARIABLE, check_threads, threads_of_a_rank
+from dlrm_sharded.process import (
+    LAUNCHER_VARIABLE,
+    check_threads,
+    quiet_without_reader,
+    threads_of_a_rank,
+)
 from dlrm_sharded.rendezvous import StartRendezvous
 
 SHUTDOWN_S = 25
@@ -69,7 +74,8 @@ class UserErrorOfRanksError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and exit with the code that the ranks' end calls for."""
-    sys.exit(launch(sys.argv[1:] if arguments is None else arguments))
+    with quiet_without_reader():
+        sys.exit(launch(sys.argv[1:] if arguments is None else arguments))
 
 
 def launch(arguments: Sequence[str]) -> int:
@@ -169,6 +175,13 @@ class StopRequest:
     def _handle(self, number: int, frame: object) -> None:
         if self.number == 0:
             self.number = number
+            if number != signal.SIGINT:  # after which the ranks say so themselves
+                print(
+                    f"{signal.Signals(number).name}: the ranks are ended; those that train write a "
+                    "checkpoint first",
+                    file=sys.stderr,
+                    flush=True,
+                )
             passed_on = number if number in ASKING_TO_STOP else signal.SIGTERM
             raise SignalException(f"stopped by signal {number}", signal.Signals(passed_on))
 

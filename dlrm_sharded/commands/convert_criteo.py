@@ -15,22 +15,21 @@ import logging
 import os
 import sys
 
-from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR
-from dlrm_sharded.commands.messages import readable_message
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.json_files import folder_to_write
 
 
 def main() -> int:
-    options = _options()
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
-    if options.threads:
-        os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # polars reads it at import
-    from dlrm_sharded.datasets.blocks import BlockReader
-    from dlrm_sharded.datasets.criteo import CriteoSource, convert
+    with exit_codes():
+        options = _options()
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
+        if options.threads:
+            os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # polars reads it at import
+        from dlrm_sharded.datasets.blocks import BlockReader
+        from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
-    max_ind_range = options.max_ind_range
-    try:
+        max_ind_range = options.max_ind_range
         out = folder_to_write("--out", options.out)
         source = CriteoSource(
             options.files,
@@ -44,13 +43,7 @@ def main() -> int:
         )
         convert(source, out)
         manifest = BlockReader(out).manifest
-    except Exception as error:
-        message = readable_message(error)
-        if message is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    print(f"{options.out}: {manifest.num_rows:,} samples")
+        print(f"{options.out}: {manifest.num_rows:,} samples")
     return 0
 
 

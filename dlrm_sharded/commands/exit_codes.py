@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,7 +31,7 @@ from dlrm_sharded.errors import (
     UnsavedError,
 )
 from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import kill_siblings
+from dlrm_sharded.process import kill_siblings, quiet_without_reader
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,21 @@ EXIT_PREEMPTED = 0
 EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 MEETING_TIMEOUT_S = 30
 """Time that a rank waits for the others before it ends with an error that all ranks have."""
 
 
 _runs_command = False
 """Says whether Hydra has called the command, whose errors are not Hydra's."""
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal asks the process to end; raised instead of the interrupt of Ctrl-C."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self.signal = number
 
 
 class ReportedExit(SystemExit):
@@ -72,9 +82,12 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     global _runs_command
     _runs_command |= not all_ranks_alike
     try:
-        yield
-    except KeyboardInterrupt:
+        with quiet_without_reader(), _raised_signals():
+            yield
+    except KeyboardInterrupt as error:
         code, reason = EXIT_INTERRUPTED, "stopped by the user"
+        if isinstance(error, StoppedError):
+            code, reason = 128 + error.signal, f"stopped by {error.signal.name}"
         if _rank() == 0:
             print(reason, file=sys.stderr, flush=True)
     except Exception as error:
@@ -104,6 +117,31 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     else:
         return
     raise ReportedExit(code, reason)
+
+
+@contextmanager
+def _raised_signals() -> Iterator[None]:
+    """Let requests to stop unwind the block as Ctrl-C does, so that files and children are ended.
+
+    The launcher ends ranks, and says so: a rank that waits for another in a library cannot raise.
+    A training takes the same signals as requests for a checkpoint.
+    """
+    numbers: list[signal.Signals] = []
+    if "RANK" not in os.environ and threading.current_thread() is threading.main_thread():
+        numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is _stop:  # after a stop, the process ends undisturbed
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # schedulers send it twice
+    raise StoppedError(signal.Signals(number))
 
 
 def _exit_code(error: Exception) -> int:

@@ -17,28 +17,26 @@ from pathlib import Path
 
 from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
-from dlrm_sharded.errors import CheckpointError, UserError
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.errors import CheckpointError
 from dlrm_sharded.json_files import folder_to_write
 
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    options = _options()
-    logging.basicConfig(format="%(message)s")
-    from dlrm_sharded.checkpoint.export import export  # loads torch
+    with exit_codes():
+        options = _options()
+        logging.basicConfig(format="%(message)s")
+        from dlrm_sharded.checkpoint.export import export  # loads torch
 
-    try:
         out = folder_to_write("--out", options.out)
         manifest = _readable(options.checkpoint)
         done = export(manifest, out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"{options.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
-        f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
-    )
+        print(
+            f"{options.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
+            f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
+        )
     return 0
 
 

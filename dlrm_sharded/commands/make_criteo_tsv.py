@@ -9,29 +9,35 @@ import argparse
 import sys
 from pathlib import Path
 
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
+from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.json_files import is_written_through
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", help="file to write; - is standard output")
-    parser.add_argument("--rows", type=int, default=300_000, help="number of rows [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the rows [%(default)s]")
-    options = parser.parse_args()
-    written = f"{options.out}: {options.rows:,} rows"
-    try:
-        is_stream = is_written_through(options.out)
-        write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)
-    except OSError as error:
-        print(f"error: cannot write {options.out}: {error.strerror}", file=sys.stderr)
-        return 2
-    if is_stream:
-        print(written, file=sys.stderr)
-    else:
-        print(f"{written}, {Path(options.out).stat().st_size:,} B")
+    with exit_codes():
+        parser = argparse.ArgumentParser(
+            description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("out", help="file to write; - is standard output")
+        parser.add_argument(
+            "--rows", type=int, default=300_000, help="number of rows [%(default)s]"
+        )
+        parser.add_argument("--seed", type=int, default=0, help="seed of the rows [%(default)s]")
+        options = parser.parse_args()
+        try:
+            is_stream = is_written_through(options.out)
+            write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.out}: {error.strerror}") from error
+        written = f"{options.out}: {options.rows:,} rows"
+        if is_stream:
+            print(written, file=sys.stderr)
+        else:
+            print(f"{written}, {Path(options.out).stat().st_size:,} B")
     return 0
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 import argparse
 import sys
 
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.datasets.task_sets import TASK_SETS
-from dlrm_sharded.errors import ConfigError, UserError, check_count
+from dlrm_sharded.errors import ConfigError, check_count
 from dlrm_sharded.json_files import folder_to_write, write_json
 
 
 def main() -> int:
-    options = _options()
-    try:
+    with exit_codes():
+        options = _options()
         num_tasks = make_tasks(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.out}: {num_tasks} tasks")
+        print(f"{options.out}: {num_tasks} tasks")
     return 0
 
 

@@ -13,25 +13,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.json_files import folder_to_write
 from dlrm_sharded.runs import compare, short_table
 
 
 def main() -> int:
-    options = _options()
-    folders: list[Path] = options.folders
-    try:
+    with exit_codes():
+        options = _options()
+        folders: list[Path] = options.folders
         if options.out is not None:
             out = folder_to_write("--out", options.out)
         else:
             out = folders[0] if len(folders) == 1 else Path("comparison")
         comparison = compare(folders, out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(short_table(comparison))
-    print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
+        print(short_table(comparison))
+        print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
     return 0
 
 

@@ -55,7 +55,10 @@ def write(run_dir: Path, rank: Rank, *, step: int = 5, add: float = 0.0) -> Path
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["dlrm-export", *map(str, arguments)])
-    return main()
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def exported(folder: Path) -> dict[str, Tensor]:

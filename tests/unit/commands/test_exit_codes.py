@@ -4,6 +4,9 @@ import errno
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -143,6 +146,52 @@ def test_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
     assert ended.value.code == EXIT_INTERRUPTED == 130
     assert capsys.readouterr().err == "stopped by the user\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
+def test_stopped_by_a_signal(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside of a training; a second signal does not interrupt the end."""
+    unwound = []
+
+    def stop() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            unwound.append(number)
+
+    with pytest.raises(SystemExit) as ended, exit_codes(), exit_codes():
+        stop()
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err == f"stopped by {number.name}\n"
+    assert unwound == [number]
+    assert signal.signal(number, signal.SIG_DFL) is signal.SIG_IGN
+    with exit_codes():
+        pass
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_ranks_are_ended_by_their_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with exit_codes():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("commands.plan", ["--help"]), ("commands.calibrate", ["--help"]), ("torchrun", ["--help"])],
+)
+def test_nobody_reads_the_output(module: str, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", f"dlrm_sharded.{module}", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # argparse hides the error
 
 
 @pytest.mark.parametrize(
