@@ -42,7 +42,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         comparison.table.write_csv(out / "runs.csv")
         comparison.summary.write_csv(out / "summary.csv")
         text = f"# Comparison of runs\n\n{comparison_markdown(comparison)}"
-        (out / "summary.md").write_text(text)
+        (out / "summary.md").write_text(text, encoding="utf-8")
         write_comparison(comparison, out / "comparison")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out}: {error.strerror}") from error
