@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import re
 import select
@@ -58,6 +59,22 @@ def check_threads() -> None:
         f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
         f"core, of {num_cores()}, divided by the ranks of this host"
     )
+
+
+def check_encoding() -> None:
+    """Let what the locale cannot encode be printed as escapes, and refuse arguments that it lost.
+
+    Raises:
+        ConfigError: an argument is not in the locale's encoding.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for argument in sys.argv[1:]:
+        if re.search("[\ud800-\udfff]", argument):
+            raise ConfigError(
+                f"the argument {argument!r} is not in {sys.getfilesystemencoding()}, the encoding "
+                "of this locale; set LC_ALL=C.UTF-8, or unset PYTHONUTF8"
+            )
 
 
 @contextmanager

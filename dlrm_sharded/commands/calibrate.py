@@ -21,6 +21,7 @@ from pathlib import Path
 from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError, check_number
+from dlrm_sharded.process import LAUNCHER_VARIABLE
 
 DEFAULT_MINUTES = 2.0
 SHORT_MINUTES = 5.0
@@ -146,6 +147,7 @@ def _run(command: str, overrides: list[str], *, alone: bool = False) -> int:
     environment = {
         key: value for key, value in os.environ.items() if not (alone and key in RANK_VARIABLES)
     }
+    environment[LAUNCHER_VARIABLE] = str(os.getpid())  # the command dies with this process
     arguments = [sys.executable, "-m", module, *overrides]
     return subprocess.run(arguments, env=environment, check=False).returncode
 

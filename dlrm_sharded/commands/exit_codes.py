@@ -31,7 +31,7 @@ from dlrm_sharded.errors import (
     UnsavedError,
 )
 from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import kill_siblings, quiet_without_reader
+from dlrm_sharded.process import check_encoding, kill_siblings, quiet_without_reader
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     global _runs_command
     _runs_command |= not all_ranks_alike
     try:
+        check_encoding()
         with quiet_without_reader(), _raised_signals():
             yield
     except KeyboardInterrupt as error:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from dlrm_sharded.attempt import started
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.process import check_threads
+from dlrm_sharded.process import LAUNCHER_VARIABLE, check_threads, die_with_parent
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -29,6 +29,8 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     Args:
         quiet: overrides for ranks above 0, which come after those of the user.
     """
+    if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()):
+        die_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     # As Hydra's own `now`, but a restarted job finds the folder of its first attempt.
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)

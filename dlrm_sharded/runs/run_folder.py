@@ -190,7 +190,9 @@ def _last_error(log: Path | None) -> str | None:
 def _read_yaml(path: Path) -> Any:
     """Return the content; None where there is no such file, or it is not YAML."""
     try:
-        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(
+            path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
     except (OSError, ValueError, yaml.YAMLError):
         return None
 

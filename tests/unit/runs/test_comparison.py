@@ -2,6 +2,9 @@
 
 import csv
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
 from dlrm_sharded.runs.comparison_text import MAX_LINE, comparison_markdown, short_table
-from dlrm_sharded.runs.result import Platform, RunResult, Setting
+from dlrm_sharded.runs.result import Platform, RunResult, Setting, write_result
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR
 
@@ -373,3 +376,21 @@ def test_tables_for_programs() -> None:
         ("1", "0", "0"),
         ("1", "1", "1"),
     ]
+
+
+def test_a_locale_without_our_characters(tmp_path: Path) -> None:
+    """The files are in UTF-8, and what the terminal cannot show is escaped."""
+    for seed in range(2):
+        (tmp_path / str(seed)).mkdir()
+        result = ran(seed=seed, embedding_cost_ms=1.0 + seed).result
+        assert result is not None
+        write_result(tmp_path / str(seed), result)
+    done = subprocess.run(
+        [sys.executable, "-m", "dlrm_sharded.commands.report", str(tmp_path)],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"1.50 \xb1 0.71" in done.stdout
+    assert "1.50 ± 0.71" in (tmp_path / "summary.md").read_text(encoding="utf-8")
