@@ -127,7 +127,7 @@ def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
         (["task=task.json"], "out is not set"),
         (["out=out"], "task=task.json or data="),
         (["task=none.json", "out=out"], "none.json"),
-        (["task=task.json", "out=task.json"], "out is task.json"),
+        (["task=task.json", "out=task.json"], "out is 'task.json'"),
         (["task=task.json", "out=."], "other files"),
         (["task=task.json", "hardware=h100_sxm", "out=out"], "the task is for CPUs"),
         (["task=task.json", "hardware=abacus", "out=out"], "abacus"),
