@@ -136,7 +136,10 @@ def test_models_tasks_are_all_models_on_all_ranks_and_batches() -> None:
 
 def make_tasks(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["make_tasks.py", *arguments])
-    code: int = runpy.run_path(str(SCRIPT))["main"]()
+    try:
+        code: int = runpy.run_path(str(SCRIPT))["main"]()
+    except SystemExit as ended:
+        return int(ended.code or 0)
     return code
 
 

@@ -237,7 +237,10 @@ def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -
     """The command's exit code."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["report.py", *map(str, arguments)])
-    code: int = runpy.run_path(str(ROOT / "scripts" / "report.py"))["main"]()
+    try:
+        code: int = runpy.run_path(str(ROOT / "scripts" / "report.py"))["main"]()
+    except SystemExit as ended:
+        return int(ended.code or 0)
     return code
 
 
