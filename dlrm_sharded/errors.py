@@ -24,7 +24,7 @@ import sys
 from os import PathLike
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
-"""What a user can do about a DivergenceError."""
+"""The end of a DivergenceError's message says what a user can do about it."""
 
 
 class UserError(Exception):

@@ -253,7 +253,7 @@ class ShardingTask:
 
     @property
     def can_replicate(self) -> bool:
-        """Whether tables can be replicated under the optimizer; yes if none is known."""
+        """Return whether the optimizer trains replicas; an unknown optimizer is taken to do so."""
         return self.known_optimizer is None or self.known_optimizer in CAN_REPLICATE
 
     def to_json(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Saver:
 
     @property
     def must_end(self) -> bool:
-        """Whether this rank knows that the training has to end; `finish` tells why."""
+        """Return whether this rank knows that the training has to end; `finish` raises why."""
         return self._fatal is not None
 
     def save(self, tensors: State, state: RunState) -> None:

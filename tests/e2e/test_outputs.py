@@ -1,4 +1,4 @@
-"""What commands are told to write: standard output, and what is no file or no folder."""
+"""Commands write to standard output where asked, and refuse outputs that are no files."""
 
 import json
 import os

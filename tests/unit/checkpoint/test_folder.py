@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are counted, removed, replaced and set aside."""
+"""Only whole checkpoints of a run count, and damaged ones are set aside."""
 
 import logging
 import os
@@ -62,7 +62,7 @@ def test_new_checkpoints_stay_below_higher_steps(harm: str, tmp_path: Path, rank
 
 @pytest.mark.parametrize("harm", UNCOUNTED)
 def test_older_ones_that_do_not_count(harm: str, tmp_path: Path, rank: Rank) -> None:
-    """What is damaged takes no good one's place, and goes with the good ones before it."""
+    """A damaged checkpoint takes no good one's place and is removed with those before it."""
     write_steps(tmp_path, rank, 1, 2)
     UNCOUNTED[harm](checkpoints(tmp_path)[0])
     write_steps(tmp_path, rank, 3)

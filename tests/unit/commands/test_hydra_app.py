@@ -1,4 +1,4 @@
-"""What Hydra parses on each rank, and which arguments are refused in one line."""
+"""Ranks parse the arguments that they need, and wrong ones are refused in one line."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run says of the journal."""
+"""A run says truthfully whether the journal has its measurement."""
 
 import logging
 from pathlib import Path
