@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-GPUS := $(shell $(PYTHON) dlrm_sharded/gpus.py)
+GPUS := $(shell $(PYTHON) dlrm_sharded/ranks/gpus.py)
 DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
 # Ranks end with an error, rather than compute on the CPU, where torch cannot use the GPUs.
 export DLRM_SHARDED_DEVICE := $(DEVICE)
@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0
 
 .PHONY: run sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
-	$(BIN)/python -m dlrm_sharded.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
+	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \

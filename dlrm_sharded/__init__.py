@@ -6,15 +6,15 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
-from dlrm_sharded.version_sets import installed_versions, version_problem
 
 if TYPE_CHECKING:
-    from dlrm_sharded.sharded_planner import ShardedPlanner
+    from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
 
 __all__ = [
     "Shard",
@@ -36,7 +36,7 @@ if os.environ.get("RANK", "0") == "0" and (problem := version_problem(installed_
 def __getattr__(name: str) -> Any:
     """Load the planner when it is asked for: it needs TorchRec, the values above do not."""
     if name == "ShardedPlanner":
-        from dlrm_sharded.sharded_planner import ShardedPlanner
+        from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
 
         return ShardedPlanner
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

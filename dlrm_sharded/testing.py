@@ -23,27 +23,27 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.datasets.base import SPLITS, Dataset, PerTableDataset, Split, check_batch
-from dlrm_sharded.errors import ShardingError
-from dlrm_sharded.layouts import Replicas, RowBlocks, layout_name
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.sharders.base import Sharder, sharder_name
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import (
+from dlrm_sharded.files.errors import ShardingError
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import (
     MAX_BYTES,
     ShardingTask,
     Topology,
     with_optimizer,
     without_memory_limit,
 )
-from dlrm_sharded.validation import validate
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.sharders.base import Sharder, sharder_name
 
 NUM_RANDOM_PLANS = 20
 SHARE_OF_REPLICAS = 0.15

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.process import die_with_parent
+from dlrm_sharded.ranks.process import die_with_parent
 
 QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=disabled"]
 """Overrides for ranks above 0, because only rank 0 writes files and logs."""

@@ -1,4 +1,7 @@
-"""Advice on hardware and sharders: what to rent for some tables, and how to shard them there.
+"""What to rent and which sharder to use: candidates, where they stop to scale, and the choice among
+them.
+
+It measures nothing.
 
 Glossary:
     machine     a kind of hardware: GPUs of one kind in hosts, or the CPUs of this machine

@@ -11,11 +11,12 @@ import numpy as np
 
 from dlrm_sharded.advice.machines import Machine
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan_cost import INPUT_DIST
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.standing import Standing
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DENSE_BACKWARD,
@@ -26,7 +27,6 @@ from dlrm_sharded.step.parts import (
 )
 from dlrm_sharded.step.prediction import COMPOSITION_ERROR, DensePart, predict_step
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL
-from dlrm_sharded.task import ShardingTask
 
 GROUPS = {
     "lookups": ("fwd_compute", "bwd_compute"),

@@ -11,17 +11,17 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.advice.machines import Machine
-from dlrm_sharded.cost.gpu_dense import DENSE_ERROR, gpu_dense_times
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.process import threads_of_a_rank
-from dlrm_sharded.step.dense_work import DenseWork
+from dlrm_sharded.dense.gpu_prices import DENSE_ERROR, gpu_dense_times
+from dlrm_sharded.dense.times import measure_dense
+from dlrm_sharded.dense.trace import NEEDS_DATA
+from dlrm_sharded.dense.work import DenseWork
+from dlrm_sharded.dense.work_trace import trace_dense_work
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.step.parts import DenseTimes
-from dlrm_sharded.tables import Table
-from dlrm_sharded.training.dense_times import measure_dense
-from dlrm_sharded.training.dense_trace import NEEDS_DATA
-from dlrm_sharded.training.dense_work_trace import trace_dense_work
-from dlrm_sharded.training.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from dlrm_sharded.advice.candidates import Candidate, Failure
 from dlrm_sharded.advice.choice import Choice
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import replace_file, write_json
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import replace_file, write_json
 from dlrm_sharded.step.parts import PARTS
 
 FIGURES = (

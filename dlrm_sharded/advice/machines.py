@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ConfigError, check_number
+from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, GpuSpec, gpu_specs, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.host_memory import available_host_bytes
-from dlrm_sharded.process import num_cores
-from dlrm_sharded.provenance import fbgemm_version, versions
-from dlrm_sharded.task import GIB, Topology
+from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.ranks.host_memory import available_host_bytes
+from dlrm_sharded.ranks.process import num_cores
 
 CPU_NAMES = ("cpu", "here")
 """Names that users give to the CPUs of this machine."""

@@ -12,13 +12,13 @@ from tqdm import tqdm
 from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome, evaluate
 from dlrm_sharded.advice.dense import DenseModel, error_of_dense
 from dlrm_sharded.advice.workers import Refusal, in_processes
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.step.dense_work import DenseWork
+from dlrm_sharded.dense.work import DenseWork
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.step.parts import DenseTimes
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 MEASURE_LIMIT_S = 120.0
 """Time in which the dense part of one case must have been measured."""

@@ -10,9 +10,9 @@ from dlrm_sharded.advice.candidates import GROUPS, Candidate, Failure
 from dlrm_sharded.advice.choice import Choice
 from dlrm_sharded.advice.machines import Machine
 from dlrm_sharded.advice.scaling import Scaling
-from dlrm_sharded.markdown import markdown_table
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.step.parts import PART_LABELS
-from dlrm_sharded.task import GIB
 
 UNIT_SAMPLES = 1e9
 """Samples that times and prices are of where nobody says how many an epoch has."""

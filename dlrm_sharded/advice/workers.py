@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.files.errors import UserError
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.compute import DIRECTIONS
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import INPUT_DIST
 
 SHARED_SPREAD = 2.0
 """Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""

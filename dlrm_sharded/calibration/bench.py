@@ -16,10 +16,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost, measure
-from dlrm_sharded.fused_optimizers import fuse
-from dlrm_sharded.replicas import replica_optimizer, replicas_of
-from dlrm_sharded.tables import Table
-from dlrm_sharded.torchrec_adapter import bag_configs, sharding_env
+from dlrm_sharded.model.fused_optimizers import fuse
+from dlrm_sharded.model.replicas import replica_optimizer, replicas_of
+from dlrm_sharded.model.torchrec_adapter import bag_configs, sharding_env
+from dlrm_sharded.plans.tables import Table
 
 ARENA_SLACK = 1.25
 """Memory of the arena relative to that of the weights. Row-wise Adagrad adds one number per row,

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.artifact import Arrays
-from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.evaluate import Predictor, TimePairs, averaged, compare
 from dlrm_sharded.calibration.fit import (
     LookupData,
@@ -29,7 +27,9 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import DENSE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
-from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.hardware.artifact import Arrays
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 
 MIN_PLANS = {"computation": 100, "communication": 50}
 """Smallest numbers of measured plans for a fit."""

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from dlrm_sharded.calibration.stage_clock import max_over_ranks
 from dlrm_sharded.cost.codecs import CodecTimes
-from dlrm_sharded.precision import (
+from dlrm_sharded.model.sharded_model import exchange_codecs
+from dlrm_sharded.plans.precision import (
     DEVICE_PRECISIONS,
     EXCHANGE_BYTES,
     QUANTIZED_ROW,
     ExchangePrecision,
 )
-from dlrm_sharded.sharded_model import exchange_codecs
 
 ITERATIONS, WARMUP = 7, 2
 MEGABYTES = {"cpu": 8, "cuda": 64}

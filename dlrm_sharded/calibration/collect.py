@@ -34,18 +34,18 @@ from dlrm_sharded.calibration.random_plans import (
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.layouts import Replicas, RowBlocks, row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.process import num_cores
-from dlrm_sharded.provenance import commit, versions
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import Topology
-from dlrm_sharded.torchrec_adapter import to_torchrec
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
+from dlrm_sharded.model.torchrec_adapter import to_torchrec
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero
+from dlrm_sharded.ranks.process import num_cores
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import polars as pl
 
-from dlrm_sharded.artifact_kinds import CALIBRATE
 from dlrm_sharded.calibration.samples import (
     TIMES,
     CollectedCosts,
@@ -23,8 +22,9 @@ from dlrm_sharded.calibration.samples import (
     check_sample,
     repeatability,
 )
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.json_files import replace_file, write_json
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.json_files import replace_file, write_json
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 
 COSTS_FORMAT = 1
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.stats import spearmanr
 
-from dlrm_sharded.access_patterns import ZipfAccesses
+from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.features import Workload
-from dlrm_sharded.markdown import markdown_table
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 
 SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
 """Classes of ranks by the lowest and highest number of their shards."""

@@ -16,7 +16,7 @@ from dlrm_sharded.calibration.adapt import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
 
 log = logging.getLogger(__name__)
 

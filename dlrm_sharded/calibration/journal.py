@@ -16,10 +16,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.calibration.costs_file import manifest_path
-from dlrm_sharded.calibration.line_file import DAMAGED
 from dlrm_sharded.calibration.samples import Sample, problem_of
-from dlrm_sharded.errors import ConfigError, DataError, UserError
-from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.files.errors import ConfigError, DataError, UserError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.line_file import DAMAGED
 
 
 class Journal:

@@ -21,8 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
-from dlrm_sharded.errors import check_count, check_number
-from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.files.errors import check_count, check_number
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
 
 MIN_ITERATIONS = 3
 """Smallest number of timed iterations, which the time budget does not reduce."""

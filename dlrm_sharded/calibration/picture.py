@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.calibration.line_file import named
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.errors import ConfigError, check_path
-from dlrm_sharded.standing import Standing
-from dlrm_sharded.user_cache import user_cache
+from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.line_file import named
+from dlrm_sharded.files.user_cache import user_cache
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.standing import Standing
 
 if TYPE_CHECKING:
     from dlrm_sharded.calibration.adapt import Adapted

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.accesses.zipf import scatter_ranks
 from dlrm_sharded.calibration.random_plans import DrawnTable
-from dlrm_sharded.zipf import scatter_ranks
 
 
 def draw_batch(

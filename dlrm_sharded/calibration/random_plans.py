@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.access_patterns import (
+from dlrm_sharded.accesses.patterns import (
     AccessPattern,
     HotSetAccesses,
     ReuseBinAccesses,
     UniformAccesses,
     ZipfAccesses,
 )
-from dlrm_sharded.tables import COLUMN_MULTIPLE
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 
 MAX_SHARDS = 100
 """Largest number of column shards on a rank."""

@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.access_patterns import AccessPattern, ZipfAccesses
+from dlrm_sharded.accesses.patterns import AccessPattern, ZipfAccesses
+from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.measure import MeasureConfig, MeasuredCost
 from dlrm_sharded.calibration.random_ids import draw_batch
 from dlrm_sharded.calibration.random_plans import DrawnTable
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.layouts import ColumnShards, Layout, Replicas, RowBlocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import NO_COST, PlanCost, StageCost
-from dlrm_sharded.profiles import ASSUMED_EXPONENT
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.torchrec_adapter import parameter_sharding
+from dlrm_sharded.model.torchrec_adapter import parameter_sharding
+from dlrm_sharded.plans.layouts import ColumnShards, Layout, Replicas, RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import NO_COST, PlanCost, StageCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 TYPICAL_ACCESSES = ZipfAccesses(ASSUMED_EXPONENT)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
-from dlrm_sharded.replicas import ReplicaWeights, replica_lookups, replicas_of
+from dlrm_sharded.model.replicas import ReplicaWeights, replica_lookups, replicas_of
 
 
 class ReplicaStages:

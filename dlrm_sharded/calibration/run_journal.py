@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.calibration.line_file import LineFile
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.kernel_changes import changes_between
-from dlrm_sharded.errors import DataError, shortened
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.files.errors import DataError, shortened
+from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
 
 JOURNAL_FORMAT = 1
 MAX_RUNS = 50

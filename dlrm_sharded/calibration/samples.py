@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.access_patterns import ZipfAccesses
-from dlrm_sharded.artifact_kinds import CALIBRATE
+from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.cost.features import Workload, workload_of_rows
-from dlrm_sharded.errors import DataError, shortened
+from dlrm_sharded.files.errors import DataError, shortened
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.layouts import REPLICA_GROUP
-from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
-from dlrm_sharded.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
-from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS
+from dlrm_sharded.plans.layouts import REPLICA_GROUP
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
+from dlrm_sharded.plans.tables import MAX_COLUMNS, MAX_POOLING_FACTOR, MAX_ROWS, NUM_REUSE_BINS
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS
 
 TIMES = (INPUT_DIST, *STAGES)
 """Names of all measured times: the redistribution of ids, and the stages."""

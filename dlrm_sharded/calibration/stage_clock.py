@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.stopwatch import Stopwatch
+from dlrm_sharded.ranks.stopwatch import Stopwatch
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.calibration.line_file import LineFile
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
-from dlrm_sharded.errors import ConfigError, DataError, check_number
+from dlrm_sharded.files.errors import ConfigError, DataError, check_number
+from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.step.prediction import COMPOSITION_ERROR, StepCorrection
 
 STEPS_FORMAT = 1

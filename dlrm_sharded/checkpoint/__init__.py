@@ -1,4 +1,7 @@
-"""Checkpoints: what a training writes so that it can go on under any plan and number of ranks.
+"""What a run goes on from under any plan: logical tensors, their storage, the manifest, saving and
+loading.
+
+When a checkpoint is due is decided in `training`.
 
 Glossary:
     logical tensor  a whole table, weight or optimizer state under a name that no plan changes; each

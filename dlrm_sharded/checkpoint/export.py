@@ -16,7 +16,7 @@ from torch import Tensor
 from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
 from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 DENSE_FILE = "dense.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

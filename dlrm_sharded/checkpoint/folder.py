@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, has_whole_parts, read_manifest
-from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
 
 FILE_NAME = "manifest.json"
 FORMAT = 1

@@ -16,8 +16,8 @@ from dlrm_sharded.checkpoint.logical import PART_BYTES, LoadPlanner, LogicalTens
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.model_state import ColumnBounds, ModelState
 from dlrm_sharded.checkpoint.storage import PartReader, is_weight, torch_dtype
-from dlrm_sharded.distributed import all_or_none
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.ranks.distributed import all_or_none
 
 log = logging.getLogger(__name__)
 

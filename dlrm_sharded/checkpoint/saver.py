@@ -24,8 +24,7 @@ from dlrm_sharded.checkpoint.folder import (
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece, SavePlanner, State
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.storage import PartWriter
-from dlrm_sharded.distributed import Rank, new_group, on_rank_zero, reported_by_rank_zero
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     AGAINST_DIVERGENCE,
     DivergenceError,
     LostFolderError,
@@ -33,6 +32,7 @@ from dlrm_sharded.errors import (
     check_count,
     check_number,
 )
+from dlrm_sharded.ranks.distributed import Rank, new_group, on_rank_zero, reported_by_rank_zero
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from dlrm_sharded.checkpoint.manifest import (
     WrittenTensor,
     manifest_bytes,
 )
-from dlrm_sharded.errors import CheckpointError, DamagedCheckpointError, DivergenceError
+from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
 
 WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
 """Name of a part, its checksum, and the keys of the blocks in it."""

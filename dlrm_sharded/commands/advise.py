@@ -26,9 +26,9 @@ from dlrm_sharded.advice.text import (
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.errors import check_count, check_number
-from dlrm_sharded.json_files import folder_to_write
-from dlrm_sharded.process import num_cores
+from dlrm_sharded.files.errors import check_count, check_number
+from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.ranks.process import num_cores
 
 MOST_WORKERS = 8
 

@@ -21,24 +21,24 @@ from dlrm_sharded.advice.machines import (
     with_prices,
 )
 from dlrm_sharded.advice.question import Question
-from dlrm_sharded.artifact import has_artifact
-from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.commands.planner import build_planner, plain
 from dlrm_sharded.commands.task_file import TaskOfFile, command_line, task_of_file
 from dlrm_sharded.commands.task_from_data import stated_topology
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.hardware.artifact import has_artifact
+from dlrm_sharded.hardware.artifact_kinds import policy_kind
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.sharders.planning import Planner
 
 DEFAULT_SHARDER = "neuroshard"
 NOT_COMPARED = ("plan_file",)

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.errors import ConfigError, check_number
-from dlrm_sharded.process import LAUNCHER_VARIABLE
+from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 
 DEFAULT_MINUTES = 2.0
 SHORT_MINUTES = 5.0

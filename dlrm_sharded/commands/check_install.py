@@ -7,11 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR, exit_codes
-from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.gpus import driver_version
-from dlrm_sharded.provenance import device_name, versions
-from dlrm_sharded.version_sets import (
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.provenance import device_name, versions
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.gpus import driver_version
+from dlrm_sharded.ranks.version_sets import (
     FBGEMM,
     fbgemm_replacement,
     install_command_here,

@@ -19,13 +19,13 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
-from dlrm_sharded.devices import device_type
-from dlrm_sharded.distributed import all_or_none, process_group
-from dlrm_sharded.errors import check_count
-from dlrm_sharded.gpus import visible_gpus
-from dlrm_sharded.json_files import check_file_to_write
-from dlrm_sharded.process import threads_of_a_rank
-from dlrm_sharded.torchrun import launch
+from dlrm_sharded.files.errors import check_count
+from dlrm_sharded.files.json_files import check_file_to_write
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.distributed import all_or_none, process_group
+from dlrm_sharded.ranks.gpus import visible_gpus
+from dlrm_sharded.ranks.process import threads_of_a_rank
+from dlrm_sharded.ranks.torchrun import launch
 
 MODULE = "dlrm_sharded.commands.collect_costs"
 CPU_RANKS = 4

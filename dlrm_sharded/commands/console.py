@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from dlrm_sharded.version_sets import missing_text
+from dlrm_sharded.ranks.version_sets import missing_text
 
 EXIT_USER_ERROR = 2
 """As in `exit_codes`, which loads Hydra."""

@@ -16,7 +16,7 @@ import os
 import sys
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.json_files import folder_to_write
+from dlrm_sharded.files.json_files import folder_to_write
 
 
 def main() -> int:

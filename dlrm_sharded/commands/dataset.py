@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.datasets.base import Dataset
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 
 
 def build_dataset(cfg: DictConfig) -> Dataset:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from hydra.core.hydra_config import HydraConfig
 
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     ConfigError,
     EndedRankError,
     HungRankError,
@@ -30,8 +30,8 @@ from dlrm_sharded.errors import (
     RankError,
     UnsavedError,
 )
-from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import check_encoding, kill_siblings, quiet_without_reader
+from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.process import check_encoding, kill_siblings, quiet_without_reader
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
         is_first: whether this rank has found the error itself. It tells those that have not, and
             that would otherwise wait for it to join their process group.
     """
-    from dlrm_sharded.job_store import announce_end, wait_for_all_ranks  # loads torch
+    from dlrm_sharded.ranks.job_store import announce_end, wait_for_all_ranks  # loads torch
 
     # Launchers end the ranks that are late, or whose store is gone or was never there.
     with contextlib.suppress(RuntimeError, ConfigError):

@@ -18,8 +18,8 @@ from pathlib import Path
 from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.errors import CheckpointError
-from dlrm_sharded.json_files import folder_to_write
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.files.json_files import folder_to_write
 
 log = logging.getLogger(__name__)
 

@@ -14,21 +14,21 @@ import hydra
 import torch
 from omegaconf import DictConfig
 
-from dlrm_sharded.artifact import name_in_folder, write_artifact
-from dlrm_sharded.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.evaluate import errors_table, repeatability_text
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, shipped_prior
+from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.hardware.artifact import name_in_folder, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.hardware.compare import compare
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import read_fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import folder_to_write
-from dlrm_sharded.provenance import device_name
 
 log = logging.getLogger("dlrm_sharded.fit")
 

@@ -13,10 +13,10 @@ import hydra.utils
 from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
 
-from dlrm_sharded.attempt import started
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.process import LAUNCHER_VARIABLE, check_threads, die_with_parent
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks.attempt import started
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE, check_threads, die_with_parent
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"

@@ -48,9 +48,25 @@ from dlrm_sharded.commands.start import (
     owned,
     plain_config,
 )
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import SPLITS, BatchStream
-from dlrm_sharded.distributed import (
+from dlrm_sharded.explain.diagnosis import diagnose
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    UnsavedError,
+    check_number,
+)
+from dlrm_sharded.files.provenance import device_name, fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.model.dlrm import Dlrm, warn_of_slow_bf16
+from dlrm_sharded.model.sharded_model import (
+    dry_shard_model,
+    shard_model,
+)
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import (
     Rank,
     all_or_none,
     on_rank_zero,
@@ -59,28 +75,12 @@ from dlrm_sharded.distributed import (
     reported_by_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import (
-    ConfigError,
-    UnsavedError,
-    check_number,
-)
-from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.model import Dlrm, warn_of_slow_bf16
-from dlrm_sharded.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.provenance import device_name, fbgemm_version, versions
 from dlrm_sharded.runs.result import run_result, write_result
 from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.runs.terminal import closing_text
-from dlrm_sharded.sharded_model import (
-    dry_shard_model,
-    shard_model,
-)
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.step.prediction import StepPrediction
-from dlrm_sharded.task import GIB, ShardingTask
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.memory import RankMemory
 from dlrm_sharded.training.progress import Progress, read_progress

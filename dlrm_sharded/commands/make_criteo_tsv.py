@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import is_written_through
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import is_written_through
 
 
 def main() -> int:

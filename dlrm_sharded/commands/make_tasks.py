@@ -12,8 +12,8 @@ import sys
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.datasets.task_sets import TASK_SETS
-from dlrm_sharded.errors import ConfigError, check_count
-from dlrm_sharded.json_files import folder_to_write, write_json
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.json_files import folder_to_write, write_json
 
 
 def main() -> int:

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import CachingDataset, Dataset
-from dlrm_sharded.distributed import Rank, all_or_none, on_rank_zero, used_and_available_bytes
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.task import GIB, ShardingTask
-from dlrm_sharded.training.dense_trace import trace_dense
+from dlrm_sharded.dense.trace import trace_dense
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero, used_and_available_bytes
 from dlrm_sharded.training.memory import (
     RankMemory,
     Workload,
@@ -29,7 +30,6 @@ from dlrm_sharded.training.memory import (
     memory_text,
     needed_and_available,
 )
-from dlrm_sharded.training.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
 
 log = logging.getLogger(__name__)

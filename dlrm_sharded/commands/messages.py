@@ -13,8 +13,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.errors import RankError, UserError
-from dlrm_sharded.version_sets import missing_text
+from dlrm_sharded.files.errors import RankError, UserError
+from dlrm_sharded.ranks.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 """Errors of writes, which do not name their file, that only the user can do something about."""

@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.runs.owner import claim
 
 HYDRA_FOLDER = ".hydra"

@@ -18,10 +18,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.task_file import task_of_file
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import (
     cached_text,
@@ -31,17 +28,20 @@ from dlrm_sharded.explain.text import (
     replicas,
     sections,
 )
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import check_file_to_write, is_written_through, write_json
+from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import check_file_to_write, is_written_through, write_json
-from dlrm_sharded.plan_report import plan_json
-from dlrm_sharded.process import threads_of_a_rank
-from dlrm_sharded.provenance import fbgemm_version, versions
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.process import threads_of_a_rank
 
 HERE = "here"
 
-log = logging.getLogger("dlrm_sharded.plan")
+log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="plan")

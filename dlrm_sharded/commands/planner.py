@@ -9,13 +9,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.hydra_app import instantiate
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import for_precision
-from dlrm_sharded.errors import ConfigError
 from dlrm_sharded.explain.profile_value import value_profiles
-from dlrm_sharded.planning import Diagnose, Planner
-from dlrm_sharded.precision import ExchangePrecision
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.planning import Diagnose, Planner
 
 
 def build_planner(

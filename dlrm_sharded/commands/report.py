@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.json_files import folder_to_write
+from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.runs import compare, short_table
 
 

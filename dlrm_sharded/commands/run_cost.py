@@ -11,16 +11,16 @@ from dlrm_sharded.calibration.measure import MeasuredCost, measure
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal, measured_run
 from dlrm_sharded.commands.run_setup import RunSetup
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import check_batch
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.replicas import replica_part
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.replicas import replica_part
+from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
-from dlrm_sharded.sharded_model import sharded_embeddings
-from dlrm_sharded.task import ShardingTask
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.start import Start
-from dlrm_sharded.errors import InvalidPlanError
 from dlrm_sharded.explain.text import cached_text, forecast, halves, profile_value_text, replicas
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.planner import plain
 from dlrm_sharded.datasets.base import Dataset
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import ConfigError, check_count
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.precision import ExchangePrecision, why_not_exchanged
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.precision import ExchangePrecision, why_not_exchanged
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, ShardingTask, Topology
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.result import OBJECTIVES
-from dlrm_sharded.task import MAX_BATCH_SIZE, ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
 
 

@@ -17,14 +17,16 @@ from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, StepJournal
 from dlrm_sharded.commands.run_setup import RunSetup
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.read_batches import read_batches
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.dense.times import measure_all_reduce, measure_dense
 from dlrm_sharded.explain.step_text import step_text
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.prediction import (
     DensePart,
     StepCorrection,
@@ -32,8 +34,6 @@ from dlrm_sharded.step.prediction import (
     predict_step,
 )
 from dlrm_sharded.step.schedule import Overlap
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.dense_times import measure_all_reduce, measure_dense
 from dlrm_sharded.training.pipeline import redistributes_ahead
 from dlrm_sharded.training.trainer import TrainerConfig
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import INPUT_DIST, STAGES, PlanCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.run_events import RunWriter
-from dlrm_sharded.step.findings import find
 from dlrm_sharded.step.parts import DENSE_BACKWARD, DENSE_FORWARD, PARTS, WAITING
-from dlrm_sharded.step.perfetto import write_trace
-from dlrm_sharded.step.recorded import EXCHANGES, break_down
-from dlrm_sharded.step.recorded_spans import recorded_spans, rows
 from dlrm_sharded.step.timeline import Times
-from dlrm_sharded.step.trace_text import finding_lines, summary_lines, table
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.tracing import Trace
+from dlrm_sharded.tracing.findings import find
+from dlrm_sharded.tracing.perfetto import write_trace
+from dlrm_sharded.tracing.recorded import EXCHANGES, break_down
+from dlrm_sharded.tracing.recorded_spans import recorded_spans, rows
+from dlrm_sharded.tracing.step_tracer import Trace
+from dlrm_sharded.tracing.trace_text import finding_lines, summary_lines, table
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 
 KEY = "sharder"
 SEPARATOR = ";"

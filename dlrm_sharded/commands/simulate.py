@@ -38,17 +38,17 @@ from dlrm_sharded.commands.simulated_cluster import (
     priced_dense,
 )
 from dlrm_sharded.commands.simulated_plans import CONFIG, Planned, plans_of, sharder_planner
-from dlrm_sharded.cost.gpu_dense import DENSE_ERROR
-from dlrm_sharded.distributed import process_group
-from dlrm_sharded.errors import (
+from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
+from dlrm_sharded.files.errors import (
     check_count,
     check_number,
 )
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import with_precisions
-from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.provenance import device_name, versions
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.provenance import device_name, versions
+from dlrm_sharded.plans.plan import with_precisions
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.accesses import drawn_ids, ids_source
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
 from dlrm_sharded.simulation.files import write_simulation

@@ -18,28 +18,28 @@ from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.task_file import task_of_file
 from dlrm_sharded.commands.task_from_data import check_hosts, task_and_data
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.gpu_dense import gpu_dense_times
 from dlrm_sharded.datasets.base import BatchStream, Dataset
 from dlrm_sharded.datasets.read_batches import read_batches
-from dlrm_sharded.devices import device_type
-from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.dense.gpu_prices import gpu_dense_times
+from dlrm_sharded.dense.times import measure_dense
+from dlrm_sharded.dense.trace import trace_dense
+from dlrm_sharded.dense.work_trace import trace_dense_work
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, named_gpu_spec
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import folder_to_write
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.process import threads_of_a_rank
-from dlrm_sharded.provenance import fbgemm_version, versions
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.dense_times import measure_dense
-from dlrm_sharded.training.dense_trace import trace_dense
-from dlrm_sharded.training.dense_work_trace import trace_dense_work
 from dlrm_sharded.training.memory import Workload
-from dlrm_sharded.training.optimizers import DENSE_STATE_TENSORS, OptimizerConfig
 
 log = logging.getLogger(__name__)
 

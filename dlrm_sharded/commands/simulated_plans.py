@@ -11,12 +11,12 @@ from pathlib import Path
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.sharder_list import config_of_sharder
 from dlrm_sharded.commands.simulated_cluster import SimulatedCluster
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, ShardingError, UserError
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, ShardingError, UserError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.files import folder_of
 
 CONFIG = "simulate"

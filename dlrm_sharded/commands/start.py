@@ -17,10 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.storage import check_finite
-from dlrm_sharded.distributed import Rank, all_or_none, is_restart, on_rank_zero
-from dlrm_sharded.errors import CheckpointError, ConfigError, DamagedCheckpointError
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.ranks.distributed import Rank, all_or_none, is_restart, on_rank_zero
 from dlrm_sharded.runs.owner import claim
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig

@@ -10,8 +10,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.task import STATE_BYTES, ShardingTask, read_task, why_not_fused, with_optimizer
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.task import (
+    STATE_BYTES,
+    ShardingTask,
+    read_task,
+    why_not_fused,
+    with_optimizer,
+)
 
 OPTIMIZER_FILES = {"sgd": "sgd", "rowwise_adagrad": "adagrad", "adam": "adam"}
 """Files of conf/optimizer by the optimizer of the tables."""

@@ -8,8 +8,9 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.task import (
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.task import (
     GIB,
     MAX_BATCH_SIZE,
     MAX_BYTES,
@@ -17,7 +18,6 @@ from dlrm_sharded.task import (
     ShardingTask,
     Topology,
 )
-from dlrm_sharded.training.optimizers import OptimizerConfig
 
 BYTES_PER_GB = 1e9
 

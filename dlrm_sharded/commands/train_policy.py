@@ -22,22 +22,22 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from dlrm_sharded.artifact import name_in_folder, write_artifact
-from dlrm_sharded.artifact_kinds import policy_kind
 from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.errors import ConfigError, check_count, check_path
+from dlrm_sharded.files.errors import ConfigError, check_count, check_path
+from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.files.provenance import commit, versions
+from dlrm_sharded.hardware.artifact import name_in_folder, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import policy_kind
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import folder_to_write
-from dlrm_sharded.plan import whole_tables
-from dlrm_sharded.process import num_cores
-from dlrm_sharded.provenance import commit, versions
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.ranks.distributed import Rank, process_group
+from dlrm_sharded.ranks.process import num_cores
 from dlrm_sharded.rl.policy import (
     POLICY_FEATURES,
     LearnedPolicy,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.precision import ExchangePrecision
-from dlrm_sharded.standing import Standing
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 if TYPE_CHECKING:
     from dlrm_sharded.cost.communication import CommunicationModel, Hosts

@@ -26,7 +26,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""

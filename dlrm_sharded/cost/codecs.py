@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.cost.features import Floats
-from dlrm_sharded.precision import EXCHANGE_BYTES
+from dlrm_sharded.plans.precision import EXCHANGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.features import Exchange, Floats
-from dlrm_sharded.precision import EXCHANGE_BYTES, ExchangePrecision
-from dlrm_sharded.task import Topology
+from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
+from dlrm_sharded.plans.task import Topology
 
 STEP_EXCHANGES = ("fwd_comm", "bwd_comm")
 """Exchanges that are part of a plan's cost: pooled vectors, and their gradients."""

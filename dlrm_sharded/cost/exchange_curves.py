@@ -35,8 +35,8 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.features import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
-from dlrm_sharded.precision import EXCHANGE_BYTES, ExchangePrecision
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
+from dlrm_sharded.plans.task import ShardingTask
 
 ADAPTER_SHARE = 0.95
 """Part of an adapter's nominal bandwidth that an all-to-all reaches: 46 to 49 of 50 GB/s in issues

@@ -12,10 +12,10 @@ import dataclasses
 
 import numpy as np
 
+from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import Floats, workload_of_rows
-from dlrm_sharded.profiles import SKEWS, histograms_by_skew
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
 
 NUM_BISECTIONS = 12
 """Steps of the bisection between the least and the most skewed profile."""

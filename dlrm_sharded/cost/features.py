@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.layouts import REPLICA_GROUP, layout_of
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.layouts import REPLICA_GROUP, layout_of
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS
+from dlrm_sharded.plans.task import ShardingTask
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from dlrm_sharded.cost.exchange_curves import ExchangeCurves
 from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, gpu_compute
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, GpuSpec, find_gpu_spec, gpu_specs
-from dlrm_sharded.standing import Standing
+from dlrm_sharded.plans.standing import Standing
 
 EXCHANGE_ERROR = {"nvlink": 0.3, "pcie": 0.7}
 """Relative error of exchanges, by the class of the links.

@@ -12,15 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.artifact import (
-    Artifact,
-    built_from,
-    find_artifact,
-    has_artifact,
-    load_artifact,
-)
-from dlrm_sharded.artifact_kinds import cost_model_kind, other_device_caveat
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, codecs_from_array, gpu_codecs
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
@@ -48,13 +39,22 @@ from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
+from dlrm_sharded.files.provenance import fbgemm_version
+from dlrm_sharded.hardware.artifact import (
+    Artifact,
+    built_from,
+    find_artifact,
+    has_artifact,
+    load_artifact,
+)
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.hardware.compare import Match
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.provenance import fbgemm_version
-from dlrm_sharded.standing import Standing
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 log = logging.getLogger(__name__)
 

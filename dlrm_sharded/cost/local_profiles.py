@@ -13,7 +13,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 Floats = NDArray[np.float64]
 

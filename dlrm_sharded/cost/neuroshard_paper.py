@@ -22,19 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.artifact import Arrays, built_from, load_artifact
-from dlrm_sharded.artifact_kinds import cost_model_kind, other_device_caveat
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.cost.prior import standing_of_artifact
 from dlrm_sharded.cost.trial import check_trial_plans
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.standing import Standing
-from dlrm_sharded.tables import NUM_REUSE_BINS
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 KIND = "neuroshard_paper"
 TABLE_FEATURES = (

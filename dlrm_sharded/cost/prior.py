@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlrm_sharded.artifact import Artifact
-from dlrm_sharded.standing import Standing
+from dlrm_sharded.hardware.artifact import Artifact
+from dlrm_sharded.plans.standing import Standing
 
 OTHER_HARDWARE_ERROR = 0.7
 """Smallest error stated for prices of hardware with another fingerprint.

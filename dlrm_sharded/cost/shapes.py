@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import Floats, Workload, column_volume
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.layouts import REPLICA_GROUP, row_layout
-from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
-from dlrm_sharded.task import REPLICA_GRADIENT_BYTES, ShardingTask
+from dlrm_sharded.plans.layouts import REPLICA_GROUP, row_layout
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
+from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
 
 Indices = NDArray[np.int64]
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from dlrm_sharded.cost.features import Workload, workload_of_plan
-from dlrm_sharded.plan import ShardingPlan, whole_tables
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 MAX_TIME_MS = 1e9
 """Longest time of a stage that a model may predict for a trial plan: more than 11 days."""

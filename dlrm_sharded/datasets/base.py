@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")

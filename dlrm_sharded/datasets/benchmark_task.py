@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.datasets.presets import Tables, draw_tables
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
 
 RANKS_PER_HOST = 8
 HOST_BYTES_PER_S = 1.25e9

@@ -22,8 +22,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_sharded.errors import DataError, check_count
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.files.errors import DataError, check_count
+from dlrm_sharded.files.json_files import replace_file
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1

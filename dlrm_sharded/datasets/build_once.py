@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from dlrm_sharded.datasets.base import Split, profiled_table
 from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
-from dlrm_sharded.errors import ConfigError, DataError, check_count, check_path
-from dlrm_sharded.tables import Table
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
+from dlrm_sharded.plans.tables import Table
 
 __all__ = ["CriteoDataset", "CriteoSource", "convert"]
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
+from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.datasets.counter_random import (
     counters,
     normals,
@@ -23,8 +24,7 @@ from dlrm_sharded.datasets.counter_random import (
     uniforms,
 )
 from dlrm_sharded.datasets.presets import criteo_kaggle
-from dlrm_sharded.json_files import replaced_file
-from dlrm_sharded.zipf import cached_zipf
+from dlrm_sharded.files.json_files import replaced_file
 
 CHUNK_ROWS = 1 << 16
 

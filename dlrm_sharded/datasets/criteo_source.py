@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES
 
-from dlrm_sharded.errors import ConfigError, DataError, check_count, check_number, check_path
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number, check_path
 
 _MAX_ROWS = 2**31 - 2
 _MAX_BLOCK_ROWS = 2**24

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
 
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
-from dlrm_sharded.errors import ConfigError, DataError, check_count
-from dlrm_sharded.tables import Table
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count
+from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
 

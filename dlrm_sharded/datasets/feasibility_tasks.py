@@ -16,10 +16,10 @@ from dlrm_sharded.datasets.benchmark_task import (
     with_rows,
 )
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool
-from dlrm_sharded.layouts import RowBlocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 BATCH_SIZE = 65_536
 

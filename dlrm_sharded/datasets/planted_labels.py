@@ -17,7 +17,7 @@ from dlrm_sharded.datasets.counter_random import (
     stream_key,
     uniforms,
 )
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.tables import Table
 
 _SIGNAL_ROWS = 1000
 """Tables of about this size carry the signal: their ids are frequent enough to be learned."""

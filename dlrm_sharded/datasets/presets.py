@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.tables import Table
 
 Tables = tuple[Table, ...]
 

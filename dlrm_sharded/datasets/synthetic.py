@@ -15,13 +15,13 @@ from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
+from dlrm_sharded.accesses.zipf import cached_zipf, scatter_ranks
 from dlrm_sharded.datasets.base import Split, page_locked, profiled_table
 from dlrm_sharded.datasets.counter_random import counters, random_bits, stream_key, uniform_pairs
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.profiles import with_expected_profile
-from dlrm_sharded.tables import Table
-from dlrm_sharded.zipf import cached_zipf, scatter_ranks
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
 

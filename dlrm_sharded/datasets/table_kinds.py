@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from dlrm_sharded.datasets.presets import Tables, dlrm_datasets_pool
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB
 
 HALVES = ("training", "unseen")
 """Each kind has two disjoint halves: one to train policies on, the other to test them on."""

@@ -35,8 +35,8 @@ from dlrm_sharded.datasets.presets import (
     rm3,
     t510,
 )
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 PAPER_BATCH_SIZE = 65_536
 PAPER_NUM_TABLES = (10, 59)

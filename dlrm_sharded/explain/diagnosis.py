@@ -26,17 +26,17 @@ from dlrm_sharded.cost.features import (
     column_volume,
     workload_of_plan,
 )
-from dlrm_sharded.layouts import is_replicated, is_row_wise
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
+from dlrm_sharded.plans.layouts import is_replicated, is_row_wise
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
 
 BOUNDING_FRACTION = 0.99
 """Ranks that cost at least this fraction of the costliest rank bound the plan."""

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlrm_sharded.explain.text import STAGE_LABELS
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PART_LABELS, PARTS
-from dlrm_sharded.task import ShardingTask
 
 MAX_TABLES_SHOWN = 8
 """Largest number of tables with bars of their own."""

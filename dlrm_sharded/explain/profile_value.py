@@ -7,19 +7,19 @@ import time
 
 import numpy as np
 
+from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
 from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_report import ProfileValue
-from dlrm_sharded.profiles import SKEWS, histograms_by_skew
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import ProfileValue
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
-from dlrm_sharded.task import ShardingTask
 
 NUM_DRAWN = 4
 """Number of times that every table is given one of the skews."""

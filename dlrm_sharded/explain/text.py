@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.markdown import markdown_table
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plan_report import (
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_report import (
     Alternative,
     CacheForecast,
     Diagnosis,
@@ -18,9 +18,9 @@ from dlrm_sharded.plan_report import (
     ShardCost,
     SplitGain,
 )
-from dlrm_sharded.precision import ExchangePrecision
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask
+from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask
 
 STAGE_LABELS = tuple(stage.replace("_", " ") for stage in STAGES)
 MAX_SHOWN = 8

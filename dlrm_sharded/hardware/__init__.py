@@ -1,4 +1,7 @@
-"""Recognises the hardware of a process, and the cost models and policies that belong to it.
+"""What a machine is: its fingerprint, its probe, data sheets of GPUs, and the artefacts that were
+fitted on one.
+
+The stages of a plan are measured in `calibration`.
 
 A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
 says how fast it is: measured in about a second. *Hardware* is a name with both. Two of them are

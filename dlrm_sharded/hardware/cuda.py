@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.gpus import driver_version, nvidia_smi
 from dlrm_sharded.hardware.fingerprint import GpuFingerprint
+from dlrm_sharded.ranks.gpus import driver_version, nvidia_smi
 
 
 def read_gpu(device: torch.device) -> GpuFingerprint:

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.distributed import Rank, on_rank_zero
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.files.errors import UserError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.files.user_cache import user_cache
 from dlrm_sharded.hardware.cpu import read_cpu
 from dlrm_sharded.hardware.cuda import read_gpu
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.hardware.probing import measure_exchange, measure_probe
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.process import forget_peak_memory, release_freed_memory
-from dlrm_sharded.provenance import device_name
-from dlrm_sharded.user_cache import user_cache
+from dlrm_sharded.ranks.distributed import Rank, on_rank_zero
+from dlrm_sharded.ranks.process import forget_peak_memory, release_freed_memory
 
 log = logging.getLogger(__name__)
 

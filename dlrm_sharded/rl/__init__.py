@@ -1,4 +1,7 @@
-"""Policies that place tables one by one; they are trained offline by reinforcement learning.
+"""Policies that place tables one by one: environment, features, networks, and one file for each
+method.
+
+The sharders that use them are in `sharders`.
 
 Glossary:
     policy     the networks that choose a rank for each table, in descending order of cost

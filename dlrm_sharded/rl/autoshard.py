@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.rl.env import (
     entropies,
     free_before_each_step,

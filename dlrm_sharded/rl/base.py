@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
 
 
 @dataclass(frozen=True, slots=True)

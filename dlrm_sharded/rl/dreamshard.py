@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.errors import check_count, check_number
-from dlrm_sharded.plan_cost import StageCost
+from dlrm_sharded.files.errors import check_count, check_number
+from dlrm_sharded.plans.plan_cost import StageCost
 from dlrm_sharded.rl.env import (
     entropies,
     free_before_each_step,

@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dlrm_sharded.artifact import (
+from dlrm_sharded.cost.trial import trial_plans
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.artifact import (
     Arrays,
     Artifact,
     built_from,
@@ -19,17 +21,15 @@ from dlrm_sharded.artifact import (
     load_artifact,
     read_artifact,
 )
-from dlrm_sharded.artifact_kinds import policy_kind
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.cost.trial import trial_plans
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.hardware.artifact_kinds import policy_kind
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShard
 from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.rl.dreamshard import DreamShard
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.task_tensors import FEATURE_NAMES, WORK_NAMES, TaskTensors
-from dlrm_sharded.task import ShardingTask
 
 MOST_PROBABLE = "the policy's"
 SAMPLE = "a sample"

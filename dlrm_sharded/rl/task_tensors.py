@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, Workload
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask
 
 FEATURE_NAMES = (
     "log_rows",

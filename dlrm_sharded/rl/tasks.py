@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology, read_task
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.errors import DataError, check_count
-from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.files.errors import DataError, check_count
+from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import DrawnTask, TaskPool
-from dlrm_sharded.task import ShardingTask
 
 CHECKPOINT_KEYS = {"settings", "tasks", "ranks", "costs", "rounds", "net", "optimizers"}
 

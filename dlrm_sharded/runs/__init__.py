@@ -1,4 +1,6 @@
-"""The files that runs write, and the comparison of runs.
+"""The folder of a run: its owner, its results and events, written, read and compared.
+
+What a run does is not decided here.
 
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
@@ -16,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.runs.comparison import Comparison, summarize
 from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
 from dlrm_sharded.runs.discovery import find_runs

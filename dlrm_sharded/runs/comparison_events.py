@@ -11,7 +11,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import Comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.comparison_text import comparison_markdown

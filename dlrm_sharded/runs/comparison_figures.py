@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from dlrm_sharded.explain.figures import legend_above, plot_cost_by_rank, stack_bars, thumbnail
 from dlrm_sharded.explain.text import STAGE_LABELS
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.runs.comparison import Comparison, Row
 from dlrm_sharded.runs.run_tables import BASELINE
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.markdown import markdown_table
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import Comparison, Row
 from dlrm_sharded.runs.result import Platform, setting_text
 from dlrm_sharded.runs.run_tables import GAIN, PREDICTION_ERROR

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.runs.result import read_result
 from dlrm_sharded.runs.run_folder import SKIPPED, Run, read_run
 

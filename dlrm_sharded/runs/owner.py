@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlrm_sharded.attempt import is_restart, job_id
-from dlrm_sharded.errors import ConfigError, LostFolderError
-from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import start_ticks
+from dlrm_sharded.files.errors import ConfigError, LostFolderError
+from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.attempt import is_restart, job_id
+from dlrm_sharded.ranks.process import start_ticks
 
 log = logging.getLogger(__name__)
 

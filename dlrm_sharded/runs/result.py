@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.provenance import commit, versions
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.provenance import commit, versions
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # both load torch

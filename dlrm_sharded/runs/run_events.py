@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
 from dlrm_sharded.explain.text import explain
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.event_file import EventFile
 from dlrm_sharded.runs.tags import THROUGHPUT, hparams_config
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.prediction import StepPrediction
-from dlrm_sharded.task import ShardingTask
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.trainer import TrainingResult

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.runs.result import (
     Platform,
     RunResult,

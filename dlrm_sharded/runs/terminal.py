@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dlrm_sharded.explain.step_text import error_bar
 from dlrm_sharded.explain.text import difference, rounding
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch

@@ -1,4 +1,6 @@
-"""The search for a plan of least cost under an additive cost model.
+"""Finds a plan under an additive cost model: a first plan, local search, large neighborhood search.
+
+What a plan costs is decided in `cost`.
 
 `docs/search.md` explains the search along an example. Glossary of its code:
 

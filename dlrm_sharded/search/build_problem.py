@@ -15,8 +15,9 @@ from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices, Pieces, Shapes
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.layouts import Replicas, RowBlocks
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.pricing import Pricing
 from dlrm_sharded.search.problem import (
@@ -29,7 +30,6 @@ from dlrm_sharded.search.problem import (
     RankGroup,
 )
 from dlrm_sharded.search.replication import which_pay
-from dlrm_sharded.task import ShardingTask
 
 REPLICA_ERROR = 0.05
 """Share of its computation by which a replica is priced higher where no search weighs it."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_number
-from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology, why_not_replicated
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_number
+from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology, why_not_replicated
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
+from dlrm_sharded.plans.task import MEMORY_KEYS
+from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.search.problem import Problem, by_group
-from dlrm_sharded.tables import COLUMN_MULTIPLE
-from dlrm_sharded.task import MEMORY_KEYS
-from dlrm_sharded.validation import why_too_large, why_too_wide
 
 
 def why_infeasible(problem: Problem) -> str | None:

@@ -21,8 +21,8 @@ from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
-from dlrm_sharded.layouts import Replicas, RowBlocks
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.task import ShardingTask
 
 Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)

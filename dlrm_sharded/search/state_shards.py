@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from dlrm_sharded.layouts import Layout, is_replicated, is_row_wise, layout_of
-from dlrm_sharded.plan import Shard
+from dlrm_sharded.plans.layouts import Layout, is_replicated, is_row_wise, layout_of
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
 
 ShardsByTable = Mapping[str, Sequence[Shard]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask
 
 
 class Sharder(Protocol):
@@ -21,7 +21,7 @@ class Sharder(Protocol):
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Make a plan that `dlrm_sharded.validation.validate` accepts.
+        """Make a plan that `dlrm_sharded.plans.validation.validate` accepts.
 
         Raises:
             InfeasibleTaskError: no plan within the ranks' memory was found.

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cached_memory import cached_shard_bytes
 from dlrm_sharded.cost.cached_tables import CachePrices, miss_ratios
 from dlrm_sharded.cost.features import Floats, workload_of_rows
-from dlrm_sharded.layouts import block_height
+from dlrm_sharded.plans.cached_memory import cached_shard_bytes
+from dlrm_sharded.plans.layouts import block_height
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, HOST_MEMORY_KEYS, ShardingTask
 from dlrm_sharded.search.problem import Blocks, Demand, Problem
 from dlrm_sharded.search.state import State
 from dlrm_sharded.sharders.cache_choice import (
@@ -26,8 +28,6 @@ from dlrm_sharded.sharders.cache_choice import (
     choose_caches,
     least_host_bytes,
 )
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, HOST_MEMORY_KEYS, ShardingTask
 
 FILLS = (0.99, 0.96, 0.92, 0.85, 0.75)
 """Shares of the ranks' memory that are tried; a fuller choice leaves less room to place tables."""

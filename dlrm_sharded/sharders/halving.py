@@ -39,15 +39,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
     check_count,
     check_flag,
     check_number,
 )
-from dlrm_sharded.layouts import Replicas
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.halving_placer import (
     Placer,
     Split,
@@ -58,9 +61,6 @@ from dlrm_sharded.sharders.halving_placer import (
     whole_table,
 )
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, MAX_BYTES, ShardingTask, Topology
-from dlrm_sharded.validation import why_too_wide
 
 STRATEGIES = ("auto", "hier_auto")
 """Buckets for tables: the ranks, or the hosts."""

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from dlrm_sharded.layouts import RowBlocks, column_widths, row_layout
-from dlrm_sharded.plan import Interval, Shard
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import Topology
+from dlrm_sharded.plans.layouts import RowBlocks, column_widths, row_layout
+from dlrm_sharded.plans.plan import Interval, Shard
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import Topology
 
 
 @dataclass(frozen=True, slots=True)

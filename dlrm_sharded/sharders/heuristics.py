@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MEMORY_KEYS, ShardingTask
-from dlrm_sharded.validation import SPLITTING_ADVICE, why_too_large, why_too_wide
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask
+from dlrm_sharded.plans.validation import SPLITTING_ADVICE, why_too_large, why_too_wide
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
     "size": lambda t: t.num_embeddings * t.embedding_dim,

@@ -21,20 +21,29 @@ from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
     InvalidPlanError,
     check_count,
     check_number,
 )
-from dlrm_sharded.plan import ShardingPlan, read_plan, with_load_factors
-from dlrm_sharded.precision import (
+from dlrm_sharded.plans.plan import ShardingPlan, read_plan, with_load_factors
+from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
     ExchangePrecision,
     why_not_exchanged,
 )
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
+from dlrm_sharded.plans.task import (
+    GIB,
+    MAX_BYTES,
+    MEMORY_KEYS,
+    ShardingTask,
+    without_memory_limit,
+)
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -57,15 +66,6 @@ from dlrm_sharded.sharders.table_precision import (
     plan_that_fits,
     with_precisions_of,
 )
-from dlrm_sharded.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.task import (
-    GIB,
-    MAX_BYTES,
-    MEMORY_KEYS,
-    ShardingTask,
-    without_memory_limit,
-)
-from dlrm_sharded.validation import validate
 
 AUTO = "auto"
 GOOD_GAP = 0.003

@@ -30,17 +30,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel, for_task
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
-from dlrm_sharded.validation import why_too_wide
 
 NAME = "neuroshard_paper"
 MIN_LIMIT, MAX_LIMIT = 1.0, 1.5

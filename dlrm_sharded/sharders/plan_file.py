@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlrm_sharded.plan import ShardingPlan, read_plan
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.validation import validate
+from dlrm_sharded.plans.plan import ShardingPlan, read_plan
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.validation import validate
 
 
 class PlanFileSharder:

@@ -6,11 +6,13 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, check_count
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
+from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.search.build_problem import worth_replicating
@@ -22,8 +24,6 @@ from dlrm_sharded.sharders.heuristics import (
     place_greedily,
 )
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
-from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask
-from dlrm_sharded.validation import why_too_large, why_too_wide
 
 log = logging.getLogger(__name__)
 

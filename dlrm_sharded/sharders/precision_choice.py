@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.task import ShardingTask
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.layouts import Replicas, RowBlocks, can_split_rows, column_widths
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, can_split_rows, column_widths
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 BY_ROWS, REPLICATED = 0, -1
 """Numbers of column pieces of a table that lies in row blocks, or in replicas, on all ranks."""

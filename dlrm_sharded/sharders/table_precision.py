@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator
 
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask
 
 log = logging.getLogger(__name__)
 

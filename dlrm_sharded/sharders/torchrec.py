@@ -31,23 +31,23 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
     InvalidPlanError,
     check_count,
     check_flag,
 )
-from dlrm_sharded.layouts import can_split_rows
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
+from dlrm_sharded.plans.layouts import can_split_rows
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.time_box import TimeBox
+from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
 from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, MEMORY_KEYS, ShardingTask, Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
-from dlrm_sharded.torchrec_estimator import CalibratedPerfEstimator
-from dlrm_sharded.validation import validate
 
 log = logging.getLogger(__name__)
 

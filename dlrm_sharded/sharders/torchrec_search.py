@@ -13,7 +13,7 @@ from torchrec.distributed.planner.proposers import (
 )
 from torchrec.distributed.planner.types import Proposer, ShardingOption
 
-from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.sharders.time_box import TimeBox
 
 OPTIONS_PER_LOOK = 256

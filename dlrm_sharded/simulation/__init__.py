@@ -1,4 +1,7 @@
-"""Simulates a cluster on one device: every rank's lookups run one after the other.
+"""A cluster of any size on one device: each rank's lookups measured one after another, and the
+steps of all ranks as a timeline.
+
+Recorded steps of real runs are in `tracing`.
 
 Glossary:
     rank's measurement  times of the lookups and updates of one rank's shards, run by themselves

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT
+from dlrm_sharded.accesses.zipf import cached_zipf, scatter_ranks
 from dlrm_sharded.calibration.rank_bench import Ids, TableIds
 from dlrm_sharded.datasets.base import Dataset, PerTableDataset
 from dlrm_sharded.datasets.counter_random import stream_key
-from dlrm_sharded.profiles import ASSUMED_EXPONENT
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.zipf import cached_zipf, scatter_ranks
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask
 
 MAX_BATCH_IDS = 200_000_000
 """Largest batch that is kept whole: 0.8 GB of ids."""

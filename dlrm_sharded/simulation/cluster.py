@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.simulation.ranks import (
     COMPUTATION,
     MEASURED,
@@ -26,7 +27,6 @@ from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.prediction import DensePart, predict_step, simulated_steps
 from dlrm_sharded.step.schedule import Overlap
 from dlrm_sharded.step.timeline import Timeline
-from dlrm_sharded.task import ShardingTask
 from dlrm_sharded.training.memory import RankMemory, Workload, estimate_memory
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.step.parts import PART_LABELS, PARTS, WAITING
-from dlrm_sharded.step.perfetto import Span, timeline_spans
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Timeline
+from dlrm_sharded.tracing.perfetto import Span, timeline_spans
 
 COLORS = dict(
     zip(

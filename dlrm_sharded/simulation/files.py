@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import replace_file, write_json
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import replace_file, write_json
+from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.simulation.figures import first_steps, plot_timeline
 from dlrm_sharded.simulation.ranks import shards_by_rank
 from dlrm_sharded.simulation.text import summary
 from dlrm_sharded.step.parts import PARTS
-from dlrm_sharded.step.perfetto import timeline_spans, write_trace
+from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
 
 TRACED_STEPS = 4
 """Steps of a trace."""

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.calibration.rank_bench import Ids, ShardIds
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB
 
 MIN_ROWS = 1000
 """Rows that a folded shard keeps at least; with fewer, its ids would all be in the cache."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
-from dlrm_sharded.errors import ConfigError, check_number
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.process import release_freed_memory
+from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.ranks.process import release_freed_memory
 from dlrm_sharded.simulation.folding import fold
 from dlrm_sharded.simulation.progress import Progress
 from dlrm_sharded.simulation.store import Store

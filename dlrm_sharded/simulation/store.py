@@ -17,8 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dlrm_sharded.errors import ConfigError, check_path
-from dlrm_sharded.json_files import read_json_object, replace_file, write_json
+from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.json_files import read_json_object, replace_file, write_json
 
 SETTINGS, MEASUREMENTS, LOCK = "settings.json", "measurements.jsonl", ".lock"
 KIND = "dlrm_sharded simulation"

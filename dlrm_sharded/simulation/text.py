@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dlrm_sharded.explain.step_text import parts_text
-from dlrm_sharded.markdown import markdown_table
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.simulation.ranks import MEASURED, MEASUREMENTS, SCALED
 from dlrm_sharded.step.breakdown import Wait
 from dlrm_sharded.step.parts import PART_LABELS, WAITING
-from dlrm_sharded.task import GIB, ShardingTask
 
 MAX_WAITS = 3
 """Exchanges that are named with the ranks that the others wait for."""

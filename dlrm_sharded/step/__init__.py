@@ -1,4 +1,7 @@
-"""The whole training step: what its parts take, how they overlap, and who waits for whom.
+"""A training step as a timeline: its parts, their overlap, the waiting of ranks, and its
+prediction.
+
+How long each part takes comes from `cost`, `dense` and `calibration`.
 
 Glossary:
     part        what time goes to, one of `PARTS`; the parts of a rank's step sum to the step

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.errors import check_number
-from dlrm_sharded.plan_cost import INPUT_DIST, STAGES
+from dlrm_sharded.files.errors import check_number
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES
 
 DATA = "data"
 DENSE_FORWARD = "dense_forward"

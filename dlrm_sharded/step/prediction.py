@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.step.breakdown import Breakdown, breakdown
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DATA,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.distributed import Rank, new_group
+from dlrm_sharded.ranks.distributed import Rank, new_group
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which schedulers announce that a job is about to end."""

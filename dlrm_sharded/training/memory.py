@@ -12,11 +12,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.cached_memory import cached_weight_bytes
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.task import GIB, REPLICA_GRADIENT_BYTES, ShardingTask
-from dlrm_sharded.training.dense_trace import DenseMemory
+from dlrm_sharded.dense.trace import DenseMemory
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.plans.cached_memory import cached_weight_bytes
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.task import GIB, REPLICA_GRADIENT_BYTES, ShardingTask
 
 FLOAT_BYTES = ID_BYTES = LENGTH_BYTES = 4
 LONG_BYTES = 8

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchmetrics.classification import BinaryAUROC
 
-from dlrm_sharded.distributed import reported_by_rank_zero
-from dlrm_sharded.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.ranks.distributed import reported_by_rank_zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.restore import RANK_PREFIX, load_whole
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation
 
 NO_EVALUATION = Evaluation(auroc=None, normalized_entropy=None, num_samples=0)

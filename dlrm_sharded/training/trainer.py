@@ -26,15 +26,15 @@ from tqdm import tqdm
 
 from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.distributed import Rank, all_or_none, reported_by_rank_zero
-from dlrm_sharded.errors import AGAINST_DIVERGENCE, DivergenceError
-from dlrm_sharded.task import GIB
+from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
+from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, steps_to_trace
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.tracing import StepTracer, Trace, steps_to_trace
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
-from dlrm_sharded.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_count
 
 GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.stopwatch import Stopwatch
+from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.stopwatch import Stopwatch
 
 
 class Window:

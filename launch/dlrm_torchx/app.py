@@ -16,8 +16,8 @@ from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import BindMount, DeviceMount, VolumeMount
 from torchx.specs.finder import ComponentValidationException
 
-from dlrm_sharded.errors import ConfigError, check_count
-from dlrm_sharded.gpus import DEVICE_VARIABLE
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE
 
 ROLE = "train"
 THREADS_PER_RANK = 2
@@ -166,7 +166,7 @@ def torchrun_command(
         # Some schedulers give the address of the first node to every other node only.
         endpoint = f'"$${{{macros.rank0_env}:=localhost}}:{rdzv_port}"'
     torchrun = [
-        *(_quoted(python), "-m", "dlrm_sharded.torchrun"),
+        *(_quoted(python), "-m", "dlrm_sharded.ranks.torchrun"),
         *("--nnodes", shape.num_nodes, "--nproc-per-node", shape.ranks_per_node),
         *("--rdzv-backend", "c10d", "--rdzv-id", macros.app_id, "--rdzv-endpoint", endpoint),
         *("--max-restarts", shape.max_restarts),

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional  # noqa: UP035, the only types that Torc
 from torchx.specs import AppDef, parse_mounts
 from torchx.specs.finder import ComponentValidationException
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.files.errors import UserError
 from dlrm_torchx.app import JobShape, torchrun_app
 from dlrm_torchx.overrides import check_overrides
 

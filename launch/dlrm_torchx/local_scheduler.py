@@ -30,9 +30,9 @@ from torchx.schedulers.local_scheduler import (
 from torchx.specs import AppDef, AppState, Role, RoleStatus
 from torchx.specs.api import ReplicaStatus, is_terminal
 
-from dlrm_sharded.gpus import visible_gpus
-from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.process import start_ticks
+from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.ranks.gpus import visible_gpus
+from dlrm_sharded.ranks.process import start_ticks
 from dlrm_torchx.app import JobRefusedError
 from dlrm_torchx.logs import log_lines
 

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from dlrm_sharded.json_files import replace_file
+from dlrm_sharded.files.json_files import replace_file
 
 RETURNS = "return_*.pickle"
 FAILURES = "failure_*.json"

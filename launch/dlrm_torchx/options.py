@@ -14,9 +14,9 @@ from torchx.runner.config import apply as apply_torchxconfig
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
-from dlrm_sharded.attempt import RESTARTS_VARIABLE
-from dlrm_sharded.errors import ConfigError, check_count, check_number
-from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
+from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
 
 RANKS_WITHOUT_GPUS = 2

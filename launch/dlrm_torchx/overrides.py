@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

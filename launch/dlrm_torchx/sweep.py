@@ -20,8 +20,8 @@ from omegaconf import DictConfig
 from torchx.runner import Runner, get_runner
 from torchx.specs import InvalidRunConfigException
 
-from dlrm_sharded.errors import ConfigError, IncompleteSweepError, UserError
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError, UserError
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
 from dlrm_torchx.jobs import JobState, SweepJob

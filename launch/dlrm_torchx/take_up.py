@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torchx.runner import Runner
 from torchx.specs import AppState
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.jobs import JobState, SweepJob
 
 log = logging.getLogger(__name__)

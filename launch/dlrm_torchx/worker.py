@@ -13,7 +13,7 @@ from hydra.types import HydraContext
 from omegaconf import open_dict, read_write
 
 from dlrm_sharded.commands.own_folder import OwnRunFolder, take_folder
-from dlrm_sharded.process import die_with_parent
+from dlrm_sharded.ranks.process import die_with_parent
 from dlrm_torchx.mailbox import JobMailbox
 
 

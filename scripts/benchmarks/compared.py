@@ -15,17 +15,17 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from scipy.stats import t as student_t
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.markdown import markdown_table
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 
 REFERENCE = "neuroshard_paper"
 TIE = 1e-3

@@ -26,10 +26,10 @@ from dlrm_sharded.calibration.evaluate import (
     errors_table,
 )
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.files.errors import UserError
+from dlrm_sharded.hardware.context import RunContext
 
 HELD_OUT = (
     "collect.seed=1",

@@ -27,7 +27,6 @@ from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import (
     LearnedCostModel,
@@ -36,14 +35,15 @@ from dlrm_sharded.cost.learned import (
     shipped_prior,
 )
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 
 REFERENCE = "torchrec"
 RUN_SEED = 1000

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.compared import OTHER_SETTINGS, cost_of, markdown, planner_of, quiet
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.datasets.task_sets import PAPER_BATCH_SIZE
-from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.validation import validate
+from dlrm_sharded.plans.layouts import is_row_wise
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.sharders.planning import Planner
 
 ROOMY_BYTES = 32 * GIB
 

@@ -11,12 +11,12 @@ from benchmarks import on_ranks
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank, detect_topology, process_group
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.sharded_model import shard_model
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 BATCH_SIZE = 2048

@@ -37,12 +37,12 @@ from benchmarks.shard_bench import (
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.rank_bench import RankBench
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
-from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.sharders.planning import Planner
 
 MEASURED_SHARDERS = (
     "neuroshard",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 
 Loop = Callable[[], None]
 

@@ -30,15 +30,15 @@ from benchmarks import on_ranks
 from benchmarks.compared import planner_of, quiet
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.torchrec_adapter import bag_configs
-from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 BATCH_SIZE = 2048

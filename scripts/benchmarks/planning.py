@@ -7,10 +7,10 @@ import statistics
 import time
 
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.validation import validate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,8 +32,8 @@ from benchmarks.compared import (
 )
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS
-from dlrm_sharded.errors import InfeasibleTaskError, ShardingError
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
+from dlrm_sharded.sharders.planning import Planner
 
 PLANNED_SHARDERS = (
     "neuroshard",

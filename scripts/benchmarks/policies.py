@@ -23,15 +23,15 @@ from benchmarks.compared import (
 )
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.base import CostModel
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.policy import METHODS, LearnedPolicy
 from dlrm_sharded.rl.tasks import TaskPool, training_tasks
 from dlrm_sharded.rl.training import RoundSchedule, build_method, train_policy
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from dlrm_sharded.sharders.policy import PolicySharder
-from dlrm_sharded.task import ShardingTask
 
 TRAINING_SIZE = (50, 4)
 """Numbers of tables and ranks that policies are trained on."""

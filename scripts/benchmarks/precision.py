@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scipy.stats import t
 
-from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.files.json_files import read_json_object
 
 QUALITIES = ("loss", "normalized_entropy")
 """Keys of result.json that are compared; smaller is better."""

@@ -12,19 +12,19 @@ import numpy as np
 
 from benchmarks.compared import markdown, planners_of, quiet
 from benchmarks.public_lookups import PUBLIC_LOOKUPS
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.files.errors import ShardingError
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.sharders.planning import Planner
 
 LARGE_BYTES = 8 * 2**20
 """Messages from this size on have another target than smaller ones."""

@@ -13,23 +13,23 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.compared import cost_of, markdown, planner_of, quiet
-from dlrm_sharded.access_patterns import (
+from dlrm_sharded.accesses.patterns import (
     AccessPattern,
     HotSetAccesses,
     ReuseBinAccesses,
     UniformAccesses,
     ZipfAccesses,
 )
+from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew, with_profiles
+from dlrm_sharded.accesses.zipf import Zipf
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats, workload_of_plan
 from dlrm_sharded.datasets.task_sets import paper_tasks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import SKEWS, histograms_by_skew, with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.zipf import Zipf
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
 
 SMALL_BATCH_SIZE = 8192
 """Batch size of every second task; the others have the papers' one."""

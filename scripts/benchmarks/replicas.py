@@ -22,15 +22,15 @@ from benchmarks.plain import Trained, stream, trained_under
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
-from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_report import PlanReport
-from dlrm_sharded.replicas import replica_part
-from dlrm_sharded.sharded_model import sharded_embeddings
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.model.replicas import replica_part
+from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
 
 SHARDERS = (
     "neuroshard,sharder.replicate=never",

@@ -13,20 +13,20 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from benchmarks.compared import markdown, quiet
-from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.train_policy import initialize
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.plan import whole_tables
+from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.policy import METHODS, LearnedPolicy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.rl.training import TrainingMethod, build_method, train_policy
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder
-from dlrm_sharded.task import ShardingTask
 
 TEST_SEED = 2**37
 

@@ -13,10 +13,10 @@ import torch
 from benchmarks.compared import quiet
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
-from dlrm_sharded.distributed import process_group
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.plan_cost import NO_COST, StageCost
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.plan_cost import NO_COST, StageCost
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import process_group
 
 OPTIMIZER = "rowwise_adagrad"
 NUM_BATCHES = 3

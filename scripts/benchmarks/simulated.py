@@ -112,7 +112,7 @@ class _Compared:
         out = self.folder / f"run-{number}"
         sharder = ["plan_file", f"sharder.path={self._plan}"] if number else [self.sharder]
         _call(
-            *("-m", "dlrm_sharded.torchrun", "--nproc-per-node", str(self.num_ranks)),
+            *("-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", str(self.num_ranks)),
             *("-m", "dlrm_sharded.train", *self.overrides, f"sharder={sharder[0]}", *sharder[1:]),
             *(f"topology.memory_gib={MEMORY_GIB}", f"trainer.num_steps={NUM_STEPS}"),
             *("trainer.num_eval_batches=0", "trainer.checkpoint.every_s=null", "journal=none"),

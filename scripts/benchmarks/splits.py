@@ -21,18 +21,18 @@ from benchmarks.shard_bench import (
     open_bench,
     random_ids,
 )
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.rank_bench import RankBench
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.datasets.task_sets import MEASURED_BATCH_SIZE
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 DIMS = (16, 32, 48, 64, 96, 128)
 ROWS = (10_000, 3_000_000)

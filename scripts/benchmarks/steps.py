@@ -34,18 +34,18 @@ from dlrm_sharded.commands.run_step import overlap_of
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.datasets.task_sets import trained_task
-from dlrm_sharded.distributed import Rank, detect_topology, on_rank_zero, process_group
-from dlrm_sharded.errors import ShardingError
+from dlrm_sharded.dense.times import DenseBench, measure_all_reduce
+from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.model import Dlrm, dlrm
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.replicas import replica_part
-from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.model.dlrm import Dlrm, dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.replicas import replica_part
+from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.step.prediction import DensePart, predict_step
-from dlrm_sharded.task import ShardingTask
-from dlrm_sharded.training.dense_times import DenseBench, measure_all_reduce
-from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 
 SHARDERS = ("neuroshard", "torchrec", "dim", "random")

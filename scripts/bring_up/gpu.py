@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from dlrm_sharded.json_files import read_json_object
+from dlrm_sharded.files.json_files import read_json_object
 from first_hour.runner import ROOT
 from first_hour.step_run import StepRun
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, SHIPPED
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import shipped_cost_model
+from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, SHIPPED
 from dlrm_sharded.hardware.compare import compare
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from first_hour.fit import artefact_meta

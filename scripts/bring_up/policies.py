@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED
-from dlrm_sharded.artifact_kinds import RETUNE
+from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED
+from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from first_hour.fit import artefact_meta
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command

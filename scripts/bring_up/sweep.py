@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.runs import Comparison, compare
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command

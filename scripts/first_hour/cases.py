@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.gpus import nvidia_smi, visible_gpus
-from dlrm_sharded.provenance import commit, cpu_name, versions
+from dlrm_sharded.files.provenance import commit, cpu_name, versions
+from dlrm_sharded.ranks.gpus import nvidia_smi, visible_gpus
 
 
 @dataclass(frozen=True, slots=True)

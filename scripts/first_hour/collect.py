@@ -9,7 +9,7 @@ import torch
 
 from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts
-from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.files.provenance import commit, device_name, versions
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 from first_hour.runner import Outcome, Runner, Step, closing_table
 from first_hour.worker import worker_command
 

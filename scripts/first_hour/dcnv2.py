@@ -19,11 +19,11 @@ from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.sharded_model import shard_model
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.task import GIB, ShardingTask
-from dlrm_sharded.training.optimizers import OptimizerConfig
 
 SMALL = (
     *("data.max_rows=1000", "model.cross_rank=16", "topology.memory_gib=0.5"),

@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from dlrm_sharded.host_memory import available_host_bytes
-from dlrm_sharded.stopwatch import Stopwatch
-from dlrm_sharded.task import GIB
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.host_memory import available_host_bytes
+from dlrm_sharded.ranks.stopwatch import Stopwatch
 from first_hour.step_run import StepRun
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "polars", "hydra-core")

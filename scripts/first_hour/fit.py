@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, CALIBRATED, HEADER
 from dlrm_sharded.cost.learned import KIND
+from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED, HEADER
 from first_hour.collect import COSTS, finish_collection
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command

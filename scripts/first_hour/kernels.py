@@ -24,13 +24,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.calibration.rank_bench import draw_ids
-from dlrm_sharded.distributed import process_group
-from dlrm_sharded.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
-from dlrm_sharded.layouts import ColumnShards
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, Topology
-from dlrm_sharded.torchrec_adapter import bag_configs, parameter_sharding, sharding_env
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.model.torchrec_adapter import bag_configs, parameter_sharding, sharding_env
+from dlrm_sharded.plans.layouts import ColumnShards
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.ranks.distributed import process_group
 from first_hour.step_run import StepRun
 
 WIDTHS = (4, 8, 12, 20, 36, 60, 100, 128, 132, 256, 516, 1024, 2048)

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from first_hour.dcnv2 import build, dcnv2_dataset, train_stream
 from first_hour.runner import ROOT

@@ -19,9 +19,9 @@ from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.json_files import replace_file
-from dlrm_sharded.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
 from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
 from first_hour.step_run import StepRun
 

@@ -20,9 +20,9 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipeline, TrainPipelineSparseDist
 
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import process_group
-from dlrm_sharded.stopwatch import Stopwatch
-from dlrm_sharded.task import GIB
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.prefetch import Prefetcher
 from first_hour.dcnv2 import Dcnv2, build, dcnv2_dataset, endless, train_stream

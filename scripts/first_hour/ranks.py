@@ -18,19 +18,19 @@ import torch
 from benchmarks.compared import Row, on_device, planners_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import compute_ms, open_bench
-from dlrm_sharded.access_patterns import ZipfAccesses
-from dlrm_sharded.artifact import find_artifact
-from dlrm_sharded.artifact_kinds import cost_model_kind
+from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.calibration.stage_clock import StageClock
 from dlrm_sharded.cost import learned
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
+from dlrm_sharded.hardware.artifact import find_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from first_hour.step_run import StepRun
 
 SHARDERS = ("neuroshard", "torchrec")

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import read_json_object, write_json
-from dlrm_sharded.markdown import markdown_table
-from dlrm_sharded.provenance import commit, versions
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.provenance import commit, versions
 from first_hour.cases import Cases, cases_path, changes, conditions
 from first_hour.step_run import figures_path
 from first_hour.tied import tied_command

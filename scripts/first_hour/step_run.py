@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.provenance import device_name
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.provenance import device_name
 from first_hour.cases import Cases, cases_path
 from first_hour.tied import tied_command
 
@@ -78,7 +78,7 @@ class StepRun:
         """
         import torch  # takes seconds to load, and only some steps need it
 
-        from dlrm_sharded.distributed import rank_from_environment
+        from dlrm_sharded.ranks.distributed import rank_from_environment
 
         device = rank_from_environment().device
         if device.type != "cuda" and not (self.small or or_cpu):

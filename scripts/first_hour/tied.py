@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dlrm_sharded.process import die_with_parent
+from dlrm_sharded.ranks.process import die_with_parent
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from dlrm_sharded.errors import UserError
+from dlrm_sharded.files.errors import UserError
 from first_hour.step_run import StepRun
 from first_hour.tied import module_command
 

@@ -12,7 +12,7 @@ from benchmarks.measured import task_rows
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import PlanCost
 from full_benchmark.planned import SEED
 from full_benchmark.sizes import MEASURED_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study

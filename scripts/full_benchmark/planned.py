@@ -15,7 +15,7 @@ from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.sharders.planning import Planner
 from full_benchmark.sizes import ALL_SHARDERS, Sizes
 from full_benchmark.study import Item, Row, Study
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.compared import on_device
 from dlrm_sharded.datasets.task_sets import scaling_task
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.files.json_files import write_json
 from full_benchmark.planned import SEED
 from full_benchmark.sizes import Sizes
 from full_benchmark.study import Item, Row, Study

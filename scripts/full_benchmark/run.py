@@ -12,9 +12,9 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.compared import planner_of
-from dlrm_sharded.devices import device_type
+from dlrm_sharded.files.provenance import commit, device_name, versions
 from dlrm_sharded.hardware.detect import local_hardware
-from dlrm_sharded.provenance import commit, device_name, versions
+from dlrm_sharded.ranks.devices import device_type
 from full_benchmark import (
     measured_ranks,
     planned,

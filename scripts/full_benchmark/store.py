@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import read_json_object, write_json
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object, write_json
 from full_benchmark.study import Item, Row, Study
 
 SETTINGS = "settings.json"

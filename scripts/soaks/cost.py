@@ -21,9 +21,9 @@ from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.model_state import model_state
 from dlrm_sharded.checkpoint.restore import load_model
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.trainer import make_pipeline
 from soaks.folders import folder_of
 from soaks.random_plans import batch, sharded

@@ -22,8 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from dlrm_sharded.checkpoint.folder import SET_ASIDE, checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
 from dlrm_sharded.commands.start import find_start
-from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.errors import CheckpointError, UserError
+from dlrm_sharded.files.errors import CheckpointError, UserError
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from soaks.folders import folder_of
 from soaks.outcomes import checkpoint_faults
 from soaks.training_run import SMALL, TrainingRun

@@ -25,7 +25,7 @@ from dlrm_sharded.checkpoint.manifest import (
     with_checksum,
 )
 from dlrm_sharded.checkpoint.restore import load_whole
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.progress import Progress, read_progress
 from soaks.input_mutations import changed_json, damaged
 

@@ -20,30 +20,30 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from dlrm_sharded.artifact import HEADER, SHIPPED, write_artifact
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.run_setup import build_setup
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan import ShardingPlan, whole_tables
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
+from dlrm_sharded.hardware.artifact import HEADER, SHIPPED, write_artifact
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.plan_file import PlanFileSharder
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology, read_task
-from dlrm_sharded.validation import validate
+from dlrm_sharded.sharders.planning import Planner
 from soaks.input_mutations import ODD_NUMBERS, changed_json, damaged
 
 Strategy = st.SearchStrategy[Any]

@@ -13,17 +13,17 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import make_pipeline
-from dlrm_sharded.validation import validate
 
 TABLES = (Table("a", 46, 16, 3.0), Table("b", 31, 32, 2.0), Table("c", 7, 8, 1.0))
 LOCAL_BATCH_SIZE = 8

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.ranks.distributed import Rank
 from soaks.training_run import ROOT
 
 

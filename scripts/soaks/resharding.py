@@ -28,8 +28,8 @@ from dlrm_sharded.checkpoint.model_state import (
 )
 from dlrm_sharded.checkpoint.restore import load_model, load_whole
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from soaks.folders import folder_of
 from soaks.outcomes import scalars
 from soaks.random_plans import TABLES, layouts, random_plan, sharded, train

@@ -11,17 +11,17 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.layouts import Replicas
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
-from dlrm_sharded.validation import validate
 
 SHARDERS = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
 TASKS = small_tasks()

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 from torchrec.distributed import collective_utils, comm
 
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 
 BACKEND = "recorded"
 

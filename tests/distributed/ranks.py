@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 
 LIBRARIES = [
     "torchrec.distributed.model_parallel",

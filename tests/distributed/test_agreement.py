@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_sharded.distributed import (
+from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError, RankError
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import (
     Rank,
     all_or_none,
     on_rank_zero,
     patiently_on_rank_zero,
     with_memory_of_all_ranks,
 )
-from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError, RankError
-from dlrm_sharded.job_store import wait_for_all_ranks
-from dlrm_sharded.task import Topology
+from dlrm_sharded.ranks.job_store import wait_for_all_ranks
 from tests.distributed.ranks import gathered, run_ranks
 
 WORLD_SIZE = 2

@@ -15,8 +15,8 @@ from dlrm_sharded.checkpoint.manifest import Manifest, RunState, check_parts, re
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights, load_whole
 from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import CheckpointError, DivergenceError
+from dlrm_sharded.files.errors import CheckpointError, DivergenceError
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.progress import Progress

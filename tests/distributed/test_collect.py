@@ -13,8 +13,8 @@ from dlrm_sharded.calibration.collect import CollectConfig, schedule
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.codecs import codecs_from_json
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan_cost import STAGES
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan_cost import STAGES
 from tests.conftest import ROOT
 
 NUM_SAMPLES = 10

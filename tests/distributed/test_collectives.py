@@ -18,7 +18,7 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.commands import job
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from tests.conftest import ROOT, SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
 from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate

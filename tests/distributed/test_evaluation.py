@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluator
 from tests.distributed.ranks import gathered, run_ranks
 

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_sharded.calibration import codec_times
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.precision import ExchangePrecision
-from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
-from dlrm_sharded.task import Topology
+from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed import small_model
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (

@@ -12,12 +12,12 @@ from dlrm_sharded.checkpoint.manifest import RunState, read_manifest
 from dlrm_sharded.checkpoint.model_state import model_state
 from dlrm_sharded.checkpoint.restore import load_model, load_weights
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.plan import ShardingPlan, with_precisions
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,

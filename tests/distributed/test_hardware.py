@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.distributed import Rank
 from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import gathered, run_ranks
 
 

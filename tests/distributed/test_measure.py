@@ -11,16 +11,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.calibration import measure as measure_module
 from dlrm_sharded.calibration import stage_clock
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES
-from dlrm_sharded.replicas import replica_part, replica_states, replicas_of
-from dlrm_sharded.sharded_model import shard_model, sharded_embeddings
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.replicas import replica_part, replica_states, replicas_of
+from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     NUM_STEPS,

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.sharded_model import shard_model
-from dlrm_sharded.task import Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig, Schedule
+from dlrm_sharded.model.optimizers import OptimizerConfig, Schedule
+from dlrm_sharded.model.sharded_model import shard_model
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import run_ranks
 from tests.distributed.small_model import (
     TABLES,

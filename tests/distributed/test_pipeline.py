@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import make_pipeline
 from tests.distributed.ranks import run_ranks
 from tests.distributed.small_model import global_batches, make_sharded, share

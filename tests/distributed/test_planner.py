@@ -20,15 +20,16 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology, sharded_planner
-from dlrm_sharded.distributed import Rank, detect_topology
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
-from dlrm_sharded.layouts import Replicas
-from dlrm_sharded.plan import Shard
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded.drop_in import sharded_planner
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError, RankError
+from dlrm_sharded.model.torchrec_adapter import from_torchrec, to_torchrec
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask
-from dlrm_sharded.torchrec_adapter import from_torchrec, to_torchrec
 from tests.distributed.ranks import gathered, run_ranks
 
 META = torch.device("meta")

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.access_patterns import UniformAccesses
+from dlrm_sharded.accesses.patterns import UniformAccesses
 from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import run_ranks
 
 TABLES = (Table("a", 50, 16, 3.0), Table("b", 40, 8, 5.5), Table("c", 70, 32, 2.0))

@@ -11,9 +11,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.tables import Table
-from dlrm_sharded.torchrec_adapter import bag_configs
+from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import run_ranks
 
 README = Path(__file__).resolve().parents[2] / "README.md"

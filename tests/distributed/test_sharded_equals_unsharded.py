@@ -9,9 +9,9 @@ from torch import Tensor
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.sharded_model import fill_table, sharded_embeddings
-from dlrm_sharded.torchrec_adapter import bag_configs
+from dlrm_sharded.model.sharded_model import fill_table, sharded_embeddings
+from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     CPU,

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.distributed import Rank, new_group
-from dlrm_sharded.sharded_model import sharded_embeddings
+from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.ranks.distributed import Rank, new_group
 from dlrm_sharded.step.parts import ALL_REDUCE, PARTS, WAITING
-from dlrm_sharded.step.recorded import break_down
-from dlrm_sharded.training.clocks import between, compare_clocks
+from dlrm_sharded.tracing.clocks import between, compare_clocks
+from dlrm_sharded.tracing.recorded import break_down
+from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, TracedSteps
 from dlrm_sharded.training.pipeline import make_pipeline
-from dlrm_sharded.training.tracing import StepTracer, Trace, TracedSteps
 from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import LOCAL_BATCH_SIZE, global_batches, make_sharded, share
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -20,7 +19,8 @@ from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
-from dlrm_sharded.provenance import device_name
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.hardware.artifact import write_artifact
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import train
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlrm_sharded.datasets.base import Batch
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 
 class OutOfRange(SyntheticDataset):

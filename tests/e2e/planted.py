@@ -11,7 +11,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 
 from dlrm_sharded.datasets.base import Batch
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.model import Dlrm, dlrm
+from dlrm_sharded.model.dlrm import Dlrm, dlrm
 
 SLOW_RANK = 1
 

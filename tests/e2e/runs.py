@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 LAUNCHERS = {
-    "ours": ["-m", "dlrm_sharded.torchrun"],
+    "ours": ["-m", "dlrm_sharded.ranks.torchrun"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone"],
 }
 

@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from dlrm_sharded.advice.machines import CPU_NAMES
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, gpu_specs
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import read_plan
-from dlrm_sharded.task import GIB, read_task
+from dlrm_sharded.plans.plan import read_plan
+from dlrm_sharded.plans.task import GIB, read_task
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.testing import small_tasks
-from dlrm_sharded.validation import validate
 from tests import preloaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "advise.py"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.conftest import ROOT
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.calibration.costs_file import read_costs
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.hardware.context import RunContext
 from tests.e2e.runs import ROOT, children_of, environment
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"

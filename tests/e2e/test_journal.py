@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm_sharded.artifact import SHIPPED, read_artifact, write_artifact
-from dlrm_sharded.artifact_kinds import cost_model_kind
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
+from dlrm_sharded.hardware.artifact import SHIPPED, read_artifact, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
 

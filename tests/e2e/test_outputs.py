@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.testing import small_tasks
 from tests import preloaded
 

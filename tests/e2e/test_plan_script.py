@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.artifact import UNNAMED
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import read_plan
-from dlrm_sharded.task import read_task
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.artifact import UNNAMED
+from dlrm_sharded.plans.plan import read_plan
+from dlrm_sharded.plans.task import read_task
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.testing import small_tasks
-from dlrm_sharded.validation import validate
 from tests import preloaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "plan.py"

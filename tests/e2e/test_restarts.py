@@ -14,7 +14,7 @@ def run(folder: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
     """Train in `folder`, where the runs go to the default place."""
     return subprocess.run(
         [
-            *(sys.executable, "-m", "dlrm_sharded.torchrun", "--nproc-per-node", "2"),
+            *(sys.executable, "-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", "2"),
             *("--max-restarts", "1", "-m", "dlrm_sharded.train", "sharder=dim"),
             *(*SMALL_RUN, "data._target_=own_datasets.KillsRankZeroOnce"),
             *("data.pregenerate=false", *overrides),

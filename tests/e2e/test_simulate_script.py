@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.simulation.store import MEASUREMENTS
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 from tests import preloaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate.py"

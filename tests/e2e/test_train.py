@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.layouts import Replicas
-from dlrm_sharded.plan import Shard, ShardingPlan, read_plan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.task import read_task
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.runs.result import RunResult
-from dlrm_sharded.task import read_task
-from dlrm_sharded.validation import validate
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import events_of, result_of, train, train_alone
 

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dlrm_sharded.artifact import ARTIFACT_SUFFIX, HEADER
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.provenance import device_name
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, HEADER
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS

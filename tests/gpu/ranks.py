@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_sharded.distributed import process_group
-from dlrm_sharded.gpus import visible_gpus
+from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.ranks.gpus import visible_gpus
 from tests.conftest import GPUS, ROOT
 
 TIMEOUT_S = 300

@@ -14,10 +14,10 @@ from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, Slot
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.plan_sizes import plan_sizes
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.plan_cost import STAGES
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
 from tests.gpu.ranks import NUM_CPU_RANKS, ON_GPUS, run_on
 
 HERE = "tests.gpu.test_measuring"

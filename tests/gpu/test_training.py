@@ -17,10 +17,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan_cost import STAGES
-from dlrm_sharded.precision import ExchangePrecision
-from dlrm_sharded.task import CAN_REPLICATE, GIB, read_task
+from dlrm_sharded.plans.plan_cost import STAGES
+from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.task import CAN_REPLICATE, GIB, read_task
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.distributed.ranks import gathered
 from tests.distributed.small_model import (

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.attempt import RESTARTS_VARIABLE, is_restart
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.distributed import Rank, all_or_none, process_group
-from dlrm_sharded.errors import ConfigError, UnsavedError
-from dlrm_sharded.process import die_with_parent
+from dlrm_sharded.files.errors import ConfigError, UnsavedError
+from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE, is_restart
+from dlrm_sharded.ranks.distributed import Rank, all_or_none, process_group
+from dlrm_sharded.ranks.process import die_with_parent
 
 FOREVER_S = 600
 

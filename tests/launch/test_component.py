@@ -10,7 +10,7 @@ import pytest
 from torchx.specs import Role, macros
 from torchx.specs.finder import get_component
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.app import JobShape, torchrun_command
 from tests.nvidia import install_nvidia_smi
 
@@ -159,7 +159,7 @@ def test_kubernetes_request() -> None:
     assert request.count("memory: 64000M") == 2
     assert request.count("--nnodes 2 --nproc-per-node 8") == 2
     # The container's own Python, not the one that submits.
-    assert request.count("exec python -m dlrm_sharded.torchrun") == 2
+    assert request.count("exec python -m dlrm_sharded.ranks.torchrun") == 2
     assert sys.executable not in request
     assert "${VC_TRAIN_0_HOSTS:=localhost}:29400" in request
     assert request.count("-m dlrm_sharded.train sharder=dim") == 2
@@ -173,7 +173,7 @@ def test_docker_request() -> None:
     assert "image: dlrm:1" in request
     assert "mem_limit: 8000m" in request
     assert "Count: 2" in request
-    assert "exec python -m dlrm_sharded.torchrun --nnodes 1 --nproc-per-node 2" in request
+    assert "exec python -m dlrm_sharded.ranks.torchrun --nnodes 1 --nproc-per-node 2" in request
 
 
 def test_two_jobs_do_not_meet() -> None:

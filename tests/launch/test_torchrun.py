@@ -15,7 +15,7 @@ from tests.launch.conftest import LISTENING, wait_until
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 LAUNCHERS = {
-    "ours": ["-m", "dlrm_sharded.torchrun", "--nproc-per-node", "2"],
+    "ours": ["-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", "2"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 Start = Callable[..., "subprocess.Popen[str]"]

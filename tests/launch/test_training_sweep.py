@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dlrm_sharded.plan import read_plan
-from dlrm_sharded.task import read_task
-from dlrm_sharded.validation import validate
+from dlrm_sharded.plans.plan import read_plan
+from dlrm_sharded.plans.task import read_task
+from dlrm_sharded.plans.validation import validate
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.launch.conftest import jobs_of, states_of

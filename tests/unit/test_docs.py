@@ -9,17 +9,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-ROOM = re.compile(r"^\| (\d) \| \*\*(\w+)\*\*(?: \((.*?)\))? \|", re.M)
-"""Floor, name, and the modules that are not in a folder of that name."""
+ROOM = re.compile(r"^\| (\d+) \| \*\*(\w+)\*\* \| (.+) \| (.+) \|$", re.M)
+"""Floor and name of a room, what lives there, and what does not."""
+
+LAUNCHERS = ("dlrm_torchx", "hydra_plugins")
 
 
-def rooms() -> tuple[dict[str, str], dict[str, int]]:
-    """The room of each module that the architecture names, and the floor of each room."""
-    room_of, floor = {}, {}
-    for number, name, modules in ROOM.findall((ROOT / "docs" / "architecture.md").read_text()):
-        room_of.update(dict.fromkeys(re.findall(r"`([\w.]+)`", modules), name))
-        floor[name] = int(number)
-    return room_of, floor
+def rooms() -> dict[str, tuple[int, str]]:
+    """The floor of each room of the architecture's page, and the two sentences on it."""
+    found = ROOM.findall((ROOT / "docs" / "architecture.md").read_text())
+    return {name: (int(floor), f"{lives} {does_not}") for floor, name, lives, does_not in found}
 
 
 def imported_modules(node: ast.AST) -> Iterator[str]:
@@ -34,31 +33,46 @@ def imported_modules(node: ast.AST) -> Iterator[str]:
         yield from imported_modules(child)
 
 
-def room_of_module(module: str, room_of: dict[str, str]) -> str | None:
-    """The room of a module or of a name in it; None for other packages and for the package."""
+def room_of(module: str) -> str | None:
+    """The room of a module or of a name in it; None for other packages and the package's face."""
     package, *parts = module.split(".")
-    if package != "dlrm_sharded":
-        return room_of.get(package)
-    if parts in ([], ["__init__"]):
+    if package in LAUNCHERS:
+        return "launch"
+    if package != "dlrm_sharded" or not parts or parts[0] == "__init__" or parts[0][0].isupper():
         return None
-    return room_of.get(".".join(parts[:2])) or room_of.get(parts[0]) or parts[0]
+    return parts[0]
 
 
 def test_rooms_import_rooms_of_lower_floors() -> None:
-    room_of, floor = rooms()
+    floors = {room: floor for room, (floor, _) in rooms().items()}
     wrong = []
     for folder, above in (("dlrm_sharded", ROOT), ("launch", ROOT / "launch")):
         for path in (ROOT / folder).rglob("*.py"):
             module = ".".join(path.relative_to(above).with_suffix("").parts)
-            room = room_of_module(module, room_of)
-            if room is None:
-                continue
+            room = room_of(module)
             for imported in imported_modules(ast.parse(path.read_text())):
-                other = room_of_module(imported, room_of)
-                if other not in (None, room) and floor[other] >= floor[room]:
+                other = room_of(imported)
+                if None not in (room, other) and other != room and floors[other] >= floors[room]:
                     wrong.append(f"{module} ({room}) imports {imported} ({other})")
 
     assert wrong == []
+
+
+def test_rooms_are_the_folders() -> None:
+    """Beside them lies only the public face."""
+    package = ROOT / "dlrm_sharded"
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    face = {path.stem for path in package.glob("*.py")}
+    assert face == {"__init__", "testing", "train"}
+    assert {*rooms()} == folders | {"launch", "testing", "train"}
+
+
+def test_a_room_says_what_its_row_says() -> None:
+    for name, (_, sentences) in rooms().items():
+        path = ROOT / "dlrm_sharded" / name / "__init__.py"
+        if path.exists():
+            said = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert " ".join(said.split()).startswith(sentences), name
 
 
 @pytest.mark.parametrize("page", PAGES)

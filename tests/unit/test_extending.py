@@ -20,13 +20,13 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from dlrm_sharded import ShardingPlan, ShardingTask, Table, Topology, validate
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import read_plan
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.task import GIB
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
+from dlrm_sharded.plans.plan import read_plan
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
-from dlrm_sharded.torchrec_adapter import bag_configs, from_torchrec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "extending.md"

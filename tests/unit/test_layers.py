@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
-    "module_tables.py",
-    "sharded_planner.py",
-    "torchrec_adapter.py",
-    "torchrec_estimator.py",
+    "drop_in/module_tables.py",
+    "drop_in/sharded_planner.py",
+    "model/torchrec_adapter.py",
     "sharders/torchrec.py",
+    "sharders/torchrec_estimator.py",
     "sharders/torchrec_search.py",
 }
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from dlrm_sharded.errors import ConfigError, check_number
-from dlrm_sharded.task import MEMORY_KEYS
+from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.plans.task import MEMORY_KEYS
 
 GENERIC = "h100_sxm"
 """Key of the GPU whose figures stand for a data-centre GPU of which nothing is known."""

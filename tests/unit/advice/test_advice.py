@@ -17,10 +17,10 @@ from dlrm_sharded.advice.text import (
     scaling_text,
     table_lines,
 )
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.step.parts import PARTS
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 MEMORY = TableMemory(memory_gib=None, memory_fraction=0.7)
 H100 = gpu_machine("h100", MEMORY, optimizer=None)

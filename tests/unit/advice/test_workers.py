@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dlrm_sharded.advice.workers import Refusal, in_processes
-from dlrm_sharded.errors import InfeasibleTaskError
+from dlrm_sharded.files.errors import InfeasibleTaskError
 
 log = logging.getLogger("dlrm_sharded.test_workers")
 

@@ -1,8 +1,8 @@
 """Samples made by hand."""
 
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 HISTOGRAM = (0.5, 0.25, 0.25, *(0.0,) * (NUM_REUSE_BINS - 3))
 

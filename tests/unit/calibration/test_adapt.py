@@ -10,7 +10,7 @@ import pytest
 from dlrm_sharded.calibration.adapt import Adapted, adapt, error_of, fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from tests.unit.cost.hardware import measured_plans
 
 ELSEWHERE = {

@@ -18,8 +18,8 @@ from dlrm_sharded.calibration.collect import (
     schedule,
 )
 from dlrm_sharded.calibration.plan_sizes import GPU_SIZES
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu
 
 

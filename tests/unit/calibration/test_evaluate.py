@@ -16,8 +16,8 @@ from dlrm_sharded.calibration.evaluate import (
     repeatability_text,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 Times = tuple[float, float, float, float]
 ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))

@@ -13,8 +13,8 @@ from dlrm_sharded.calibration import bench as bench_module
 from dlrm_sharded.calibration.collect import CollectConfig, PlanMeasurer, Slot, group_sizes
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.plan_sizes import PlanSizes
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.ranks.distributed import Rank
 
 WORLD_SIZE, LOCAL_WORLD_SIZE = 8, 4
 SIZES = PlanSizes(batch_sizes=(64,), table_gib=0.001, ids_per_step=500)

@@ -8,7 +8,7 @@ import pytest
 
 from dlrm_sharded.calibration.costs_file import manifest_path, write_costs
 from dlrm_sharded.calibration.journal import Journal
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from tests.unit.calibration.cases import sample
 
 SETTINGS = {"hardware": "cpu: test", "batch_sizes": [64, 128], "measure": {"iterations": 3}}

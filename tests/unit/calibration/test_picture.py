@@ -8,15 +8,15 @@ import pytest
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.picture import conditions_of, corrected, cost_picture, run_journal
 from dlrm_sharded.calibration.samples import Sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plan import whole_tables
-from dlrm_sharded.standing import Standing
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.calibration.test_adapt import ELSEWHERE, on_other_hardware
 from tests.unit.cost.hardware import measured_plans
 from tests.unit.hardware.made_up import CPU

@@ -16,9 +16,9 @@ from dlrm_sharded.calibration.plan_sizes import (
     default_sizes,
     plan_sizes,
 )
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.task import GIB
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import Rank
 
 NOTHING: dict[str, Any] = {"batch_sizes": None, "table_gib": None, "ids_per_step": None}
 CPU = Rank(0, 4, 0, 4, torch.device("cpu"))

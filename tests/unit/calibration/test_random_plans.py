@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from dlrm_sharded.access_patterns import ZipfAccesses
+from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.random_plans import (
     MAX_COLS,
     MAX_DRAWN_ROWS,
@@ -20,8 +20,8 @@ from dlrm_sharded.calibration.random_plans import (
     draw_communication,
     draw_computation,
 )
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.tables import COLUMN_MULTIPLE
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
 
 WORLD_SIZES = (1, 2, 4, 8)
 ODD_WORLD_SIZES = (3, 9, 11, 24)

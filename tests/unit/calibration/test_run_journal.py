@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, workload_of_sample
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.layouts import Replicas, RowBlocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 SGD = Conditions("sgd", 2)
 TIME_KEYS = [f"{name}_ms" for name in TIMES]

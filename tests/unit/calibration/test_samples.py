@@ -13,8 +13,8 @@ import pytest
 
 from dlrm_sharded.calibration.costs_file import SCHEMA, manifest_path, read_costs, write_costs
 from dlrm_sharded.calibration.samples import Sample, repeatability
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from tests.unit.calibration.cases import sample
 
 SAMPLES = [

@@ -10,7 +10,7 @@ from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 
 TABLE = torch.arange(60, dtype=torch.float32).reshape(10, 6)
 STATE = {

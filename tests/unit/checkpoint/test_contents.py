@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import write
 
 PART = "rank-00000-00000.safetensors"

@@ -20,7 +20,7 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.checkpoint.storage import PartReader
 from dlrm_sharded.commands.export import main
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import run_state
 
 EVIL = "../../ä\n/evil"

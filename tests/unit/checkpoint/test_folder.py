@@ -10,7 +10,7 @@ import pytest
 from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, run_state, write
 from tests.unit.checkpoint.test_contents import PART, change
 

@@ -16,8 +16,8 @@ from dlrm_sharded.checkpoint.manifest import check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.checkpoint.storage import check_finite
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import DivergenceError, LostFolderError
+from dlrm_sharded.files.errors import DivergenceError, LostFolderError
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, TABLE, run_state, write
 
 

@@ -24,8 +24,8 @@ from dlrm_sharded.checkpoint.manifest import (
 )
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.storage import PartReader
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, TABLE, filled, run_state, write
 
 PART = "rank-00000-00000.safetensors"

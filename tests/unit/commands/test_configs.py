@@ -14,22 +14,22 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
 from dlrm_sharded.commands.task_from_data import task_from_data
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.model import Dlrm
-from dlrm_sharded.profiles import with_expected_profile
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.optimizers import OptimizerConfig
 from dlrm_sharded.training.trainer import TrainerConfig
 from tests.unit.hardware.made_up import HARDWARE
 
@@ -141,7 +141,7 @@ def test_a_dataset_with_a_batch_size_of_its_own_is_refused() -> None:
 def test_a_yaml_may_list_objects() -> None:
     """And Python's own lists and dicts reach the constructors, however deep they stand."""
     listed = [
-        {"_target_": "dlrm_sharded.tables.Table", **table.to_json()}
+        {"_target_": "dlrm_sharded.plans.tables.Table", **table.to_json()}
         for table in (*TABLES, PROFILED_TABLE)
     ]
     cfg = composed(f"batch_size={BATCH_SIZE}")

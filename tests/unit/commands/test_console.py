@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.json_files import write_json
+from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.testing import small_tasks
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_TORCH = """
 import sys
 from dlrm_sharded.commands import console
-from dlrm_sharded.version_sets import TRAINING_MODULES
+from dlrm_sharded.ranks.version_sets import TRAINING_MODULES
 
 class Missing:
     def find_spec(self, name, *_):

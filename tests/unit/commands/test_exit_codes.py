@@ -23,8 +23,7 @@ from dlrm_sharded.commands import exit_codes as exit_codes_module
 from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.distributed import _sendable, reported_by_rank_zero
-from dlrm_sharded.errors import (
+from dlrm_sharded.files.errors import (
     ConfigError,
     DataError,
     DivergenceError,
@@ -32,6 +31,7 @@ from dlrm_sharded.errors import (
     InvalidPlanError,
     UserError,
 )
+from dlrm_sharded.ranks.distributed import _sendable, reported_by_rank_zero
 
 NO_PLAN = "table 't' needs 8 B, the freest rank has 4 B"
 

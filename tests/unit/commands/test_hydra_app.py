@@ -8,8 +8,8 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from dlrm_sharded.commands.hydra_app import _arguments
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.process import LAUNCHER_VARIABLE
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 
 QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dlrm_sharded.commands.sharder_list import checked_sharders, split_list, with_sharder_list
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 
 
 @pytest.mark.parametrize(

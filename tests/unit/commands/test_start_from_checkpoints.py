@@ -15,8 +15,8 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.commands.start import RUN_FILE, Start, find_start
-from dlrm_sharded.distributed import Rank, process_group
-from dlrm_sharded.errors import CheckpointError
+from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.unit.checkpoint.cases import STATE, run_state, write
 
 

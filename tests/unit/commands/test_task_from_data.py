@@ -12,10 +12,10 @@ from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.task_file import OPTIMIZER_FILES, task_of_file
 from dlrm_sharded.commands.task_from_data import task_from_data
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology, with_optimizer
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, with_optimizer
 
 Compose = Callable[..., DictConfig]
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)

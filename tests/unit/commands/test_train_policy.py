@@ -7,12 +7,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from dlrm_sharded.artifact import artifact_name, write_artifact
-from dlrm_sharded.artifact_kinds import RETUNE
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.train_policy import initialize
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.hardware.artifact import artifact_name, write_artifact
+from dlrm_sharded.hardware.artifact_kinds import RETUNE
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.rl.policy import METHODS, POLICY_FEATURES, packaged_net, to_arrays
 from dlrm_sharded.rl.training import build_method
 from tests.unit.rl.cases import SHORT, random_net

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlrm_sharded.access_patterns import ZipfAccesses
+from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.random_plans import (
     DrawnTable,
     RankLimits,
@@ -18,9 +18,9 @@ from dlrm_sharded.calibration.random_plans import (
     draw_computation,
 )
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 NOISE = 0.02
 BATCH_SIZES = (1024, 2048, 4096, 8192)

@@ -5,11 +5,11 @@ import math
 
 from hypothesis import strategies as st
 
-from dlrm_sharded.layouts import Replicas, row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 COMPUTING, EXCHANGING = (STAGES[0], STAGES[3]), STAGES[1:3]
 Planned = tuple[ShardingPlan, ShardingTask]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.made_up import (
     MODELS,

@@ -29,8 +29,8 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
-from dlrm_sharded.plan_cost import STAGES, PlanCost
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.plans import Planned, planned, tables, topologies
 from tests.unit.cost.worked_bound import worked_model, worked_task
 from tests.unit.search.made_up import MODELS, all_plans, model_of, predicted

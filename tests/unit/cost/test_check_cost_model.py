@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.features import CPU_WORK
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.worked_bound import worked_model, worked_task
 from tests.unit.search.made_up import MODELS, model_of, roomy_task

@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.artifact import SHIPPED
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.base import for_precision
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import (
@@ -29,12 +28,13 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.features import Exchange, Floats, Reduce
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware.artifact import SHIPPED
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")
 FP16_FORWARD = ExchangePrecision("fp16", "fp32")

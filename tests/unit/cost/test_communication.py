@@ -15,10 +15,10 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.features import Exchange, Reduce, Workload
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.layouts import REPLICA_GROUP
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.layouts import REPLICA_GROUP
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import NOISE, all_to_all_ms
 from tests.unit.cost.plans import EXCHANGING, times_ms
 

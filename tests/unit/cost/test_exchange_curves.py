@@ -10,8 +10,8 @@ from dlrm_sharded.cost.exchange_curves import EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 CURVES = ExchangeCurves(HostCollectives(gpu_specs()["h100_sxm"]))
 KINDS = ("fwd_comm", "bwd_comm", "input_dist")

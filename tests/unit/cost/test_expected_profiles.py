@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import SKEWS, with_expected_profile
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 COMPUTE = learned_cost_model(RunContext(device="cpu")).compute
 UNKNOWN = tuple(

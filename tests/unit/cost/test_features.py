@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
+from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, workload_of_sample
 from dlrm_sharded.cost.features import (
     CPU_WORK,
@@ -14,14 +16,12 @@ from dlrm_sharded.cost.features import (
     Workload,
     workload_of_plan,
 )
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.profiles import with_expected_profile
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
-from dlrm_sharded.zipf import cached_zipf
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 
 BATCH_SIZE = 64
 ROUNDING = 1e-12

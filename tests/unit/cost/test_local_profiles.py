@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.cost.local_profiles import local_histograms
-from dlrm_sharded.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
 ENDS = 2 ** np.arange(NUM_REUSE_BINS - 1)
 

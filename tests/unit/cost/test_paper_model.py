@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
@@ -21,10 +19,12 @@ from dlrm_sharded.cost.neuroshard_paper import (
     paper_cost_model,
     to_arrays,
 )
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.artifact import write_artifact
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.artifact import write_artifact
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.fit import LookupData, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import (
     DEVICE_WORK,
@@ -25,8 +23,10 @@ from dlrm_sharded.cost.features import (
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware.artifact import write_artifact
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan_cost import PlanCost
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.made_up import model_of

@@ -12,8 +12,8 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2
 EXCHANGE_MS, BUSIER_MS_PER_MB, REDUCE_MS = 0.1, 10.0, 1.0

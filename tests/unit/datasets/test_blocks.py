@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 
 from dlrm_sharded.datasets.blocks import MANIFEST, BlockReader, BlockWriter
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 NUM_ROWS, NUM_TRAIN_ROWS, NUM_DENSE, BLOCK_ROWS = 50, 37, 3, 8
 FEATURES = ("a", "b", "c", "d")

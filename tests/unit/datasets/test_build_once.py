@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.datasets.build_once import build_once
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 
 
 def is_complete(folder: Path) -> bool:

@@ -8,8 +8,8 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import Split
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.errors import DataError
-from dlrm_sharded.tables import Table
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
 
 

@@ -14,7 +14,7 @@ from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.testing import check_dataset
 
 NUM_TABLES, NUM_SAMPLES, BATCH_SIZE = 5, 250, 24

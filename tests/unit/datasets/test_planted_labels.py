@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
 from dlrm_sharded.datasets.presets import embedding_demo
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.tables import Table
 
 TABLES = (Table("mid", 2_000, 4, 3.0), Table("huge", 10**7, 4, 1.5), Table("tiny", 3, 4, 1.0))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.tables import Table
-from dlrm_sharded.zipf import cached_zipf
+from dlrm_sharded.plans.tables import Table
 
 CONF_DIR = Path(__file__).resolve().parents[3] / "conf"
 SYNTHETIC = sorted(

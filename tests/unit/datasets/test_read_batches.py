@@ -7,7 +7,7 @@ import pytest
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.read_batches import NUM_READ, read_batches
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.tables import Table
 
 SLOW_S = 0.02
 

@@ -9,8 +9,8 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split, profiled_table, reuse_histogram
-from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 
 class NumberedBatches:

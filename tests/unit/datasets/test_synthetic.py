@@ -14,8 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.datasets import synthetic
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.tables import Table
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.testing import check_dataset
 
 TABLES = (

@@ -3,7 +3,7 @@
 import pytest
 
 from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS
-from dlrm_sharded.task import GIB
+from dlrm_sharded.plans.task import GIB
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)

@@ -19,9 +19,9 @@ from dlrm_sharded.datasets.task_sets import (
     scale_tasks,
     scale_whole_tasks,
 )
+from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.task import GIB, ShardingTask, read_task
-from dlrm_sharded.validation import validate
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_tasks.py"
 FEASIBILITY = feasibility_tasks(3, num=60)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -22,9 +23,9 @@ from dlrm_sharded.explain.diagnosis import (
     diagnose,
 )
 from dlrm_sharded.explain.text import forecast, sections
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plan_report import (
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import (
     Alternative,
     Diagnosis,
     PlanReport,
@@ -32,10 +33,9 @@ from dlrm_sharded.plan_report import (
     ShardCost,
     SplitGain,
 )
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import MAX_BYTES, ShardingTask, Topology
-from dlrm_sharded.validation import validate
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.made_up import MODELS, model_of
 

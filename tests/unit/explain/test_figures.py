@@ -21,9 +21,9 @@ from dlrm_sharded.explain.text import (
     sections,
     shares_of_rank,
 )
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plan_report import (
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import (
     Alternative,
     Diagnosis,
     PlanReport,
@@ -31,8 +31,8 @@ from dlrm_sharded.plan_report import (
     ShardCost,
     SplitGain,
 )
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 WIDE = Table("wide", 1000, 128, 1.0)
 BUSY = Table("busy", 2000, 16, 40.0)

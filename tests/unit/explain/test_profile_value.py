@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain import profile_value
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import profile_value_text
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_report import plan_json
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import SKEWS, with_expected_profile
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.sharders.planning import Planner
 
 MODEL = learned_cost_model(RunContext(device="cpu"))
 TABLES = tuple(Table(f"t{i}", 10 ** (3 + i % 4), 32, 3.0 * (1 + i)) for i in range(10))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dlrm_sharded.files.user_cache import CACHE_VARIABLE, user_cache
 from dlrm_sharded.hardware import detect
 from dlrm_sharded.hardware.compare import FIGURES, compare
 from dlrm_sharded.hardware.detect import local_hardware, read_fingerprint
 from dlrm_sharded.hardware.probe import Probe
 from dlrm_sharded.hardware.probing import measure_probe
-from dlrm_sharded.user_cache import CACHE_VARIABLE, user_cache
 from tests.unit.hardware.made_up import PROBE
 
 CPU = torch.device("cpu")

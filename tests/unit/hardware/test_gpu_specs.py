@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.collectives import measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import (
     GENERIC,

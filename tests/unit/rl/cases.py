@@ -6,10 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.plan import whole_tables
-from dlrm_sharded.plan_cost import PlanCost
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import whole_tables
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.nets import PlacementNet
@@ -17,8 +19,6 @@ from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
 from dlrm_sharded.rl.training import MethodConfig, RoundSchedule, build_method, train_policy
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask
 
 BATCH_SIZE = 4096
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.artifact import write_artifact
-from dlrm_sharded.context import RunContext
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.artifact import write_artifact
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import (
@@ -25,8 +27,6 @@ from dlrm_sharded.rl.policy import (
     to_arrays,
 )
 from dlrm_sharded.rl.task_tensors import TaskTensors
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.rl.cases import BATCH_SIZE, predicted, random_net, small_pool, trained
 
 each_kind = pytest.mark.parametrize("kind", METHODS)

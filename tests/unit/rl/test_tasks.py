@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.rl.task_tensors import TaskTensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool, training_tasks
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.rl.cases import random_tables
 
 MEASURED = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))

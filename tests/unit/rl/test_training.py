@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.errors import ConfigError, DataError
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.policy import METHODS, to_arrays
@@ -19,7 +20,6 @@ from dlrm_sharded.rl.training import (
     build_method,
     train_policy,
 )
-from dlrm_sharded.task import ShardingTask
 from tests.unit.rl.cases import SHORT, predicted, small_pool
 
 each_kind = pytest.mark.parametrize("kind", METHODS)

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
 from dlrm_sharded.runs.comparison_events import write_comparison

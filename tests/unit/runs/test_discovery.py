@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.result import Platform
 from dlrm_sharded.runs.run_folder import Run

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.errors import ConfigError, LostFolderError
+from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.runs import owner as owner_module
 from dlrm_sharded.runs.owner import Claimant, claim
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.runs.result import (
     METRICS,
     OBJECTIVES,
@@ -21,11 +23,9 @@ from dlrm_sharded.runs.result import (
     run_result,
     write_result,
 )
-from dlrm_sharded.standing import Standing
 from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction
-from dlrm_sharded.tables import Table
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.trainer import TrainingResult
 

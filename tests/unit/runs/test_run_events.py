@@ -7,15 +7,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.runs.run_events import RunWriter
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 
 TABLES = (Table("a", 1000, 16, 2.0), Table("b", 500, 8, 1.0))
 TASK = ShardingTask(TABLES, Topology(2, 10**7), batch_size=64)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.runs.terminal import closing_text, prediction_text
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, predict_step

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -26,19 +26,19 @@ from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
-from dlrm_sharded.errors import InvalidPlanError
-from dlrm_sharded.layouts import Replicas, row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
 
 NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import MODELS, neuroshard
 
 Keys = dict[str, Any]

@@ -5,13 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.search.moves import Neighborhood
 from dlrm_sharded.search.problem import Load
 from dlrm_sharded.search.smooth_objective import SmoothObjective
@@ -19,8 +21,6 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of
 
 IDS_MS, COLUMNS_MS, WIDEST_MS = 0.001, 0.001, 0.01

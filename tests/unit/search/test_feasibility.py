@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 from tests.unit.search.made_up import all_plans, model_of, problem_of, tiny_task, with_memory
 
 

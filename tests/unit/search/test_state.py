@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.layouts import row_blocks
-from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan
-from dlrm_sharded.task import ShardingTask
 from tests.unit.cost.plans import tables, topologies
 from tests.unit.search.made_up import (
     MODELS,

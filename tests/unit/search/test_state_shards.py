@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import model_of, problem_of, random_plan, roomy_task, with_memory
 
 HOSTS = [(1, 1), (1, 3), (2, 2), (4, 1), (2, 4)]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.heuristics import RandomSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import (
     COST_ALONE,
     model_of,

@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
-from dlrm_sharded.errors import InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
-from dlrm_sharded.tables import MAX_SHARD_COLUMNS, Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of
 
 LIMIT = MAX_SHARD_COLUMNS["cuda"]

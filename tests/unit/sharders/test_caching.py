@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.context import RunContext
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.cached_tables import CachePrices, cache_forecast
 from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import cached_text
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.plan_report import PlanReport, plan_json
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import with_expected_profile
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, without_memory_limit
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import State
@@ -30,9 +32,7 @@ from dlrm_sharded.search.state_shards import load_plan
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.caching import cached_problem
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology, without_memory_limit
-from dlrm_sharded.validation import validate
+from dlrm_sharded.sharders.planning import Planner
 
 RUN = RunContext("cuda", Hardware("NVIDIA A100-SXM4-40GB"))
 MODEL = learned_cost_model(RUN)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.layouts import is_replicated, is_row_wise, layout_name
-from dlrm_sharded.plan import Shard, ShardingPlan
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.layouts import is_replicated, is_row_wise, layout_name
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.halving import METHODS, HalvingSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
 from dlrm_sharded.testing import check_sharder
-from dlrm_sharded.validation import validate
 
 HUGECTR, EMBARK = (partial(HalvingSharder, method) for method in METHODS)
 PLANNERS = pytest.mark.parametrize("planner", [HUGECTR, EMBARK], ids=METHODS)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
 
 
 def sharders(seed: int = 0) -> list[Sharder]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import CodecTimes
@@ -23,17 +23,17 @@ from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology, read_task
-from dlrm_sharded.validation import validate
+from dlrm_sharded.sharders.planning import Planner
 from tests.unit.search.made_up import (
     COST_ALONE,
     MODELS,
@@ -154,8 +154,8 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
 
 SCRIPT = """
 import sys
-from dlrm_sharded.profiles import with_profiles
-from dlrm_sharded.task import read_task
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.task import read_task
 from tests.unit.search.made_up import neuroshard
 sharder = neuroshard(seed=3, patience=2, apart=[["table_0", "table_1"]], pin={"table_2": [0, 1]})
 print(sharder.shard(with_profiles(read_task(sys.argv[1]))).shards)

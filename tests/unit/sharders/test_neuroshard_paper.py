@@ -9,20 +9,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plan_cost import PlanCost
-from dlrm_sharded.planning import Planner
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard_paper import NeuroShardPaperSharder, candidates
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
-from dlrm_sharded.validation import validate
 
 SMALL = small_tasks()
 Columns = dict[tuple[str, int], int]

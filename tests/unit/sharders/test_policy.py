@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
-from dlrm_sharded.errors import ConfigError, DataError, InfeasibleTaskError
-from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError
+from dlrm_sharded.plans.layouts import is_row_wise
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import PolicySharder, policy_sharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import ShardingTask, Topology
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
-from dlrm_sharded.validation import validate
 from tests.unit.rl.cases import cost_model, small_pool
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.context import RunContext
+from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.datasets.presets import criteo_kaggle
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.json_files import write_json
-from dlrm_sharded.plan import ShardingPlan
-from dlrm_sharded.profiles import with_profiles
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.policy import PolicySharder
-from dlrm_sharded.task import ShardingTask, Topology, with_optimizer
-from dlrm_sharded.validation import validate
 from tests.unit.search.made_up import model_of, predicted, with_memory
 
 MODEL = model_of("shipped")

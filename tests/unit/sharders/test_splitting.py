@@ -6,8 +6,11 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.layouts import is_row_wise
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.plans.layouts import is_row_wise
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.splitting import (
     BY_ROWS,
     LARGEST_PIECE,
@@ -16,9 +19,6 @@ from dlrm_sharded.sharders.splitting import (
     splittings,
     unsplit,
 )
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import ShardingTask, Topology
-from dlrm_sharded.validation import validate
 
 HISTOGRAM = (0.75, 0.25, *[0.0] * (NUM_REUSE_BINS - 2))
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from dlrm_sharded.datasets.presets import criteo_kaggle
-from dlrm_sharded.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.layouts import is_replicated, is_row_wise
-from dlrm_sharded.plan import ShardingPlan
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.plans.layouts import is_replicated, is_row_wise
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders import torchrec, torchrec_search
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec import TorchRecSharder, full_sharder
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.validation import validate
 
 
 @pytest.mark.parametrize("informed", [True, False])

@@ -1,17 +1,17 @@
 """A simulated run of a few tables, without a measurement."""
 
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plan_report import PlanReport
+from dlrm_sharded.dense.trace import DenseMemory
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
 from dlrm_sharded.simulation.ranks import RankTimes
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
 from dlrm_sharded.step.schedule import SERIAL, Overlap
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.dense_trace import DenseMemory
 from dlrm_sharded.training.memory import Workload
 
 SLOWEST = 5

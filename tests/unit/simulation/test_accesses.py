@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.datasets.base import PerTableDataset, reuse_histogram
 from dlrm_sharded.datasets.dlrm_datasets import DlrmDatasets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.plan import Shard
-from dlrm_sharded.profiles import with_expected_profile
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.simulation.accesses import DrawnBatch, draw_profile, drawn_ids, ids_source
-from dlrm_sharded.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 TABLES = (Table("a", 5000, 8, 2.5), Table("b", 300, 4, 4.0))
 TASK = ShardingTask(TABLES, Topology(4, memory_bytes=GIB, compute_device="cpu"), 512)

@@ -14,9 +14,9 @@ from dlrm_sharded.simulation.files import folder_of, write_simulation
 from dlrm_sharded.simulation.text import comparison, details, measured_heading
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, WAITING
-from dlrm_sharded.step.perfetto import Span
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE
+from dlrm_sharded.tracing.perfetto import Span
 from tests.unit.simulation.made_up import SLOWEST, made_up_run
 
 

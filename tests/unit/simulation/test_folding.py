@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.errors import ConfigError
-from dlrm_sharded.plan import Shard
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.simulation.accesses import draw_profile, drawn_ids
 from dlrm_sharded.simulation.folding import MIN_ROWS, fold
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
 
 TABLES = (Table("large", 400_000, 8, 2.0), Table("wide", 100_000, 16, 2.0), Table("s", 2000, 4, 1))
 TASK = ShardingTask(TABLES, Topology(1, memory_bytes=GIB, compute_device="cpu"), 1024)

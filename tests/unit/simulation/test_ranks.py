@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dlrm_sharded.plan import Shard, ShardingPlan
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.simulation.ranks import (
     RankTimes,
     by_priority,

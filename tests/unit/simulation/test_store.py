@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.simulation.store import LOCK, MEASUREMENTS, SETTINGS, Store
 
 SETTINGS_A = {"seed": 0, "task": "a", "measure": {"iterations": 3}}

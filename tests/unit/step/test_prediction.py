@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
 from dlrm_sharded.step.prediction import (

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from dlrm_sharded.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.step.breakdown import breakdown
 from dlrm_sharded.step.parts import PARTS, WAITING, DenseTimes
-from dlrm_sharded.step.perfetto import timeline_spans, write_trace
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL, Overlap, step_operations
 from dlrm_sharded.step.timeline import EXCHANGE, Operation, run_steps
+from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
 
 DENSE = DenseTimes(
     data_ms=1.0,

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlrm_sharded.distributed import Rank, process_group
+from dlrm_sharded.ranks.distributed import Rank, process_group
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.cost.gpu_dense import KERNEL_MS, PEAK_SHARE, gpu_dense_times
-from dlrm_sharded.errors import ConfigError
+from dlrm_sharded.dense.gpu_prices import KERNEL_MS, PEAK_SHARE, gpu_dense_times
+from dlrm_sharded.dense.work import DenseWork, Kernels
+from dlrm_sharded.dense.work_trace import trace_dense_work
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
-from dlrm_sharded.model import dlrm
-from dlrm_sharded.step.dense_work import DenseWork, Kernels
-from dlrm_sharded.tables import Table
-from dlrm_sharded.training.dense_work_trace import trace_dense_work
+from dlrm_sharded.model.dlrm import dlrm
+from dlrm_sharded.plans.tables import Table
 
 TABLES = (Table("a", 100, 8, 1.0), Table("b", 10**12, 8, 1.0))
 H100 = gpu_specs()["h100_sxm"]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.errors import InfeasibleTaskError
-from dlrm_sharded.layouts import Replicas
-from dlrm_sharded.model import Dlrm, dlrm
-from dlrm_sharded.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.tables import Table
-from dlrm_sharded.task import GIB, ShardingTask, Topology
-from dlrm_sharded.training.dense_trace import DenseMemory, trace_dense
+from dlrm_sharded.dense.trace import DenseMemory, trace_dense
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.model.dlrm import Dlrm, dlrm
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.training.memory import (
     RankMemory,
     Workload,

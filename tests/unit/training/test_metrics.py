@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import DivergenceError
+from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation, Evaluator
 
 

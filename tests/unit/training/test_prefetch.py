@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import BatchStream, page_locked
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.tables import Table
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.training.prefetch import Prefetcher
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 3)

@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dlrm_sharded.checkpoint.manifest import read_manifest
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.distributed import Rank
+from dlrm_sharded.model.optimizers import Schedule
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.optimizers import Schedule
 from dlrm_sharded.training.pipeline import set_schedule_step
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.window import Window

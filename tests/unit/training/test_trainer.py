@@ -17,13 +17,13 @@ from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.distributed import Rank
-from dlrm_sharded.errors import DivergenceError
-from dlrm_sharded.tables import Table
+from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.tracing.step_tracer import steps_to_trace
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.tracing import steps_to_trace
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
 from tests.unit.checkpoint.cases import STATE, run_state, write
 

@@ -12,7 +12,7 @@ from dlrm_sharded.datasets import criteo_convert
 from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import sample_rows
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from tests.unit.datasets.criteo.reference import NUM_ROWS, SCRIPT
 
 

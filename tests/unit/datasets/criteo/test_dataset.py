@@ -8,7 +8,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.errors import ConfigError, DataError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.testing import check_dataset
 from tests.unit.datasets.criteo.reference import (
     NUM_ROWS,

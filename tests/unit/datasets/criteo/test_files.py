@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_sharded.datasets import criteo_tsv
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
-from dlrm_sharded.errors import DataError
+from dlrm_sharded.files.errors import DataError
 from tests.unit.datasets.criteo.reference import (
     NUM_ROWS,
     all_rows,

@@ -1,0 +1,110 @@
+"""Patterns of accesses to tables: how often a batch uses which of a table's ids.
+
+Real accesses are not Zipf-distributed. The other patterns are made up so that a cost model can be
+collected and tested on what it meets there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from dlrm_sharded.accesses.distribution import AccessDistribution
+from dlrm_sharded.accesses.zipf import cached_zipf
+
+DLRM_DATASETS_ACCESSES = (
+    *(0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052),
+    *(0.050, 0.049, 0.048, 0.048, 0.043, 0.031, 0.023, 0.019),
+)
+"""Share of the accesses by the reuse bin of their row, in all 856 tables of Meta's dlrm_datasets at
+batch 65,536 (https://github.com/facebookresearch/dlrm_datasets)."""
+
+USES_OF_BIN = np.array([0.25, *2.0 ** np.arange(0.5, len(DLRM_DATASETS_ACCESSES) - 1)])
+"""Expected uses of a row of each reuse bin: the middle of the bin, on a log scale. Most rows that a
+batch uses once are expected less often; with 0.25, tables with enough rows have 7 uses of each row
+that is used, as the published mean is 6.9."""
+
+
+class AccessPattern(Protocol):
+    """A family of distributions, one for each size of a table."""
+
+    name: ClassVar[str]
+
+    def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
+        """Return the accesses of a table.
+
+        Args:
+            num_draws: expected number of ids in a batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ZipfAccesses:
+    """Accesses to the i-th most popular row with probability proportional to i ** -exponent."""
+
+    exponent: float
+    name: ClassVar[str] = "zipf"
+
+    def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
+        return cached_zipf(num_rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class UniformAccesses:
+    """Accesses to all rows with the same probability."""
+
+    name: ClassVar[str] = "uniform"
+
+    def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
+        return AccessDistribution(np.array([0.0, num_rows]), np.ones(1))
+
+
+@dataclass(frozen=True, slots=True)
+class HotSetAccesses:
+    """Accesses to few hot rows and to a long tail, evenly within each of the two.
+
+    Args:
+        hot_rows: share of the table's rows that are hot; at least one row is.
+        hot_accesses: share of the accesses that go to them.
+    """
+
+    hot_rows: float
+    hot_accesses: float
+    name: ClassVar[str] = "hot_set"
+
+    def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
+        if num_rows == 1:
+            return UniformAccesses().distribution(num_rows, num_draws)
+        num_hot = min(max(round(self.hot_rows * num_rows), 1), num_rows - 1)
+        mass = np.array([self.hot_accesses, 1.0 - self.hot_accesses])
+        return AccessDistribution(np.array([0.0, num_hot, num_rows]), mass)
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseBinAccesses:
+    """Accesses with the shape that the reuse bins of Meta's dlrm_datasets have.
+
+    The rows of a bin share its accesses evenly, so that each has the uses of the bin. A table with
+    too few rows for that has fewer in each bin, in the same proportions. Rows that are left over
+    are never used.
+    """
+
+    name: ClassVar[str] = "reuse_bins"
+
+    def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
+        mass = np.array(DLRM_DATASETS_ACCESSES)
+        bin_rows = max(num_draws, 1.0) * mass / USES_OF_BIN
+        bin_rows *= min(1.0, num_rows / bin_rows.sum())
+        # The most used rows come first, and a bin with less than a row joins its neighbor.
+        edges = np.concatenate([[0.0], np.cumsum(bin_rows[::-1])]).round()
+        edges[-1] = max(edges[-1], 1.0)
+        is_there = np.diff(edges) > 0
+        last = np.flatnonzero(is_there)[-1]
+        first_of_group = np.concatenate([[0], np.flatnonzero(is_there)[:-1] + 1])
+        masses = np.add.reduceat(mass[::-1], first_of_group)
+        return AccessDistribution(
+            np.concatenate([[0.0], edges[1:][is_there]]),
+            masses if last else mass.sum(keepdims=True),
+        )

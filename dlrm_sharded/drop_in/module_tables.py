@@ -1,0 +1,327 @@
+"""Finds the tables of a TorchRec model, and what each of its modules can train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.plans.layouts import layout_name
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.precision import TABLE_BYTES
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import Topology
+
+PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16"}
+"""Precisions of the weights of a module without configs of tables, by their type."""
+
+OPTIMIZER_BYTES = {
+    "none": (0, 0),
+    "sgd": (0, 0),
+    "exact_sgd": (0, 0),
+    "exact_adagrad": (4, 0),
+    "lars_sgd": (4, 0),
+    "row_wise_adagrad": (0, 4),
+    "exact_row_wise_adagrad": (0, 4),
+    "partial_row_wise_adam": (4, 4),
+    "partial_row_wise_lamb": (4, 4),
+    "adam": (8, 0),
+    "lamb": (8, 0),
+}
+"""State of FBGEMM's optimizers in bytes per weight and per row of a shard, by `EmbOptimType`."""
+
+LARGEST_STATE = (8, 8)
+"""The same for optimizers that are not listed."""
+
+WHOLE_TYPES = (
+    ShardingType.COLUMN_WISE.value,  # first, as it fuses with column shards
+    ShardingType.TABLE_COLUMN_WISE.value,
+    ShardingType.TABLE_WISE.value,
+)
+"""TorchRec's types that train a whole table on one rank."""
+
+OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=neuroshard)"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTables:
+    """The tables of one module that TorchRec shards.
+
+    Args:
+        title: how messages name the module.
+        tables: by the name of their parameter.
+        sharding_types: TorchRec's types under which the module trains.
+        is_pooled: whether the module pools; if not, it looks up sequences.
+        hosted: sets of tables each of which has to be on one host, as they are those of a tower.
+    """
+
+    path: str
+    title: str
+    tables: Mapping[str, Table]
+    sharding_types: frozenset[str]
+    is_pooled: bool
+    hosted: tuple[frozenset[str], ...]
+
+    @property
+    def only_in_rows(self) -> bool:
+        """Return whether the module trains no tables that are whole on one rank."""
+        return self.sharding_types.isdisjoint(WHOLE_TYPES)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Return whether the module trains replicas; TorchRec's lookup of sequences does not."""
+        return self.is_pooled and ShardingType.DATA_PARALLEL.value in self.sharding_types
+
+    def torchrec_type(self, shards: Sequence[Shard], table: Table, topology: Topology) -> str:
+        """Return TorchRec's type for the shards of a table.
+
+        Raises:
+            InvalidPlanError: the module does not train them.
+        """
+        one_host = topology.ranks_per_host == topology.world_size
+        on_one_host = len({shard.rank // topology.ranks_per_host for shard in shards}) == 1
+        layout = layout_name(shards, table, topology)
+        if layout == "replicas" and layout not in table.layouts:
+            raise InvalidPlanError(
+                f"table {table.name!r} of {self.title} is planned data_parallel, and a replica "
+                "leaves the optimizer that is fused into the table; use a sharder that reads "
+                "`Table.layouts`, or see ShardedPlanner(replicas=True)"
+            )
+        columns, host_columns, _ = WHOLE_TYPES
+        rows, host_rows = ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value
+        types = {
+            None: [*WHOLE_TYPES, *([rows, host_rows] if topology.world_size == 1 else [])],
+            "columns": [columns, *([host_columns] if on_one_host else [])],
+            "rows": [rows, *([host_rows] if one_host else [])],
+            "host_rows": [host_rows],
+            "replicas": [ShardingType.DATA_PARALLEL.value],
+        }[layout]
+        for name in types:
+            if name in self.sharding_types:
+                return name
+        raise InvalidPlanError(
+            f"table {table.name!r} of {self.title} is planned {types[0]}, and its TorchRec sharder "
+            f"trains it only {', '.join(sorted(self.sharding_types))}; {OBEY_LAYOUTS}"
+        )
+
+    def check(self, plan: ShardingPlan, topology: Topology) -> None:
+        """Refuse shards that the module as a whole does not train.
+
+        Raises:
+            InvalidPlanError: FBGEMM would look up sequences of different widths, a table has
+                another precision than in the model, or a tower is on several hosts.
+        """
+        shards = plan.shards_by_table()
+        widths: dict[int, str] = {}
+        for table in self.tables.values():
+            own = shards[table.name]
+            if own[0].precision != table.precision:
+                raise InvalidPlanError(
+                    f"table {table.name!r} of {self.title} is planned in {own[0].precision}, and "
+                    f"the model has it in {table.precision}; change the data_type of its config, "
+                    "or the sharder's table_precision"
+                )
+            if self.is_pooled or layout_name(own, table, topology) not in (None, "columns"):
+                continue
+            widths |= {shard.num_cols: table.name for shard in own}
+            if len(widths) > 1 or len({shard.rank for shard in own}) < len(own):
+                raise InvalidPlanError(
+                    f"the plan has shards of {' and '.join(map(str, widths))} columns for "
+                    f"{self.title}, {len(own)} of them of table {table.name!r}; TorchRec looks up "
+                    "sequences in shards of one width, and one shard of a table on a rank: "
+                    f"{OBEY_LAYOUTS}"
+                )
+        for names in self.hosted:
+            on_hosts = {s.rank // topology.ranks_per_host for name in names for s in shards[name]}
+            if len(on_hosts) > 1:
+                raise InvalidPlanError(
+                    f"the tower of the tables {sorted(names)} of {self.title} is planned on the "
+                    f"hosts {sorted(on_hosts)}; TorchRec's tower sharders train a tower on one "
+                    "host: pin its tables to the ranks of one (sharder.pin)"
+                )
+
+
+def find_tables(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    topology: Topology,
+    pooling_factors: Mapping[str, float],
+    *,
+    replicas: bool,
+) -> list[ModuleTables]:
+    """Return the modules of a model that the sharders can shard, with their tables.
+
+    Raises:
+        ConfigError: there is no such module, it does not train, a table has a precision that cannot
+            be planned, or replicas of a table would leave its fused optimizer.
+    """
+    found: list[ModuleTables] = []
+    for path, module, sharder in _shardable(model, sharders):
+        title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
+        types = _trained_types(sharder, topology.compute_device)
+        if not types - {ShardingType.DATA_PARALLEL.value}:
+            raise ConfigError(
+                f"{title} has no lookup with a fused optimizer under {type(sharder).__name__}; "
+                "ShardedPlanner plans models that are trained"
+            )
+        is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
+        layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        tables, configured = {}, _precisions(module)
+        for name, weight in sharder.shardable_parameters(module).items():
+            precision = configured.get(name, PRECISIONS.get(weight.dtype, str(weight.dtype)))
+            if precision not in TABLE_BYTES:
+                raise ConfigError(
+                    f"table {name!r} of {title} has weights in {precision}; ShardedPlanner plans "
+                    f"{' and '.join(TABLE_BYTES)}: change the data_type of its config"
+                )
+            if "replicas" in layouts and hasattr(weight, "_optimizer_classes"):
+                raise ConfigError(
+                    f"ShardedPlanner has replicas=True, and table {name!r} of {title} has a fused "
+                    "optimizer, which a replica would leave; plan before "
+                    "apply_optimizer_in_backward, and apply it only to tables that the plan shards"
+                )
+            tables[name] = Table(
+                name=name,
+                num_embeddings=weight.shape[0],
+                embedding_dim=weight.shape[1],
+                pooling_factor=pooling_factors.get(name, 1.0),
+                precision=precision,
+                # TorchRec's dense lookup, which replicas need, has fp32 only
+                layouts=layouts - {"replicas"} if precision != "fp32" else layouts,
+            )
+        found.append(ModuleTables(path, title, tables, types, is_pooled, _towers(module)))
+    if not found:
+        raise ConfigError("the model has no embedding module that the given sharders can shard")
+    names = {name for module in found for name in module.tables}
+    if unknown := sorted(set(pooling_factors) - names):
+        raise ConfigError(f"pooling_factors names {unknown}, which the model lacks")
+    return _with_unique_names(found)
+
+
+def with_optimizer_state(
+    topology: Topology, model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Topology:
+    """Return the topology with memory for the state of the tables' fused optimizers.
+
+    All tables count the largest state of any, and never less than the topology says.
+    """
+    per_weight, per_row = 0, 0
+    for _, module, sharder in _shardable(model, sharders):
+        stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+        for weight in sharder.shardable_parameters(module).values():
+            optimizer = stated
+            for fused in getattr(weight, "_optimizer_classes", ()):
+                optimizer = optimizer_type_to_emb_opt_type(fused)
+            if optimizer is not None:
+                state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
+                per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
+    fp32 = torch.float32.itemsize
+    return dataclasses.replace(
+        topology,
+        bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
+        optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
+    )
+
+
+def _shardable(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    """Yield the path of each module that can be sharded, the module and its sharder."""
+    sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
+    paths: list[str] = []
+    for path, module in model.named_modules():
+        # outer modules come first, and their sharders also shard the modules inside
+        is_inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
+        if type(module) in sharder_by_type and not is_inside:
+            paths.append(path)
+            yield path, module, sharder_by_type[type(module)]
+
+
+def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
+    """Return the types that a module trains, replicas with the dense lookup, others fused.
+
+    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them.
+    """
+    return frozenset(
+        name
+        for name in {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
+        if (
+            EmbeddingComputeKernel.DENSE
+            if name == ShardingType.DATA_PARALLEL.value
+            else EmbeddingComputeKernel.FUSED
+        ).value
+        in sharder.compute_kernels(name, device)
+    )
+
+
+def _layouts(
+    types: frozenset[str], topology: Topology, *, is_pooled: bool, replicas: bool
+) -> frozenset[str]:
+    """Return the layouts that sharders may choose for the tables of a module.
+
+    Sequences have no column shards, as all of them would need the same width, and no replicas.
+    """
+    one_host = topology.ranks_per_host == topology.world_size
+    host_rows = ShardingType.TABLE_ROW_WISE.value in types
+    columns, host_columns, _ = WHOLE_TYPES
+    may_be = {
+        "columns": is_pooled and (columns in types or (one_host and host_columns in types)),
+        "rows": ShardingType.ROW_WISE.value in types or (one_host and host_rows),
+        "host_rows": host_rows,
+        "replicas": replicas and is_pooled and ShardingType.DATA_PARALLEL.value in types,
+    }
+    return frozenset(layout for layout, is_possible in may_be.items() if is_possible)
+
+
+def _precisions(module: nn.Module) -> dict[str, str]:
+    """Return the precisions of the tables that have a config, as FBGEMM allocates them.
+
+    TorchRec's unsharded modules hold in fp16 whatever is not in fp32.
+    """
+    return {
+        config.name: str(config.data_type.value).lower()
+        for inner in module.modules()
+        for configs in ("embedding_bag_configs", "embedding_configs")
+        if hasattr(inner, configs)
+        for config in getattr(inner, configs)()
+    }
+
+
+def _towers(module: nn.Module) -> tuple[frozenset[str], ...]:
+    """Return the names of the tables of each tower of a module; nothing if it has none."""
+    towers = module.towers if isinstance(module, EmbeddingTowerCollection) else [module]
+    return tuple(
+        frozenset(name.split(".")[-2] for name, _ in tower.embedding.named_parameters())
+        for tower in towers
+        if isinstance(tower, EmbeddingTower)
+    )
+
+
+def _with_unique_names(found: Sequence[ModuleTables]) -> list[ModuleTables]:
+    """Prefix names that several modules use with the path of the module."""
+    names = [name for module in found for name in module.tables]
+
+    def unique(module: ModuleTables, name: str) -> str:
+        return f"{module.path}.{name}" if names.count(name) > 1 else name
+
+    return [
+        dataclasses.replace(
+            module,
+            tables={
+                name: dataclasses.replace(table, name=unique(module, name))
+                for name, table in module.tables.items()
+            },
+            hosted=tuple(frozenset(unique(module, n) for n in tower) for tower in module.hosted),
+        )
+        for module in found
+    ]

@@ -1,0 +1,212 @@
+"""Reads and writes files of one JSON object, and writes any file completely or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from dlrm_sharded.files.errors import ConfigError, check_path
+
+STANDARD_OUTPUT = "-"
+MAX_LINKS = 40
+"""Links that Linux follows on the way to a file."""
+
+
+def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        ConfigError: the file is missing, has a key twice, or holds something else; the message
+            calls it a `noun` file.
+    """
+    check_path(f"the path of the {noun} file", path)
+    try:
+        # Editors of Windows put a byte order mark before UTF-8.
+        text = Path(path).read_text(encoding="utf-8-sig")
+        fields = json.loads(text, object_pairs_hook=_without_repetition)
+    except OSError as error:
+        raise ConfigError(f"cannot read the {noun} file {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the {noun} file {path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"the {noun} file {path} holds a {type(fields).__name__}, not an object")
+    return fields
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of some keys and values; ValueError if a key is there twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is there {keys.count(twice)} times in one object")
+    return fields
+
+
+def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
+    """Write a JSON file completely or not at all; ValueError for NaN, which JSON does not have.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    check_path("the path of the file to write", path)
+    try:
+        replace_file(path, (json.dumps(fields, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def replace_file(path: str | Path, data: bytes) -> None:
+    """Write a file as `replaced_file` does, in one piece.
+
+    Raises:
+        OSError: the file cannot be written; its old content is kept.
+    """
+    with replaced_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that appears when the block ends, completely or not at all.
+
+    Readers see the old content until then. A new file has the permissions of the old one, and a
+    link stays a link: the file that it points to is replaced. A device or a pipe has no old content
+    to keep and is written through, as are "-", which is standard output, and open files such as
+    /dev/stdout.
+
+    Raises:
+        OSError: the file cannot be written; its old content is kept.
+    """
+    if is_written_through(path):
+        with _opened(path) as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    old = _stat(target)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    # Whoever may not read the old content may not read the new one while it is written either.
+    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
+    try:
+        partial.unlink(missing_ok=True)  # of a killed process with the same number
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            if old is not None:
+                with contextlib.suppress(OSError):  # only root may give files away
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                with contextlib.suppress(OSError):
+                    os.fchmod(descriptor, mode)  # the umask may have narrowed it
+            yield file
+        partial.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -> None:
+    """Raise ConfigError unless a configured value can be written, before the work for its content.
+
+    Args:
+        may_be_stream: whether it may be standard output, a device or a pipe, which can take the
+            content of one file only.
+    """
+    check_path(key, path)
+    assert isinstance(path, str | Path)
+    try:
+        is_stream = is_written_through(path)
+        folder = Path(os.path.realpath(path)).parent
+        has_folder = is_stream or not may_be_stream or folder.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{key} is {str(path)!r}: {error.strerror}") from error
+    if is_stream and not may_be_stream:
+        raise ConfigError(f"{key} is {str(path)!r}, but more than one file is written; name a file")
+    if not has_folder:
+        raise ConfigError(f"{key} is {str(path)!r}, but there is no folder {folder}; make it first")
+
+
+def folder_to_write(key: str, path: object) -> Path:
+    """Return the path of a folder, which may be there; raise ConfigError if it cannot be made."""
+    check_path(key, path)
+    assert isinstance(path, str | Path)
+    if path == STANDARD_OUTPUT:
+        raise ConfigError(
+            f"{key} is '-', standard output, but more than one file is written; name a folder"
+        )
+    folder = Path(path)
+    try:
+        nearest = next(parent for parent in (folder, *folder.parents) if _stat(parent) is not None)
+    except OSError as error:
+        raise ConfigError(f"{key} is {str(path)!r}: {error.strerror}") from error
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"{key} is {str(path)!r}, but {nearest} is not a folder; name another one"
+        )
+    return folder
+
+
+def is_written_through(path: str | Path) -> bool:
+    """Return whether a path names a stream of bytes, which is written without replacing anything.
+
+    Raises:
+        OSError: it can be neither replaced nor written.
+    """
+    if path == STANDARD_OUTPUT or _open_file(Path(path)) is not None:
+        return True
+    found = _stat(Path(path))
+    if found is None or stat.S_ISREG(found.st_mode):
+        return False
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file", str(path))
+    if stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+        return True
+    kind = "socket" if stat.S_ISSOCK(found.st_mode) else "block device"
+    raise OSError(errno.EINVAL, f"it is a {kind}; name a file", str(path))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Return what a path names, after its links; None if there is nothing."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _open_file(path: Path) -> int | None:
+    """Return the descriptor of this process that a path such as /dev/stdout names, or None.
+
+    To open such a path again would cut off what a shell's >> appends to.
+    """
+    for _ in range(MAX_LINKS):
+        if os.path.realpath(path.parent) == f"/proc/{os.getpid()}/fd" and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return None
+
+
+def _opened(path: str | Path) -> IO[bytes]:
+    """Open a stream of bytes without waiting for somebody who reads it."""
+    number = 1 if path == STANDARD_OUTPUT else _open_file(Path(path))
+    if number == 1:
+        if sys.stdout is None:  # the descriptor is closed, or has become that of another file
+            raise OSError(errno.EBADF, "standard output is closed", str(path))
+        sys.stdout.flush()  # what was printed before comes first
+    if number is not None:
+        return os.fdopen(os.dup(number), "wb")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from error
+        raise
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")

@@ -1,0 +1,342 @@
+"""Artefacts: fitted cost models and trained policies, each in one safetensors file.
+
+The header of the file says on what hardware, and from what, the artefact was made. Artefacts are
+searched in `calibration/` of the working directory, where commands write them, then in the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from dlrm_sharded.files.errors import DataError, check_path
+from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.hardware.artifact_kinds import Kind
+from dlrm_sharded.hardware.compare import Match, compare
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.hardware import Hardware
+
+log = logging.getLogger(__name__)
+
+ARTIFACT_FORMAT = 2
+HEADER = "dlrm_sharded"
+"""Key of the file's header whose value is a JSON object that describes the arrays."""
+
+ARTIFACT_SUFFIX = ".safetensors"
+REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
+DEVICES = ("cpu", "cuda")
+UNNAMED = "the hardware is not named; hardware=here is this machine"
+"""Says why prices for ranks of which nothing is known are a prior."""
+
+MAX_NUMBER = 1e15
+"""Limit of the arrays' values, far above any weight or scale."""
+
+SHIPPED = Path(__file__).resolve().parents[1] / "artifacts"
+CALIBRATED = Path("calibration")
+
+Arrays = dict[str, NDArray[Any]]
+Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
+"""Names of the arrays' axes, or a function of the artefact's device that returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """The content of an artefact's file.
+
+    Args:
+        meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
+        match: whether it was made on the run's hardware, or why not; None if it was read for no
+            run.
+    """
+
+    path: Path
+    arrays: Arrays
+    meta: dict[str, Any]
+    match: Match | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        """Return the hardware that the artefact was made on."""
+        return Hardware.from_meta(self.meta)
+
+
+def artifact_name(kind: str, hardware: str) -> str:
+    """Return the file name without suffix: the name of the kind, and that of the hardware."""
+    return f"{kind}-{re.sub('[^a-z0-9]+', '_', hardware.lower()).strip('_')}"
+
+
+def name_in_folder(folder: Path, kind: Kind, hardware: Hardware) -> str:
+    """Return a name for an artefact whose file replaces none of other hardware with its name."""
+    name = artifact_name(kind.name, hardware.name)
+    meta = _sound_header(folder / f"{name}{ARTIFACT_SUFFIX}", kind)
+    ours, theirs = hardware.fingerprint, None if meta is None else Hardware.from_meta(meta)
+    if ours is None or theirs is None or theirs.fingerprint in (None, ours):
+        return name
+    return f"{name}-{ours.id}"
+
+
+def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, Any]) -> Path:
+    """Write the file, whole or not at all, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    fields = {"format": ARTIFACT_FORMAT, **meta}
+    header = json.dumps({**fields, "sha256": _checksum(contiguous, fields)})
+    path = folder / f"{name}{ARTIFACT_SUFFIX}"
+    replace_file(path, save(contiguous, metadata={HEADER: header}))
+    return path
+
+
+def read_artifact(path: Path, *, kind: Kind, features: Features) -> Artifact:
+    """Read an artefact and check its checksum, its kind, its features and its numbers.
+
+    Args:
+        features: as this version computes them.
+
+    Raises:
+        DataError: the file is missing, damaged, or of another kind or other features.
+    """
+    try:
+        arrays, meta = _read(path, kind)
+        _check(path, arrays, meta, kind)
+        expected = features(meta["device"]) if callable(features) else features
+        if meta.get("features") != json.loads(json.dumps(expected)):
+            raise DataError(f"{path} was fitted to other features than this version computes")
+    except DataError as error:
+        raise DataError(f"{error}; make the {kind.noun} with {kind.made_with}") from error
+    return Artifact(path, arrays, meta)
+
+
+@contextlib.contextmanager
+def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
+    """Report the artefact as damaged if the block cannot build or try what it describes.
+
+    Raises:
+        DataError: an array or a field is missing or has a wrong shape, or a result is no number.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise DataError(
+            f"{artifact.path} is no usable {kind.noun} ({type(e).__name__}: {reason}); "
+            f"make one with {kind.made_with}"
+        ) from e
+
+
+def find_artifact(
+    kind: Kind, hardware: Hardware | None, device: str, *, shipped_only: bool = False
+) -> Path:
+    """Return the path of the artefact that fits best.
+
+    That is one of the same hardware, else one with the same fingerprint, else the one of the same
+    type of device whose probe is the closest, else any. Older files, which have no probe, come
+    last; among them, those with the name of the hardware come first. A damaged file is ordered by
+    its name, so that a run that needs it reports the damage.
+
+    Args:
+        hardware: what the ranks compute on; None for any of the device type.
+        device: "cpu" or "cuda".
+        shipped_only: leave out what was calibrated here.
+
+    Raises:
+        DataError: there is no artefact of this kind.
+    """
+    candidates: list[tuple[tuple[float, ...], Path]] = []
+    damaged: list[Path] = []
+    for folder in (SHIPPED,) if shipped_only else (CALIBRATED, SHIPPED):
+        for path in sorted(folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}")):
+            meta = _sound_header(path, kind)
+            if meta is None:
+                damaged.append(path)
+                fitness = _fitness_of_damaged(path, kind, hardware, device)
+            else:
+                fitness = _fitness(meta, hardware, device)
+            candidates.append((fitness, path))
+    if not candidates:
+        raise DataError(
+            f"there is no {kind.noun} of the kind {kind.name!r}, in {CALIBRATED}/ or in the "
+            f"package; make one with {kind.made_with}"
+        )
+    chosen = max(candidates, key=lambda entry: entry[0])[1]
+    for path in damaged:
+        if path != chosen:
+            log.warning("%s is damaged and passed over; %s is used", path, chosen)
+    return chosen
+
+
+def _fitness(meta: Mapping[str, Any], hardware: Hardware | None, device: str) -> tuple[float, ...]:
+    """Return how well an artefact fits the hardware; the one with the largest value is used."""
+    theirs = Hardware.from_meta(meta)
+    match = match_of(hardware, theirs)
+    return (
+        match.is_same,
+        match.has_same_fingerprint,
+        meta["device"] == device,
+        -match.distance,
+        hardware is not None and hardware.name == theirs.name,
+    )
+
+
+def _fitness_of_damaged(
+    path: Path, kind: Kind, hardware: Hardware | None, device: str
+) -> tuple[float, ...]:
+    """Return the same of a damaged file, from its name."""
+    on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
+    is_of_hardware = hardware is not None and (path.stem == artifact_name(kind.name, hardware.name))
+    is_of_device = device == ("cpu" if on_cpu else "cuda")
+    return (is_of_hardware, is_of_hardware, is_of_device, -math.inf, is_of_hardware)
+
+
+def match_of(ours: Hardware | None, theirs: Hardware) -> Match:
+    """Compare the hardware of an artefact with that of a run, if it is known."""
+    if ours is None:
+        return Match(False, (UNNAMED,))
+    return compare(ours, theirs)
+
+
+def load_artifact(
+    artifact: str | None, kind: Kind, features: Features, context: RunContext
+) -> Artifact:
+    """Read a named artefact, or the one that fits the run's hardware; warn if the run differs.
+
+    Raises:
+        DataError: it is missing, damaged, or of another kind or other features.
+    """
+    if artifact is not None:
+        check_path(f"the artifact of the {kind.noun}", artifact)
+    path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
+    read = read_artifact(path, kind=kind, features=features)
+    loaded = dataclasses.replace(read, match=match_of(context.hardware, read.hardware))
+    log.info("%s: %s, of %s", kind.noun, path, loaded.meta["hardware"])
+    for text in _caveats(loaded, kind, context):
+        log.warning("%s", text)
+    return loaded
+
+
+def _caveats(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
+    """Yield what to know of an artefact of another device, other hardware or another optimizer.
+
+    Without hardware, as for a plan that is made elsewhere, the device and the optimizer are all
+    that can differ.
+    """
+    assert loaded.match is not None
+    prior = f"the {kind.noun} is a prior, made on {loaded.meta['hardware']}"
+    if loaded.meta["device"] != context.device:
+        here = context.device if context.hardware is None else context.hardware.name
+        yield f"{prior}, and the run is on {here}: {kind.other_device}"
+    elif context.hardware is not None and not loaded.match.is_same:
+        yield f"{prior} ({'; '.join(loaded.match.reasons)}): {kind.other_hardware}"
+    if context.optimizer not in (None, loaded.meta["optimizer"]):
+        what_to_do = kind.other_optimizer.format(optimizer=context.optimizer)
+        yield (
+            f"the {kind.noun} belongs to the fused optimizer {loaded.meta['optimizer']}, the run "
+            f"has {context.optimizer}: {what_to_do}"
+        )
+
+
+def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
+    """Return the arrays of a file, and their description.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return arrays, _header(file)
+    except FileNotFoundError as error:
+        raise DataError(f"cannot read the {kind.noun} {path}: No such file or directory") from error
+    except OSError as error:
+        raise DataError(f"cannot read the {kind.noun} {path}: {error.strerror or error}") from error
+    except (SafetensorError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged, or no safetensors file ({reason})") from error
+
+
+def _header(file: Any) -> dict[str, Any]:
+    """Return the description in a file's header; an empty one if it is not an artefact's."""
+    try:
+        meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None:
+    """Remove the checksum from the description; raise DataError unless the content is sound."""
+    if (meta.get("format"), meta.get("kind")) != (ARTIFACT_FORMAT, kind.name):
+        raise DataError(
+            f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}"
+        )
+    checksum = meta.pop("sha256", None)
+    if _checksum(arrays, meta) != checksum:
+        raise DataError(f"{path} was changed since it was written")
+    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
+        raise DataError(f"{path} lacks the fields {', '.join(missing)}")
+    for key, expected in REQUIRED.items():
+        if isinstance(meta[key], bool) or not isinstance(meta[key], expected):
+            raise DataError(f"{path} is damaged: {key} is {meta[key]!r}")
+    try:
+        Hardware.from_meta(meta)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    if meta["device"] not in DEVICES:
+        raise DataError(
+            f"{path} belongs to the device {meta['device']!r}, known are {' and '.join(DEVICES)}"
+        )
+    for key, array in arrays.items():
+        if array.dtype.kind not in "fiu" or not (np.abs(array) <= MAX_NUMBER).all():
+            raise DataError(
+                f"{path} is damaged: the array {key!r} has values that are no "
+                f"numbers, or larger than {MAX_NUMBER:g}"
+            )
+
+
+def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
+    """Return the description of a file; None if it is damaged or not an artefact of the kind."""
+    try:
+        arrays, meta = _read(path, kind)
+        _check(path, arrays, meta, kind)
+    except DataError:
+        return None
+    return meta
+
+
+def has_artifact(kind: Kind, device: str) -> bool:
+    """Return whether there is an artefact of a type of device; damaged files count by their names.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    for folder in (CALIBRATED, SHIPPED):
+        for path in folder.glob(f"{kind.name}-*{ARTIFACT_SUFFIX}"):
+            meta = _sound_header(path, kind)
+            on_cpu = path.stem.startswith(artifact_name(kind.name, "cpu"))
+            if device == (meta["device"] if meta else "cpu" if on_cpu else "cuda"):
+                return True
+    return False
+
+
+def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
+    """Return the hash of the arrays and of their description."""
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

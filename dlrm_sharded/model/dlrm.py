@@ -1,0 +1,265 @@
+"""DLRM and DLRM-DCNv2, built from TorchRec's parts for tables of different dims.
+
+All tables live in one `EmbeddingBagCollection`, so that a rank's lookups fuse into one kernel
+whatever their dims. Dense interactions need one dim for all features: tables of another dim pass
+through a linear projection that all tables of that dim share (mixed-dimension embeddings,
+arXiv:1909.11810, sec. 3; differs: one projection per dim instead of one per table, which keeps the
+projections a few batched matrix products). Separate collections per dim would need no projection
+matrix but one fused lookup and one all-to-all each. With equal dims there is no projection and the
+model computes what `torchrec.models.dlrm` computes.
+
+Letters: B batch, F tables, D interaction dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torchrec.datasets.utils import Batch
+from torchrec.models.dlrm import DenseArch, OverArch
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
+from dlrm_sharded.model.torchrec_adapter import bag_configs
+from dlrm_sharded.plans.tables import Table
+
+log = logging.getLogger(__name__)
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of torch.compile; the second and third replay the layers as CUDA graphs."""
+
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+"""CPU capabilities that multiply bfloat16 numbers, as torch names them: two of x86, two of ARM."""
+
+
+class SparseArch(nn.Module):
+    """Looks all tables up in one collection."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        super().__init__()
+        self.embedding_bag_collection = EmbeddingBagCollection(
+            tables=bag_configs(tables), device=torch.device("meta")
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Begin the lookup; the first use of its result waits for the exchange between ranks."""
+        return cast(KeyedTensor, self.embedding_bag_collection(features))
+
+
+class VectorStack(nn.Module):
+    """Puts the vectors of all features beside each other, projected to one dim.
+
+    Args:
+        dim: D.
+    """
+
+    def __init__(self, tables: Sequence[Table], dim: int, *, device: torch.device) -> None:
+        super().__init__()
+        self.dim = dim
+        dims = dict.fromkeys(table.embedding_dim for table in tables)
+        ordered = [table.name for dim in dims for table in tables if table.embedding_dim == dim]
+        self._place = {name: place for place, name in enumerate(ordered)}
+        self.projections = nn.ModuleDict(
+            {
+                str(table_dim): nn.Linear(table_dim, dim, bias=False, device=device)
+                for table_dim in dims
+                if table_dim != dim
+            }
+        )
+
+    def forward(self, embedded: Tensor, pooled: KeyedTensor) -> Tensor:
+        """Return [B, 1 + F, D]: the dense vector, then tables grouped by dim, in the model's order.
+
+        Args:
+            embedded: [B, D]; the result has its dtype.
+            pooled: vectors of all tables in any order, which depends on the plan.
+        """
+        runs = _adjacent_tables(pooled.keys(), pooled.length_per_key(), self._place)
+        pieces = pooled.values().to(embedded.dtype).split([run.width for run in runs], dim=1)
+        vectors = [embedded]
+        in_order = sorted(zip(runs, pieces, strict=True), key=lambda pair: pair[0].place)
+        for dim, group in itertools.groupby(in_order, key=lambda pair: pair[0].dim):
+            of_dim = [piece for _, piece in group]
+            if dim != self.dim:
+                table_vectors = torch.cat(of_dim, dim=1).unflatten(1, (-1, dim))
+                of_dim = [self.projections[str(dim)](table_vectors).flatten(1)]
+            vectors += of_dim
+        return torch.cat(vectors, dim=1).unflatten(1, (-1, self.dim))
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tables of one dim that are adjacent both in pooled vectors and in the model's order.
+
+    Args:
+        place: place of the first table in the model's order.
+    """
+
+    place: int
+    dim: int
+    num_tables: int = 1
+
+    @property
+    def width(self) -> int:
+        return self.num_tables * self.dim
+
+
+def _adjacent_tables(
+    names: Sequence[str], dims: Sequence[int], place: Mapping[str, int]
+) -> list[_Run]:
+    """Divide tables into runs that need not be taken apart to reorder them."""
+    runs: list[_Run] = []
+    for name, dim in zip(names, dims, strict=True):
+        last = runs[-1] if runs else None
+        if last and last.dim == dim and last.place + last.num_tables == place[name]:
+            last.num_tables += 1
+        else:
+            runs.append(_Run(place[name], dim))
+    return runs
+
+
+class Dlrm(nn.Module):
+    """DLRM (arXiv:1906.00091) with an interaction of `interaction.py`, and its loss.
+
+    Args:
+        interaction: takes the vectors [B, 1 + F, D] of all features, gives [B, over_in_features].
+        bf16: whether to autocast all but the embedding lookups to bfloat16.
+        compile_mode: mode in which torch.compile compiles the layers; None leaves them.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        num_dense: int,
+        *,
+        dense_layers: Sequence[int],
+        over_layers: Sequence[int],
+        interaction: nn.Module,
+        over_in_features: int,
+        device: torch.device,
+        bf16: bool = False,
+        compile_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(bf16, bool):
+            raise ConfigError(f"model.bf16 is {bf16!r}, must be true or false")
+        if compile_mode is not None and compile_mode not in COMPILE_MODES:
+            raise ConfigError(
+                f"model.compile_mode is {compile_mode!r}; known: null, {', '.join(COMPILE_MODES)}"
+            )
+        self.sparse_arch = SparseArch(tables)
+        self.vector_stack = VectorStack(tables, dense_layers[-1], device=device)
+        self.dense_arch = DenseArch(num_dense, list(dense_layers), device=device)
+        self.inter_arch = interaction.to(device)
+        self.over_arch = OverArch(over_in_features, list(over_layers), device=device)
+        self.loss_fn = nn.BCEWithLogitsLoss()
+        self.autocast_device = device.type
+        self.bf16 = bf16
+        if compile_mode is not None:
+            for layers in (self.dense_arch, self.inter_arch, self.over_arch):
+                layers.compile(mode=compile_mode)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the mean loss [], and detached (loss [], logits [B], labels [B])."""
+        pooled = self.sparse_arch(batch.sparse_features)
+        with torch.autocast(self.autocast_device, torch.bfloat16, enabled=self.bf16):
+            # The ranks exchange pooled vectors in the meantime, and likewise their gradients.
+            embedded = self.dense_arch(batch.dense_features)
+            vectors = self.vector_stack(embedded, pooled)
+            logits = self.over_arch(self.inter_arch(vectors)).squeeze(-1)
+        logits = logits.float()
+        loss = self.loss_fn(logits, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+
+def dlrm(
+    tables: Sequence[Table],
+    num_dense: int,
+    *,
+    dense_layers: Sequence[int],
+    over_layers: Sequence[int],
+    device: torch.device,
+    bf16: bool = False,
+    compile_mode: str | None = None,
+) -> Dlrm:
+    """Build a DLRM with dot interaction; the last of `dense_layers` is D."""
+    _check_layers(dense_layers, over_layers)
+    interaction = DotInteraction(1 + len(tables), device=device)
+    return Dlrm(
+        tables,
+        num_dense,
+        dense_layers=dense_layers,
+        over_layers=over_layers,
+        interaction=interaction,
+        over_in_features=dense_layers[-1] + interaction.num_pairs,
+        bf16=bf16,
+        compile_mode=compile_mode,
+        device=device,
+    )
+
+
+def dlrm_dcnv2(
+    tables: Sequence[Table],
+    num_dense: int,
+    *,
+    dense_layers: Sequence[int],
+    over_layers: Sequence[int],
+    num_cross_layers: int,
+    cross_rank: int,
+    device: torch.device,
+    bf16: bool = False,
+    compile_mode: str | None = None,
+) -> Dlrm:
+    """Build a DLRM with DCNv2's low-rank cross network (arXiv:2008.13535), as MLPerf trains it."""
+    _check_layers(dense_layers, over_layers)
+    check_count("model.num_cross_layers", num_cross_layers, least=1)
+    check_count("model.cross_rank", cross_rank, least=1)
+    num_vectors, dim = 1 + len(tables), dense_layers[-1]
+    return Dlrm(
+        tables,
+        num_dense,
+        dense_layers=dense_layers,
+        over_layers=over_layers,
+        interaction=CrossInteraction(
+            num_vectors, dim, num_layers=num_cross_layers, rank=cross_rank
+        ),
+        over_in_features=num_vectors * dim,
+        bf16=bf16,
+        compile_mode=compile_mode,
+        device=device,
+    )
+
+
+def warn_of_slow_bf16(model: Dlrm, device: torch.device) -> None:
+    """Log a warning if the model uses bfloat16 on a CPU that can only emulate it."""
+    capabilities = torch.cpu.get_capabilities()
+    if model.bf16 and device.type == "cpu" and not any(map(capabilities.get, BF16_UNITS)):
+        log.warning(
+            "model.bf16 is true, but this CPU has no bfloat16 instructions (%s): the dense part "
+            "may train several times slower than with model.bf16=false",
+            ", ".join(BF16_UNITS),
+        )
+
+
+def _check_layers(dense_layers: Sequence[int], over_layers: Sequence[int]) -> None:
+    for key, sizes, least in (("dense_layers", dense_layers, 1), ("over_layers", over_layers, 2)):
+        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+        if not is_list or len(sizes) < least:
+            raise ConfigError(f"model.{key} is {sizes!r}, must be a list of {least} sizes or more")
+        for size in sizes:
+            check_count(f"a size in model.{key}", size, least=1)
+    if over_layers[-1] != 1:
+        raise ConfigError(f"model.over_layers is {list(over_layers)}; the last size must be 1")
+
+
+def embedding_parameters(model: Dlrm) -> list[nn.Parameter]:
+    """Return the weights of the tables, which the fused optimizer trains."""
+    return list(model.sparse_arch.embedding_bag_collection.parameters())

@@ -1,0 +1,35 @@
+"""Optimizers that FBGEMM runs inside the backward pass of the lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.task import why_not_replicated
+
+EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+FUSED_EPSILON = 1e-8
+"""FBGEMM's default of what Adagrad and Adam add to their denominators."""
+
+
+def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -> None:
+    """Apply one of `EMBEDDING_OPTIMIZERS` to the tables' weights, before they are sharded."""
+    apply_optimizer_in_backward(
+        EMBEDDING_OPTIMIZERS[optimizer], list(tables), {"lr": learning_rate}
+    )
+
+
+def check_replicable(optimizer: str) -> None:
+    """Raise ConfigError if no table can be replicated with one of `EMBEDDING_OPTIMIZERS`."""
+    if reason := why_not_replicated(optimizer):
+        raise ConfigError(f"optimizer.embedding is {reason}")

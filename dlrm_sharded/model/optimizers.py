@@ -1,0 +1,144 @@
+"""Optimizers: fused into the backward pass for the tables, ordinary ones for the dense part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.model.dlrm import Dlrm, embedding_parameters
+from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
+from dlrm_sharded.model.replicas import REPLICAS, replica_optimizer
+from dlrm_sharded.model.sharded_model import sharded_embeddings
+from dlrm_sharded.plans.task import memory_of, why_not_fused
+
+DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+}
+DENSE_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Tensors of the size of a weight that a dense optimizer keeps for it."""
+
+FUSED_ON = {"sgd": ("cpu", "cuda"), "adagrad": ("cpu",), "adam": ("cpu", "cuda")}
+"""Devices on which torch has a fused kernel of a dense optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate over steps, as in the DLRM reference: warm-up, constant, decay.
+
+    The warm-up is linear and the decay is quadratic, down to zero; without `decay_steps` the rate
+    stays constant.
+    """
+
+    warmup_steps: int = 0
+    decay_start_step: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("warmup_steps", "decay_start_step", "decay_steps"):
+            check_count(f"optimizer.schedule.{key}", getattr(self, key), least=0)
+        if self.decay_steps and self.decay_start_step < self.warmup_steps:
+            raise ConfigError(
+                f"optimizer.schedule.decay_start_step is {self.decay_start_step}, before the "
+                f"{self.warmup_steps} warm-up steps end"
+            )
+
+    def factor(self, step: int) -> float:
+        """Return the multiplier of the learning rate at a step, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if not self.decay_steps or step < self.decay_start_step:
+            return 1.0
+        left = 1 - (step - self.decay_start_step) / self.decay_steps
+        return max(left, 0.0) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizers of the tables and of the dense part of the model.
+
+    Args:
+        embedding: one of `EMBEDDING_OPTIMIZERS`, fused into the lookup's backward pass.
+        dense: one of `DENSE_OPTIMIZERS`.
+        clip_norm: largest norm of the dense part's gradients, which are scaled down to it; None
+            leaves them. Fused optimizers never hold a table's gradient, so tables are not clipped.
+    """
+
+    embedding: str
+    embedding_learning_rate: float
+    dense: str
+    dense_learning_rate: float
+    clip_norm: float | None = None
+    schedule: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for key, known in (("embedding", EMBEDDING_OPTIMIZERS), ("dense", DENSE_OPTIMIZERS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(
+                    f"optimizer.{key} is {getattr(self, key)!r}; known: {', '.join(known)}"
+                )
+            rate_key = f"{key}_learning_rate"
+            check_number(f"optimizer.{rate_key}", getattr(self, rate_key))
+        if self.clip_norm is not None:
+            check_number("optimizer.clip_norm", self.clip_norm, above=True)
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Return the bytes of one fp32 weight of a table and of its element-wise state."""
+        return memory_of(self.embedding)[0]
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Return the bytes of optimizer state per row of a shard."""
+        return memory_of(self.embedding)[1]
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise ConfigError if FBGEMM cannot fuse the optimizer on the device: Adam on a CPU."""
+        if reason := why_not_fused(self.embedding, device.type):
+            raise ConfigError(f"optimizer.embedding is {reason}")
+
+    def fuse_into(self, model: Dlrm) -> None:
+        """Register the embedding optimizer, which must happen before the model is sharded."""
+        fuse(self.embedding, embedding_parameters(model), self.embedding_learning_rate)
+
+    def build(self, model: DistributedModelParallel) -> CombinedOptimizer:
+        """Build the optimizers of the tables, their replicas and the dense part, as one."""
+        embeddings = sharded_embeddings(model)
+        in_tables = {id(parameter) for parameter in embeddings.parameters()}
+        dense = self.build_dense(
+            {
+                name: parameter
+                for name, parameter in in_backward_optimizer_filter(model.named_parameters())
+                if id(parameter) not in in_tables
+            }
+        )
+        replicas = replica_optimizer(embeddings, self.embedding, self.embedding_learning_rate)
+        parts = [("embedding", model.fused_optimizer), ("dense", dense)]
+        return CombinedOptimizer(parts + ([(REPLICAS, replicas)] if replicas else []))
+
+    def build_dense(self, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
+        """Build the optimizer of the dense part, whose parameters are given by name."""
+
+        def make(params: list[nn.Parameter]) -> Optimizer:
+            # one kernel for the whole step
+            fused = params[0].device.type in FUSED_ON[self.dense]
+            kwargs: dict[str, Any] = {"lr": self.dense_learning_rate, "fused": fused or None}
+            return DENSE_OPTIMIZERS[self.dense](params, **kwargs)
+
+        optimizer = KeyedOptimizerWrapper(dict(parameters), make)
+        if self.clip_norm is None:
+            return optimizer
+        return GradientClippingOptimizer(
+            optimizer, clipping=GradientClipping.NORM, max_gradient=self.clip_norm
+        )

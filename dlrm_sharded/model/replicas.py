@@ -1,0 +1,189 @@
+"""The replicas of a sharded model: their weights, and the optimizer that updates them.
+
+TorchRec looks replicas up with its dense kernel, within DistributedDataParallel (DDP). The tables
+of a kernel lie behind one another in one parameter, whose gradients DDP averages over the ranks.
+TorchRec divides gradients of all other tables by the number of ranks, too, so the mean gradient of
+a replica is what a fused optimizer sees of a table that lies on one rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torchrec.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+
+from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, check_replicable
+
+REPLICAS = "replicas"
+"""Name of the replicas' part of a combined optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaWeights:
+    """The replicas that this rank looks up with one kernel.
+
+    Args:
+        tables: their names.
+        shapes: their numbers of rows and columns.
+        weights: [sum of rows x columns], one table behind the other.
+        place: index of their lookup among those of the collection.
+        group: ranks that average the gradients.
+    """
+
+    tables: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]
+    weights: nn.Parameter
+    place: int
+    group: dist.ProcessGroup
+
+    def by_table(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of each table and its part of a tensor of all, [R, D] or [R].
+
+        Args:
+            flat: a number for each weight, or for each row.
+        """
+        is_by_row = flat.numel() != self.weights.numel()
+        sizes = [rows if is_by_row else rows * cols for rows, cols in self.shapes]
+        for table, shape, part in zip(self.tables, self.shapes, flat.split(sizes), strict=True):
+            yield table, part if is_by_row else part.view(shape)
+
+
+def replicas_of(embeddings: ShardedEmbeddingBagCollection) -> list[ReplicaWeights]:
+    """Return the replicas of a sharded collection; none if its plan has none."""
+    return [
+        _of_kernel(kernel, place, lookup.process_group)
+        for place, lookup in replica_lookups(embeddings).items()
+        for kernel in lookup.modules()
+        if isinstance(kernel, BatchedDenseEmbeddingBag)
+    ]
+
+
+def replica_lookups(embeddings: ShardedEmbeddingBagCollection) -> dict[int, Any]:
+    """Return the lookups that are in DDP, by their place among the collection's lookups."""
+    return {
+        place: lookup
+        for place, lookup in enumerate(embeddings._lookups)
+        if isinstance(lookup, DistributedDataParallel)
+    }
+
+
+def _of_kernel(
+    kernel: BatchedDenseEmbeddingBag, place: int, group: dist.ProcessGroup
+) -> ReplicaWeights:
+    configs = kernel.config.embedding_tables
+    return ReplicaWeights(
+        tables=tuple(config.name for config in configs),
+        shapes=tuple((config.local_rows, config.local_cols) for config in configs),
+        weights=kernel.emb_module.weights,
+        place=place,
+        group=group,
+    )
+
+
+def replica_optimizer(
+    embeddings: ShardedEmbeddingBagCollection, optimizer: str, learning_rate: float
+) -> KeyedOptimizer | None:
+    """Return the optimizer of all replicas of a collection; None if there are none.
+
+    Args:
+        optimizer: the one that is fused into the lookups of the other tables.
+
+    Raises:
+        ConfigError: replicas cannot be trained with it.
+    """
+    replicas = replicas_of(embeddings)
+    if not replicas:
+        return None
+    check_replicable(optimizer)
+
+    def make(weights: list[nn.Parameter]) -> Optimizer:
+        if optimizer == "sgd":
+            return torch.optim.SGD(weights, lr=learning_rate)
+        return ReplicaRowwiseAdagrad(replicas, lr=learning_rate)
+
+    return KeyedOptimizerWrapper({"/".join(of.tables): of.weights for of in replicas}, make)
+
+
+def replica_part(optimizer: CombinedOptimizer) -> KeyedOptimizer | None:
+    """Return the part of a model's optimizer that updates replicas; None if it has none."""
+    return dict(optimizer.optimizers).get(REPLICAS)
+
+
+def replica_states(
+    optimizer: CombinedOptimizer, of: ReplicaWeights
+) -> dict[str, tuple[Tensor, ...]]:
+    """Return the optimizer state of each table, one number per row, as FBGEMM's would be.
+
+    The tensors are views of what training changes.
+    """
+    part = replica_part(optimizer)
+    assert part is not None, "a model with replicas has an optimizer of them"
+    state = part.state.get(of.weights, {})
+    if ROW_STATE not in state:
+        return dict.fromkeys(of.tables, ())
+    return {table: (rows,) for table, rows in of.by_table(state[ROW_STATE])}
+
+
+ROW_STATE = "mean_squares"
+"""Sums over steps of the mean squared gradient of each row."""
+
+
+class ReplicaRowwiseAdagrad(Optimizer):
+    """Row-wise Adagrad on dense gradients, which equals FBGEMM's fused one.
+
+    FBGEMM updates those rows that a batch looks up. The gradients of all others are zeros, which
+    change neither their state nor their weights.
+    """
+
+    def __init__(self, replicas: Sequence[ReplicaWeights], *, lr: float) -> None:
+        super().__init__([of.weights for of in replicas], {"lr": lr})
+        self._blocks: dict[Tensor, list[tuple[int, int]]] = {
+            of.weights: _blocks_of_width(of.shapes) for of in replicas
+        }
+        for of in replicas:
+            num_rows = sum(rows for rows, _ in of.shapes)
+            self.state[of.weights][ROW_STATE] = torch.zeros(num_rows, device=of.weights.device)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all tables that have gradients; there is no `closure`."""
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    self._update(weights, group["lr"])
+
+    def _update(self, weights: Tensor, learning_rate: float) -> None:
+        blocks = self._blocks[weights]
+        flat_sizes = [rows * cols for rows, cols in blocks]
+        assert weights.grad is not None
+        for block, flat, flat_gradient, state in zip(
+            blocks,
+            weights.split(flat_sizes),
+            weights.grad.split(flat_sizes),
+            self.state[weights][ROW_STATE].split([rows for rows, _ in blocks]),
+            strict=True,
+        ):
+            gradient = flat_gradient.view(block)
+            # A norm reads the gradient once, where the mean of its squares would write them first.
+            norms = torch.linalg.vector_norm(gradient, dim=1)
+            state.addcmul_(norms, norms, value=1 / block[1])
+            steps = (state.sqrt() + FUSED_EPSILON).reciprocal_()
+            flat.view(block).addcmul_(gradient, steps.unsqueeze(1), value=-learning_rate)
+
+
+def _blocks_of_width(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the shapes with successive tables of one width as one block, which updates at once."""
+    return [
+        (sum(rows for rows, _ in tables), cols)
+        for cols, tables in itertools.groupby(shapes, key=lambda shape: shape[1])
+    ]

@@ -1,0 +1,207 @@
+"""The model sharded by a plan, and the initial weights of its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs,
+)
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.torchrec_adapter import sharding_env, to_torchrec
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.precision import QUANTIZED_ROW, ExchangePrecision
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.ranks.distributed import new_group
+
+INIT_BLOCK_ROWS = 65_536
+"""Rows of a table whose initial weights share one seed."""
+
+EMBEDDINGS = "sparse_arch.embedding_bag_collection"
+"""Path of the embedding collection in a model."""
+
+FP16_LOSS_SCALE = 1024.0
+"""Factor of gradients in an exchange in fp16, whose smallest number is 6e-8."""
+
+
+def shard_model(
+    model: Dlrm,
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    *,
+    seed: int,
+) -> DistributedModelParallel:
+    """Shard the model by a plan, in TorchRec's DistributedModelParallel; a collective of all ranks.
+
+    The seed alone decides the initial weights, so runs under different plans start from one model.
+    """
+    device = next(model.dense_arch.parameters()).device
+    codecs = exchange_codecs(plan.exchange_precision)
+    is_alone = topology.world_size == 1
+    wrapped = DistributedModelParallel(
+        module=model,
+        env=sharding_env(None if is_alone else new_group()),
+        device=device,
+        plan=_torchrec_plan(plan, tables, topology),
+        sharders=[EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)],
+        init_data_parallel=not is_alone,
+        data_parallel_wrapper=_DenseInOwnGroup(),
+    )
+    initialize_tables(wrapped, seed)
+    return wrapped
+
+
+def dry_shard_model(
+    model: Dlrm, plan: ShardingPlan, tables: Sequence[Table], topology: Topology
+) -> DistributedModelParallel:
+    """Shard a model on the meta device as `shard_model` does, but without any tensor's memory.
+
+    The result has the modules, shapes and shards of this rank. It cannot run. A replica is a table
+    of this rank there, because TorchRec always allocates the weights of its dense kernel.
+    """
+    own = ShardingPlan(
+        plan.world_size,
+        tuple(
+            dataclasses.replace(shard, replicated=False)
+            for shard in plan.shards
+            if not shard.replicated or shard.rank == dist.get_rank()
+        ),
+    )
+    return DistributedModelParallel(
+        module=model,
+        env=sharding_env(),
+        device=torch.device("meta"),
+        plan=_torchrec_plan(own, tables, topology),
+        sharders=[EmbeddingBagCollectionSharder()],
+        init_data_parallel=False,
+        init_parameters=False,
+    )
+
+
+def _torchrec_plan(plan: ShardingPlan, tables: Sequence[Table], topology: Topology) -> TorchRecPlan:
+    return TorchRecPlan({EMBEDDINGS: to_torchrec(plan, tables, topology)})
+
+
+def exchange_codecs(precision: ExchangePrecision) -> dict[str, QuantizedCommCodecs] | None:
+    """Return what TorchRec converts pooled vectors with, by collective; None if nothing is.
+
+    TorchRec's own registry replaces bf16 by fp16 on CPUs, and makes codecs for int8 in reductions,
+    which fail there. gloo does exchange bf16, and reductions have `in_reductions`.
+    """
+    if precision.is_exact:
+        return None
+    return {
+        CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: _codecs(precision),
+        CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name: _codecs(precision.in_reductions),
+    }
+
+
+def _codecs(precision: ExchangePrecision) -> QuantizedCommCodecs:
+    has_rows = "fp8" in (precision.forward, precision.backward)
+    codecs = get_qcomm_codecs(
+        QCommsConfig(
+            forward_precision=CommType(precision.forward),
+            backward_precision=CommType(precision.backward),
+            fp8_quantize_dim=QUANTIZED_ROW if has_rows else None,
+            fp8_quantize_dim_bwd=QUANTIZED_ROW if has_rows else None,
+        )
+    )
+    if precision.backward == "fp16":
+        codecs.backward = _ScaledCodec(codecs.backward, FP16_LOSS_SCALE)
+    return codecs
+
+
+class _ScaledCodec:
+    """Multiplies numbers before an exchange, and divides them after it, in fp32.
+
+    FBGEMM's own loss scale divides in fp16, which loses the small numbers that it was to save:
+    gradients of 1e-6 would keep 4 bits.
+    """
+
+    def __init__(self, codec: Any, scale: float) -> None:
+        self._codec = codec
+        self._scale = scale
+
+    def encode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:
+        encoded: Tensor = self._codec.encode(input_tensor * self._scale, ctx)
+        return encoded
+
+    def decode(self, input_grad: Tensor, ctx: Any = None) -> Tensor:
+        decoded: Tensor = self._codec.decode(input_grad, ctx)
+        return decoded / self._scale
+
+    def __getattr__(self, name: str) -> Any:
+        """Sizes, types and contexts are those of the codec."""
+        return getattr(self._codec, name)
+
+
+class _DenseInOwnGroup(DefaultDataParallelWrapper):
+    """Reduces the gradients of the dense part in the job's group, not in that of the tables.
+
+    The exchanges of a group happen one after the other, and the tables' would wait.
+    """
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        super().wrap(dmp, sharding_env(), device)
+
+
+def sharded_embeddings(model: nn.Module) -> ShardedEmbeddingBagCollection:
+    """Return the sharded collection within a wrapped model."""
+    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
+
+
+def initialize_tables(model: nn.Module, seed: int) -> None:
+    """Fill all tables with uniform numbers in +-sqrt(1 / rows), as TorchRec does by default."""
+    for name, weight in sharded_embeddings(model).state_dict().items():
+        table = name.split(".")[-2]
+        if isinstance(weight, ShardedTensor):
+            for shard in weight.local_shards():
+                fill_table(shard.tensor, shard.metadata.shard_offsets, weight.size(0), table, seed)
+        else:  # a replica
+            fill_table(weight, (0, 0), weight.size(0), table, seed)
+
+
+def fill_table(
+    shard: Tensor, offsets: Sequence[int], num_embeddings: int, table: str, seed: int
+) -> None:
+    """Fill the rectangle of a table that begins at `offsets` = (row, column).
+
+    Every block of 65,536 rows x 4 columns has its own seed. So a weight depends on its place in its
+    table alone, and a rank draws little more than the weights that it holds.
+    """
+    bound = num_embeddings**-0.5
+    generator = torch.Generator(device=shard.device)
+    first_row, first_col = offsets
+    end_row = first_row + shard.shape[0]
+    for start in range(first_row - first_row % INIT_BLOCK_ROWS, end_row, INIT_BLOCK_ROWS):
+        rows = min(INIT_BLOCK_ROWS, num_embeddings - start)
+        in_block = slice(max(first_row, start) - start, min(end_row, start + rows) - start)
+        into = slice(start + in_block.start - first_row, start + in_block.stop - first_row)
+        for col in range(0, shard.shape[1], COLUMN_MULTIPLE):
+            place = f"{seed}/{table}/{start}/{first_col + col}"
+            generator.manual_seed(zlib.crc32(place.encode()))
+            block = torch.empty(rows, COLUMN_MULTIPLE, device=shard.device)
+            block.uniform_(-bound, bound, generator=generator)
+            shard[into, col : col + COLUMN_MULTIPLE].copy_(block[in_block])

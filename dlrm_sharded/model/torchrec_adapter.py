@@ -1,0 +1,146 @@
+"""Translates a plan to TorchRec's types, and back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import placement
+from torchrec.distributed.types import (
+    CacheParams,
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.plans.layouts import Layout, Replicas, layout_of
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import Topology
+
+DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+"""TorchRec's types of weights, by precision."""
+
+CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+"""Kernel of tables in host memory, of which the device caches some rows."""
+
+
+def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:
+    """Return TorchRec's environment of a group, without a device mesh; None for all ranks.
+
+    TorchRec's own constructor makes a mesh, which plans without DTensors never use. On NCCL that is
+    a collective of all ranks of the job, so the ranks of a smaller group would wait for ever.
+    """
+    env = ShardingEnv(dist.get_world_size(group), dist.get_rank(group))
+    env.process_group = group or dist.group.WORLD
+    return env
+
+
+def bag_configs(tables: Sequence[Table]) -> list[EmbeddingBagConfig]:
+    """Return TorchRec's configs of the tables; each has one feature with the name of the table."""
+    return [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            feature_names=[table.name],
+            data_type=DATA_TYPES[table.precision],
+        )
+        for table in tables
+    ]
+
+
+def to_torchrec(
+    plan: ShardingPlan, tables: Sequence[Table], topology: Topology
+) -> EmbeddingModuleShardingPlan:
+    """Return TorchRec's plan of one embedding module; the plan must be valid for the tables."""
+    shards = plan.shards_by_table()
+    return EmbeddingModuleShardingPlan(
+        {
+            table.name: parameter_sharding(
+                shards[table.name], layout_of(shards[table.name], table, topology), topology
+            )
+            for table in tables
+        }
+    )
+
+
+def from_torchrec(
+    module_plan: Mapping[str, ParameterSharding], tables: Sequence[Table], world_size: int
+) -> tuple[Shard, ...]:
+    """Return the shards in TorchRec's plan of one embedding module.
+
+    Raises:
+        InvalidPlanError: a table has no shards and is not data-parallel either.
+    """
+    table_by_name = {table.name: table for table in tables}
+    shards: list[Shard] = []
+    for name, parameter in module_plan.items():
+        if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
+            shards += Replicas(world_size).shards(table_by_name[name])
+            continue
+        if parameter.sharding_spec is None:
+            raise InvalidPlanError(
+                f"table {name!r} is {parameter.sharding_type} without shards; a plan can say "
+                "table-, column-, row-wise and data-parallel only"
+            )
+        cache = parameter.cache_params if parameter.compute_kernel == CACHED_KERNEL else None
+        load_factor = None if cache is None else cache.load_factor
+        for metadata in parameter.sharding_spec.shards:
+            (row, col), (num_rows, num_cols) = metadata.shard_offsets, metadata.shard_sizes
+            if num_rows and num_cols:
+                rank = metadata.placement.rank()
+                rows, cols = (row, row + num_rows), (col, col + num_cols)
+                precision = table_by_name[name].precision
+                shards.append(Shard(name, rank, rows, cols, False, precision, load_factor))
+    return tuple(shards)
+
+
+def parameter_sharding(
+    shards: Sequence[Shard], layout: Layout, topology: Topology
+) -> ParameterSharding:
+    """Return TorchRec's form of the shards of one table."""
+    if isinstance(layout, Replicas):  # an optimizer outside the lookup sees their mean gradients
+        return ParameterSharding(
+            sharding_type=layout.torchrec_type(topology),
+            compute_kernel=EmbeddingComputeKernel.DENSE.value,
+            ranks=list(range(topology.world_size)),
+        )
+    cache = _cache_params(shards[0])
+    return ParameterSharding(
+        sharding_type=layout.torchrec_type(topology),
+        compute_kernel=EmbeddingComputeKernel.FUSED.value if cache is None else CACHED_KERNEL,
+        ranks=[shard.rank for shard in shards],
+        sharding_spec=EnumerableShardingSpec(
+            [
+                ShardMetadata(
+                    shard_offsets=[shard.rows[0], shard.cols[0]],
+                    shard_sizes=[shard.num_rows, shard.num_cols],
+                    placement=placement(
+                        topology.compute_device, shard.rank, topology.ranks_per_host
+                    ),
+                )
+                for shard in shards
+            ]
+        ),
+        cache_params=cache,
+    )
+
+
+def _cache_params(shard: Shard) -> CacheParams | None:
+    """Return the parameters of a shard's cache; None if it has none.
+
+    TorchRec puts cached tables of a rank into one module, whose one cache has the mean of their
+    load factors and rows as wide as the widest. Modules of different parameters stay apart, so each
+    table gets a number of its own: these bytes stay free on the device, which changes nothing.
+    """
+    if shard.load_factor is None:
+        return None
+    own_number = zlib.crc32(shard.table.encode()) / 2.0**8  # below 16 MiB, and exact in a float
+    return CacheParams(load_factor=shard.load_factor, reserved_memory=own_number)

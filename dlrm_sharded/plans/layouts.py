@@ -1,0 +1,254 @@
+"""Layouts: the ways to split one table into shards that TorchRec can train.
+
+A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models price it
+by the size of its group, the ranks that reduce partial results among each other.
+
+TorchRec replicates a table on all ranks only. Replicas that each lie on one host as row blocks need
+its two-dimensional parallelism, which treats all tables of a model alike, so no layout has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.plans.plan import Interval, Shard
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import Topology
+
+REPLICA_GROUP = 0
+"""Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
+
+
+class Layout(Protocol):
+    """A way to split one table into shards."""
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks that reduce partial results among each other; 1 if none do.
+
+        It is `REPLICA_GROUP` for replicas.
+        """
+
+    def torchrec_type(self, topology: Topology) -> str:
+        """Return the value of TorchRec's `ShardingType` for this layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShards:
+    """Ranges of columns with all rows, on any ranks; a whole table is one such range.
+
+    TorchRec fuses the lookups of one sharding type, so whole tables are declared column-wise too,
+    and a rank looks all of them up with one kernel launch.
+    """
+
+    group_size: int = 1
+
+    def torchrec_type(self, topology: Topology) -> str:
+        return "column_wise"
+
+    @classmethod
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> ColumnShards:
+        """Return the layout of shards that tile their table.
+
+        Raises:
+            InvalidPlanError: shards on one rank have different widths, which TorchRec would treat
+                as equal.
+        """
+        widths: dict[int, set[int]] = defaultdict(set)
+        for shard in shards:
+            widths[shard.rank].add(shard.num_cols)
+        for rank, rank_widths in widths.items():
+            if len(rank_widths) > 1:
+                raise InvalidPlanError(
+                    f"table {table.name!r} has column shards of the widths {sorted(rank_widths)} "
+                    f"on rank {rank}; TorchRec trains several shards of a table on one rank only "
+                    "at equal width; merge them into one shard"
+                )
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Even blocks of rows at the full width, one on each rank of a group, in rank order.
+
+    Args:
+        ranks: all ranks of the job, or those of one host.
+    """
+
+    ranks: range
+
+    @property
+    def group_size(self) -> int:
+        return len(self.ranks)
+
+    def torchrec_type(self, topology: Topology) -> str:
+        return "row_wise" if self.group_size == topology.world_size else "table_row_wise"
+
+    def is_possible(self, table: Table) -> bool:
+        """Return whether every rank of the group gets a row; FBGEMM trains no empty block."""
+        return len(row_blocks(table.num_embeddings, self.group_size)) == self.group_size
+
+    def shards(self, table: Table) -> list[Shard]:
+        """Return the blocks of a table, for which they must be possible."""
+        blocks = row_blocks(table.num_embeddings, self.group_size)
+        cols = (0, table.embedding_dim)
+        return [
+            Shard(table.name, rank, rows, cols, precision=table.precision)
+            for rank, rows in zip(self.ranks, blocks, strict=True)
+        ]
+
+    @classmethod
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> RowBlocks:
+        """Return the layout of shards that split rows and tile their table.
+
+        Raises:
+            InvalidPlanError: columns are split too, or the blocks are not even or not in order.
+        """
+        if any(shard.num_cols < table.embedding_dim for shard in shards):
+            raise InvalidPlanError(
+                f"table {table.name!r} is split by rows and by columns; TorchRec trains row blocks "
+                "only at the full width"
+            )
+        # A cache does not change where rows lie.
+        bare = [dataclasses.replace(shard, load_factor=None) for shard in shards]
+        placed = sorted(bare, key=lambda shard: shard.rank)
+        table = dataclasses.replace(table, precision=placed[0].precision)
+        for size in topology.group_sizes:
+            first = placed[0].rank - placed[0].rank % size
+            layout = cls(range(first, first + size))
+            if layout.is_possible(table) and layout.shards(table) == placed:
+                return layout
+        rows = ", ".join(f"rank {s.rank}: [{s.rows[0]}, {s.rows[1]})" for s in placed)
+        height = row_blocks(table.num_embeddings, topology.world_size)[0][1]
+        raise InvalidPlanError(
+            f"table {table.name!r} is split by rows as {rows}; TorchRec trains only even blocks "
+            f"of {height:,} rows over all {topology.world_size} ranks in rank order, or even "
+            f"blocks over the {topology.ranks_per_host} ranks of one host, none of them empty"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The whole table on every rank, which looks up its own samples (data parallelism).
+
+    Neither ids nor vectors are exchanged. The ranks average the gradients of all weights, so that
+    the replicas stay equal.
+    """
+
+    num_ranks: int
+    group_size: int = REPLICA_GROUP
+
+    @property
+    def ranks(self) -> range:
+        return range(self.num_ranks)
+
+    def torchrec_type(self, topology: Topology) -> str:
+        return "data_parallel"
+
+    def shards(self, table: Table) -> list[Shard]:
+        """Return the replicas of a table."""
+        return [
+            dataclasses.replace(Shard.whole(table, rank), replicated=True) for rank in self.ranks
+        ]
+
+    @classmethod
+    def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> Replicas:
+        """Return the layout of shards of which some are replicas.
+
+        Raises:
+            InvalidPlanError: some are not, or there is not one whole table on every rank.
+        """
+        if not all(shard.replicated for shard in shards):
+            raise InvalidPlanError(
+                f"table {table.name!r} has replicas and other shards; give all or none of its "
+                "shards the key replicated"
+            )
+        for shard in shards:
+            if (shard.num_rows, shard.num_cols) != (table.num_embeddings, table.embedding_dim):
+                raise InvalidPlanError(
+                    f"table {table.name!r}: the replica on rank {shard.rank} has only rows "
+                    f"[{shard.rows[0]}, {shard.rows[1]}), cols [{shard.cols[0]}, {shard.cols[1]}); "
+                    "a replica is the whole table"
+                )
+        ranks = sorted(shard.rank for shard in shards)
+        if ranks != list(range(topology.world_size)):
+            raise InvalidPlanError(
+                f"table {table.name!r} has replicas on the ranks {ranks}; TorchRec replicates a "
+                f"table once on each of all {topology.world_size} ranks"
+            )
+        return cls(topology.world_size)
+
+
+def layout_of(shards: Sequence[Shard], table: Table, topology: Topology) -> Layout:
+    """Return the layout of the shards that tile a table, or replicate it.
+
+    Raises:
+        InvalidPlanError: they have no layout that TorchRec trains.
+    """
+    kind: type[ColumnShards | RowBlocks | Replicas] = ColumnShards
+    if is_replicated(shards):
+        kind = Replicas
+    elif is_row_wise(shards, table):
+        kind = RowBlocks
+    return kind.from_shards(shards, table, topology)
+
+
+def is_replicated(shards: Sequence[Shard]) -> bool:
+    """Return whether any of a table's shards is a replica; in a valid plan, then all are."""
+    return any(shard.replicated for shard in shards)
+
+
+def can_split_rows(table: Table, topology: Topology) -> bool:
+    """Return whether row blocks of the table on all ranks can be trained.
+
+    Every rank needs a row, and row blocks are as wide as the table.
+    """
+    fits_lookup = table.embedding_dim <= topology.max_shard_columns
+    may_split = row_layout(topology.world_size, topology) in table.layouts
+    return fits_lookup and may_split and RowBlocks(range(topology.world_size)).is_possible(table)
+
+
+def layout_name(shards: Sequence[Shard], table: Table, topology: Topology) -> str | None:
+    """Return which of `LAYOUTS` the shards of a table are; None if the table is whole."""
+    if is_replicated(shards):
+        return "replicas"
+    if is_row_wise(shards, table):
+        return row_layout(len(shards), topology)
+    return "columns" if len(shards) > 1 else None
+
+
+def row_layout(group_size: int, topology: Topology) -> str:
+    """Return which of `LAYOUTS` row blocks on so many ranks are."""
+    return "rows" if group_size == topology.world_size else "host_rows"
+
+
+def is_row_wise(shards: Sequence[Shard], table: Table) -> bool:
+    """Return whether a table's shards split its rows."""
+    return any(shard.num_rows < table.num_embeddings for shard in shards)
+
+
+def row_blocks(num_embeddings: int, num_blocks: int) -> list[Interval]:
+    """Return the even blocks of rows that TorchRec trains, ceil(rows / blocks) in all but the last.
+
+    There are fewer than `num_blocks` if no rows are left for the last ones.
+    """
+    height = block_height(num_embeddings, num_blocks)
+    return [
+        (start, min(start + height, num_embeddings)) for start in range(0, num_embeddings, height)
+    ]
+
+
+def block_height(num_embeddings: int, num_blocks: int) -> int:
+    """Return the number of rows of every block but the last."""
+    return -(-num_embeddings // num_blocks)
+
+
+def column_widths(table: Table, num_pieces: int) -> list[int]:
+    """Return nearly even numbers of columns, all multiples of 4, the larger ones first."""
+    steps, wider = divmod(table.embedding_dim // COLUMN_MULTIPLE, num_pieces)
+    return [COLUMN_MULTIPLE * (steps + (piece < wider)) for piece in range(num_pieces)]

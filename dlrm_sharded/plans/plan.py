@@ -1,0 +1,308 @@
+"""A plan: rectangles of tables on ranks, which all sharders return and everything else reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.plans.cached_memory import cached_shard_bytes, host_shard_bytes
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+
+log = logging.getLogger(__name__)
+
+Interval = tuple[int, int]
+
+SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision", "load_factor"}
+"""Keys of a shard in plan.json; the last three only where they are set, and not to fp32."""
+
+PLAN_KEYS = {
+    *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
+    *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
+}
+"""Keys of plan.json: those of a plan, and those that a report adds."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shard:
+    """The rectangle `rows` x `cols` (both half-open) of one table, on one rank.
+
+    Args:
+        replicated: whether every rank holds this whole table and looks up its own samples in it.
+        precision: of the weights, one of `TABLE_BYTES`; the same for all shards of a table.
+        load_factor: share of the shard's rows that the device caches, while all of them are in
+            host memory; None for a shard in device memory. It is that of all shards of the table.
+    """
+
+    table: str
+    rank: int
+    rows: Interval
+    cols: Interval
+    replicated: bool = False
+    precision: str = "fp32"
+    load_factor: float | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def num_cols(self) -> int:
+        return self.cols[1] - self.cols[0]
+
+    @classmethod
+    def whole(cls, table: Table, rank: int) -> Shard:
+        """Return a whole table as one shard."""
+        return cls(
+            table.name,
+            rank,
+            (0, table.num_embeddings),
+            (0, table.embedding_dim),
+            precision=table.precision,
+        )
+
+    def bytes_on(self, topology: Topology) -> int:
+        """Return the memory of the shard: weights, optimizer state, gradients of a replica.
+
+        Of a cached shard, this is what lies on the device.
+        """
+        if self.load_factor is not None:
+            return cached_shard_bytes(topology, self.num_rows, self.num_cols, self.load_factor)
+        return topology.shard_bytes(
+            self.num_rows, self.num_cols, replicated=self.replicated, precision=self.precision
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights alone, wherever they are."""
+        return self.num_rows * self.num_cols * TABLE_BYTES[self.precision]
+
+    def host_bytes_on(self, topology: Topology) -> int:
+        """Return the host memory of the shard; 0 unless its rows are cached."""
+        if self.load_factor is None:
+            return 0
+        return host_shard_bytes(topology, self.num_rows, self.num_cols)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of a shard in plan.json.
+
+        Only replicas have the key `replicated`, only tables that are not in fp32 the key
+        `precision`, and only cached shards the key `load_factor`. Readers that do not know them
+        refuse such plans.
+        """
+        fields: dict[str, Any] = {
+            "table": self.table,
+            "rank": self.rank,
+            "rows": list(self.rows),
+            "cols": list(self.cols),
+        }
+        if self.replicated:
+            fields["replicated"] = True
+        if self.precision != "fp32":
+            fields["precision"] = self.precision
+        if self.load_factor is not None:
+            fields["load_factor"] = self.load_factor
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Shard:
+        """Read the form of a shard in plan.json; raise KeyError or TypeError for another form."""
+        return cls(
+            table=_text(fields["table"]),
+            rank=_integer(fields["rank"]),
+            rows=_interval(fields["rows"]),
+            cols=_interval(fields["cols"]),
+            replicated=_truth(fields.get("replicated", False)),
+            precision=_precision(fields.get("precision", "fp32")),
+            load_factor=_number_or_none(fields.get("load_factor")),
+        )
+
+    def __str__(self) -> str:
+        if self.replicated:
+            return f"replica of {self.table} on rank {self.rank}"
+        return (
+            f"{self.table}[{self.rows[0]}:{self.rows[1]}, {self.cols[0]}:{self.cols[1]}]"
+            f" on rank {self.rank}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingPlan:
+    """The shards of all tables; they tile every table exactly, or are whole on every rank.
+
+    Args:
+        exchange_precision: precision of what the ranks exchange.
+    """
+
+    world_size: int
+    shards: tuple[Shard, ...]
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+
+    def shards_by_table(self) -> dict[str, list[Shard]]:
+        """Return the shards by table, ordered by their place in it."""
+        grouped: dict[str, list[Shard]] = defaultdict(list)
+        for shard in sorted(self.shards, key=lambda s: (s.rows, s.cols, s.rank)):
+            grouped[shard.table].append(shard)
+        return dict(grouped)
+
+    @property
+    def replicated_tables(self) -> tuple[str, ...]:
+        """Names of the tables that every rank has, in the order of the plan."""
+        return tuple(dict.fromkeys(shard.table for shard in self.shards if shard.replicated))
+
+    def half_tables(self) -> list[str]:
+        """Return the names of the tables whose weights are in fp16, sorted."""
+        return sorted({shard.table for shard in self.shards if shard.precision == "fp16"})
+
+    @property
+    def load_factors(self) -> dict[str, float]:
+        """Load factors of the cached tables; empty if all tables are in device memory."""
+        return {s.table: s.load_factor for s in self.shards if s.load_factor is not None}
+
+    def bytes_by_rank(self, topology: Topology) -> list[int]:
+        """Return the memory that the plan takes on each rank."""
+        used = [0] * self.world_size
+        for shard in self.shards:
+            used[shard.rank] += shard.bytes_on(topology)
+        return used
+
+    def host_bytes_by_rank(self, topology: Topology) -> list[int]:
+        """Return the host memory that the cached tables of each rank take."""
+        used = [0] * self.world_size
+        for shard in self.shards:
+            used[shard.rank] += shard.host_bytes_on(topology)
+        return used
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what plan.json says of the plan itself.
+
+        It names a precision other than fp32 only, of which older readers warn.
+        """
+        fields: dict[str, Any] = {
+            "world_size": self.world_size,
+            "shards": [shard.to_json() for shard in self.shards],
+        }
+        if not self.exchange_precision.is_exact:
+            fields["exchange_precision"] = self.exchange_precision.to_json()
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
+        """Read a plan in the form of plan.json, and ignore what a report adds there.
+
+        Raises:
+            InvalidPlanError: a key is missing or has a value of the wrong kind.
+        """
+        try:
+            _check_keys_of_shards(fields["shards"])
+            return cls(
+                world_size=_integer(fields["world_size"]),
+                shards=tuple(Shard.from_json(shard) for shard in fields["shards"]),
+                exchange_precision=ExchangePrecision.parse(
+                    fields.get("exchange_precision", FP32_EXCHANGE)
+                ),
+            )
+        except KeyError as error:
+            raise InvalidPlanError(f"the plan lacks the key {error}") from error
+        except (TypeError, ValueError, AttributeError, ConfigError) as error:
+            raise InvalidPlanError(
+                f"the plan does not have the form of a plan.json: {error}"
+            ) from error
+
+
+def read_plan(path: str | Path) -> ShardingPlan:
+    """Read a plan.json.
+
+    Raises:
+        ConfigError: the file is missing or is not JSON.
+        InvalidPlanError: the file does not describe a plan.
+    """
+    fields = read_json_object(path, noun="plan")
+    if unknown := sorted(set(fields) - PLAN_KEYS):
+        log.warning("the plan file %s has unknown keys, which have no effect: %s", path, unknown)
+    return ShardingPlan.from_json(fields)
+
+
+def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
+    """Return the task with the tables in the precisions of a plan."""
+    by_table = {shard.table: shard.precision for shard in plan.shards}
+    if all(table.precision == by_table.get(table.name, "fp32") for table in task.tables):
+        return task
+    tables = (
+        dataclasses.replace(table, precision=by_table.get(table.name, "fp32"))
+        for table in task.tables
+    )
+    return dataclasses.replace(task, tables=tuple(tables))
+
+
+def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
+    """Place every table whole on a rank.
+
+    Args:
+        ranks: rank of each table, in the order of the task.
+    """
+    shards = (Shard.whole(table, rank) for table, rank in zip(task.tables, ranks, strict=True))
+    return ShardingPlan(task.topology.world_size, tuple(shards))
+
+
+def with_load_factors(plan: ShardingPlan, load_factors: Mapping[str, float]) -> ShardingPlan:
+    """Return the plan with these tables cached, and no others."""
+    return ShardingPlan(
+        plan.world_size,
+        tuple(
+            dataclasses.replace(shard, load_factor=load_factors.get(shard.table))
+            for shard in plan.shards
+        ),
+    )
+
+
+def _check_keys_of_shards(shards: Any) -> None:
+    """Raise ValueError if a shard has a key that shards do not have."""
+    if not isinstance(shards, list):
+        raise TypeError("its shards are no list")
+    for shard in shards:
+        if unknown := set(shard) - SHARD_KEYS:
+            raise ValueError(f"a shard has the unknown keys {sorted(unknown)}")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not the name of a table")
+    return value
+
+
+def _precision(value: Any) -> str:
+    if value not in list(TABLE_BYTES):
+        raise ValueError(f"the precision of a shard is {value!r}; known: {', '.join(TABLE_BYTES)}")
+    return str(value)
+
+
+def _interval(bounds: Any) -> Interval:
+    start, stop = bounds
+    return _integer(start), _integer(stop)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is not a number")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value

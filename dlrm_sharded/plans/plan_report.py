@@ -1,0 +1,222 @@
+"""Reports on plans: how a plan was found, its predicted cost, and its distance from the best.
+
+A plan only says where shards are. Everything that a planner says of it is in a `PlanReport`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.plans.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCost:
+    """Time that one shard adds to its rank in lookups and exchanges."""
+
+    shard: Shard
+    table: Table
+    compute_ms: float
+    comm_ms: float
+
+    @property
+    def cost_ms(self) -> float:
+        return self.compute_ms + self.comm_ms
+
+
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """Cost of a rank and of its shards, the costliest first."""
+
+    rank: int
+    cost_ms: float
+    shards: tuple[ShardCost, ...]
+
+    @property
+    def overhead_ms(self) -> float:
+        """Time that no shard causes: kernel launches, and the exchanges of other ranks."""
+        return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGain:
+    """The gain from splitting a table.
+
+    Args:
+        gain_ms: added cost of the plan if the table is whole, on the cheapest rank for it; None if
+            the whole table fits no rank beside the other shards.
+    """
+
+    table: str
+    num_shards: int
+    kind: str
+    gain_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The best plan that a short search without constraints finds for a changed task.
+
+    Args:
+        change: description of the change.
+        cost_ms: cost of that plan; None if the search found nothing better than the present one.
+    """
+
+    change: str
+    cost_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """An explanation of a plan's predicted cost.
+
+    Args:
+        bounding: the costliest ranks, at most 8 of the `num_bounding` within 1 % of the costliest.
+        splits: gains of split tables, the largest first; fewer than `num_split` on large plans.
+        alternatives: None if they were not requested.
+    """
+
+    world_size: int
+    cost_ms: float
+    bounding: tuple[RankCost, ...]
+    num_bounding: int
+    splits: tuple[SplitGain, ...]
+    num_split: int
+    alternatives: tuple[Alternative, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileValue:
+    """The worth of access profiles that a task does not have.
+
+    Args:
+        num_assumed: number of tables without a reuse histogram.
+        least_ms, most_ms: range of the plan's predicted cost, if all of these tables have one of
+            the skews that are assumed possible.
+        gain: share of the predicted cost that a search gains if it knows the profiles, in the mean
+            over drawn ones; None if the task is too large, or nothing was found in time.
+    """
+
+    num_assumed: int
+    least_ms: float
+    most_ms: float
+    gain: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `profiles` in plan.json."""
+        return {
+            "assumed": self.num_assumed,
+            "least_ms": self.least_ms,
+            "most_ms": self.most_ms,
+            "gain": self.gain,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTable:
+    """A table in host memory, of which the ranks' devices cache some rows.
+
+    Args:
+        load_factor: share of the rows in the caches.
+        miss_ratio: share of a batch's unique ids whose rows are fetched.
+        is_measured: whether that follows from accesses that were measured.
+        added_ms: time that the table's costliest shard adds to its rank.
+    """
+
+    table: str
+    load_factor: float
+    miss_ratio: float
+    is_measured: bool
+    added_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheForecast:
+    """What cached tables take, by a model that nobody has compared with measurements.
+
+    Args:
+        tables: the cached tables.
+        added_ms_by_rank: time for misses and for looking up the caches, which the predicted cost
+            counts in the forward computation.
+        host_bytes_by_rank: host memory of the tables.
+    """
+
+    tables: tuple[CachedTable, ...]
+    added_ms_by_rank: tuple[float, ...]
+    host_bytes_by_rank: tuple[int, ...]
+
+    def added_to(self, cost: PlanCost) -> PlanCost:
+        """Return a predicted cost with the time of the caches."""
+        return dataclasses.replace(
+            cost,
+            per_rank=tuple(
+                dataclasses.replace(rank, fwd_compute_ms=rank.fwd_compute_ms + ms)
+                for rank, ms in zip(cost.per_rank, self.added_ms_by_rank, strict=True)
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `cached` in plan.json."""
+        return {
+            "tables": [dataclasses.asdict(table) for table in self.tables],
+            "added_ms_by_rank": list(self.added_ms_by_rank),
+            "host_bytes_by_rank": list(self.host_bytes_by_rank),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The planner's statements about a plan.
+
+    Args:
+        sharder: name of the sharder that made the plan.
+        solve_s: time that the sharder took.
+        cost: predicted cost; None without a cost model.
+        standing: what is known of the prices behind `cost`; None if the model does not say.
+        caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
+        lower_bound_ms: lower bound of `cost_ms` for all valid plans; None if not known.
+        diagnosis: None if it was not requested or the cost model is not additive.
+        profile_value: None if all profiles are known, or the cost model is not additive.
+        exchange_precision: precision of the plan's exchanges.
+        cached: what cached tables add, which `cost` includes; None if no table is cached.
+    """
+
+    sharder: str
+    solve_s: float
+    cost: PlanCost | None = None
+    standing: Standing | None = None
+    caveat: str | None = None
+    lower_bound_ms: float | None = None
+    diagnosis: Diagnosis | None = None
+    profile_value: ProfileValue | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    cached: CacheForecast | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """Distance of the predicted cost from the lower bound, relative to the bound."""
+        if self.cost is None or not self.lower_bound_ms:
+            return None
+        return self.cost.cost_ms / self.lower_bound_ms - 1.0
+
+
+def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
+    """Return the form of plan.json, which has the key `cached` only if tables are cached."""
+    fields = {
+        "sharder": report.sharder,
+        **plan.to_json(),
+        "solve_s": report.solve_s,
+        "lower_bound_ms": report.lower_bound_ms,
+        "gap": report.gap,
+        "caveat": report.caveat,
+        "prices": None if report.standing is None else report.standing.to_json(),
+        "profiles": None if report.profile_value is None else report.profile_value.to_json(),
+        "predicted": None if report.cost is None else report.cost.to_json(),
+    }
+    return fields | ({} if report.cached is None else {"cached": report.cached.to_json()})

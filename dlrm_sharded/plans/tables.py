@@ -1,0 +1,146 @@
+"""Embedding tables and their access profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+
+COLUMN_MULTIPLE = 4
+"""fp32 columns of which widths are multiples: FBGEMM's fused lookup loads 16 bytes at a time."""
+
+MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
+"""Limits beyond any real table, below which sums of sizes are exact in 64 bits."""
+
+MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
+"""Largest width of a shard by compute device: FBGEMM's kernels check `max_D <= 2048` at the first
+lookup (`max_embedding_dim` of its code generator)."""
+
+LAYOUTS = frozenset({"columns", "rows", "host_rows", "replicas"})
+"""Ways in which a table can lie if it is not whole: in column shards, in row blocks on all ranks or
+on those of one host, or as a replica on every rank."""
+
+NUM_REUSE_BINS = 17
+"""Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
+
+NOT_IN_JSON = {"precision", "layouts"}
+"""Fields of a table that a task.json does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`num_embeddings` x `embedding_dim` weights, pooled over `pooling_factor` ids per sample.
+
+    Args:
+        reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
+            (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
+            None if it was not measured.
+        precision: of the weights; a plan decides it, so a task.json does not have it.
+        miss_ratio_curve: shares of the rows that a cache holds, rising from 0 to 1, each with the
+            share of a batch's unique ids that miss it (`miss_ratio.MissRatioCurve`); None if it
+            was not measured.
+        layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
+            unless a model's module trains fewer. A task.json does not have them.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    pooling_factor: float
+    reuse_histogram: tuple[float, ...] | None = None
+    precision: str = "fp32"
+    miss_ratio_curve: tuple[tuple[float, float], ...] | None = None
+    layouts: frozenset[str] = LAYOUTS
+
+    def __post_init__(self) -> None:
+        # A yaml gives lists, which no other table equals that was read from a task.json.
+        if isinstance(self.reuse_histogram, list):
+            object.__setattr__(self, "reuse_histogram", tuple(self.reuse_histogram))
+        if isinstance(self.miss_ratio_curve, list):
+            object.__setattr__(self, "miss_ratio_curve", tuple(map(tuple, self.miss_ratio_curve)))
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
+        where = f"table {self.name!r}"
+        check_count(f"{where}: num_embeddings", self.num_embeddings, least=1, most=MAX_ROWS)
+        check_count(f"{where}: embedding_dim", self.embedding_dim, least=4, most=MAX_COLUMNS)
+        if self.embedding_dim % COLUMN_MULTIPLE:
+            raise ConfigError(
+                f"{where}: embedding_dim is {self.embedding_dim}; FBGEMM's fused lookup needs a "
+                f"multiple of {COLUMN_MULTIPLE}"
+            )
+        check_number(f"{where}: pooling_factor", self.pooling_factor, most=MAX_POOLING_FACTOR)
+        if self.reuse_histogram is not None:
+            if len(self.reuse_histogram) != NUM_REUSE_BINS:
+                raise ConfigError(
+                    f"{where}: reuse_histogram has {len(self.reuse_histogram)} bins, "
+                    f"must have {NUM_REUSE_BINS}"
+                )
+            for share in self.reuse_histogram:
+                check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
+        if self.miss_ratio_curve is not None:
+            _check_curve(f"{where}: miss_ratio_curve", self.miss_ratio_curve)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of a table in task.json."""
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "num_embeddings": self.num_embeddings,
+            "embedding_dim": self.embedding_dim,
+            "pooling_factor": self.pooling_factor,
+        }
+        if self.reuse_histogram is not None:
+            fields["reuse_histogram"] = list(self.reuse_histogram)
+        if self.miss_ratio_curve is not None:
+            fields["miss_ratio_curve"] = [list(point) for point in self.miss_ratio_curve]
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Table:
+        """Read what `to_json` returned.
+
+        Raises:
+            ConfigError: a key is missing, unknown, or has a value of the wrong kind.
+        """
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"a table is {fields!r}, must be an object")
+        unknown = set(fields) - ({field.name for field in dataclasses.fields(cls)} - NOT_IN_JSON)
+        if unknown:
+            raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
+        missing = {"name", "num_embeddings", "embedding_dim", "pooling_factor"} - set(fields)
+        if missing:
+            raise ConfigError(f"a table lacks the keys {sorted(missing)}: {dict(fields)}")
+        histogram = fields.get("reuse_histogram")
+        if histogram is not None and not isinstance(histogram, list):
+            raise ConfigError(f"table {fields['name']!r}: reuse_histogram is not a list")
+        shares = None if histogram is None else tuple(histogram)
+        curve = fields.get("miss_ratio_curve")
+        if curve is not None:
+            if not isinstance(curve, list) or not all(isinstance(point, list) for point in curve):
+                raise ConfigError(
+                    f"table {fields['name']!r}: miss_ratio_curve is not a list of [share, ratio]"
+                )
+            curve = tuple(map(tuple, curve))
+        return cls(**{**fields, "reuse_histogram": shares, "miss_ratio_curve": curve})
+
+
+def _check_curve(key: str, points: tuple[tuple[float, float], ...]) -> None:
+    """Raise ConfigError unless points are [share, ratio] from share 0 to 1, and no ratio rises."""
+    if len(points) < 2 or any(len(point) != 2 for point in points):
+        raise ConfigError(f"{key} needs two points [share, ratio] or more, and no other lengths")
+    for share, ratio in points:
+        check_number(f"{key}: a share of the rows", share, most=1.0)
+        check_number(f"{key}: a miss ratio", ratio, most=1.0)
+    if points[0][0] != 0.0 or points[-1][0] != 1.0:
+        raise ConfigError(
+            f"{key} goes from share {points[0][0]:g} to {points[-1][0]:g}, must go from 0 to 1"
+        )
+    for (share, ratio), (next_share, next_ratio) in itertools.pairwise(points):
+        if next_share <= share or next_ratio > ratio:
+            raise ConfigError(
+                f"{key} has the point [{next_share:g}, {next_ratio:g}] after [{share:g}, "
+                f"{ratio:g}]; shares must rise, and a larger cache cannot miss more"
+            )

@@ -1,0 +1,365 @@
+"""The input of a sharder: tables, the topology of the ranks, and the batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.plans.precision import TABLE_BYTES
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
+
+GIB = 2**30
+MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
+"""Where users set the memory of a rank, for messages."""
+
+HOST_MEMORY_KEYS = "topology.host_memory_gib, or host_memory_bytes in task.json"
+"""Where users set a rank's share of host memory, for messages."""
+
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (0, 4), "adam": (8, 0)}
+"""Fused optimizers of tables, with their state in bytes per weight and per row of a shard."""
+
+CAN_REPLICATE = ("sgd", "rowwise_adagrad")
+"""Optimizers of tables that leave a row alone whose gradient is zero.
+
+A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
+"""
+
+CUDA_ONLY = ("adam",)
+"""Optimizers of tables that FBGEMM does not fuse on CPUs."""
+
+OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")
+"""Keys of a topology that an optimizer of tables decides, in the order of `memory_of`."""
+
+REPLICA_GRADIENT_BYTES = 8
+"""Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
+
+Other tables have none: their optimizer is fused into the backward pass of the lookup.
+"""
+
+MAX_RANKS, MAX_BYTES = 2**20, 2**60
+"""Limits beyond any real job, below which sums of sizes are exact in 64 bits."""
+
+MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
+"""Limits beyond any real link, in bytes/s, between which predicted times are finite."""
+
+BANDWIDTHS = ("intra_host_bytes_per_s", "inter_host_bytes_per_s", "host_bytes_per_s")
+"""Keys of a topology that are bandwidths; all are optional."""
+
+MAX_BATCH_SIZE = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The ranks of a job; the first `local_world_size` ranks are on host 0, and so on.
+
+    Args:
+        memory_bytes: memory of one rank for tables: weights and optimizer state.
+        memory_bytes_by_rank: memory of each rank if they differ, instead of `memory_bytes`; read
+            `rank_memory_bytes` in either case.
+        local_world_size: ranks per host; None if all ranks are on one host.
+        bytes_per_element: memory of one weight with its element-wise optimizer state:
+            4 for SGD and row-wise Adagrad in fp32, 12 for Adam.
+        optimizer_bytes_per_row: optimizer state per row of a shard: 4 for row-wise Adagrad.
+        compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
+        intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
+            ranks of its host together, and to those of other hosts; None if not known.
+        host_memory_bytes: host memory of one rank for tables of which its device caches a part;
+            the ranks of a host share theirs. None if it is not limited.
+        host_bytes_per_s: bandwidth at which a device exchanges rows with host memory, both
+            directions together; None if not known.
+    """
+
+    world_size: int
+    memory_bytes: int
+    local_world_size: int | None = None
+    bytes_per_element: int = 4
+    optimizer_bytes_per_row: int = 0
+    compute_device: str = "cuda"
+    intra_host_bytes_per_s: float | None = None
+    inter_host_bytes_per_s: float | None = None
+    memory_bytes_by_rank: tuple[int, ...] | None = None
+    host_memory_bytes: int | None = None
+    host_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
+        check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
+        self._check_memory_by_rank()
+        check_count("topology.bytes_per_element", self.bytes_per_element, least=1, most=64)
+        check_count(
+            "topology.optimizer_bytes_per_row", self.optimizer_bytes_per_row, least=0, most=2**20
+        )
+        if self.host_memory_bytes is not None:
+            check_count(
+                "topology.host_memory_bytes", self.host_memory_bytes, least=0, most=MAX_BYTES
+            )
+        for key in BANDWIDTHS:
+            if getattr(self, key) is not None:
+                self._check_bandwidth(key)
+        if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
+            raise ConfigError(
+                f"topology.compute_device is {self.compute_device!r}, must be cpu or cuda"
+            )
+        if self.local_world_size is None:
+            return
+        check_count("topology.local_world_size", self.local_world_size, least=1)
+        if self.world_size % self.local_world_size:
+            raise ConfigError(
+                f"topology.local_world_size is {self.local_world_size}, "
+                f"must divide topology.world_size = {self.world_size}"
+            )
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Number of ranks on every host."""
+        return self.local_world_size or self.world_size
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups of ranks that can share row blocks: all ranks, and those of a host.
+
+        Groups of size g are the ranks 0 to g - 1, g to 2 g - 1, ...
+        """
+        sizes = dict.fromkeys((self.world_size, self.ranks_per_host))
+        return tuple(size for size in sizes if size > 1)
+
+    @property
+    def max_shard_columns(self) -> int:
+        """Largest width of a shard that the ranks' lookups support."""
+        return MAX_SHARD_COLUMNS[self.compute_device]
+
+    @property
+    def rank_memory_bytes(self) -> tuple[int, ...]:
+        """Memory of each rank for tables."""
+        return self.memory_bytes_by_rank or (self.memory_bytes,) * self.world_size
+
+    @property
+    def rank_memory_text(self) -> str:
+        """Memory of a rank in GiB, for messages; a range if the ranks differ."""
+        memory = self.rank_memory_bytes
+        least, most = f"{min(memory) / GIB:.2f}", f"{max(memory) / GIB:.2f}"
+        return f"{most} GiB" if least == most else f"{least} to {most} GiB"
+
+    def element_bytes(self, precision: str) -> int:
+        """Return the memory of one weight of a precision with its element-wise optimizer state."""
+        return self.bytes_per_element - TABLE_BYTES["fp32"] + TABLE_BYTES[precision]
+
+    def shard_bytes(
+        self, num_rows: int, num_cols: int, *, replicated: bool = False, precision: str = "fp32"
+    ) -> int:
+        """Return the memory of `num_rows` x `num_cols` weights and their optimizer state.
+
+        Args:
+            replicated: whether the weights are a replica, which has gradients in memory, too.
+        """
+        per_element = self.element_bytes(precision) + replicated * REPLICA_GRADIENT_BYTES
+        return num_rows * (num_cols * per_element + self.optimizer_bytes_per_row)
+
+    def table_bytes(self, table: Table) -> int:
+        """Return the memory of a whole table as one shard."""
+        return self.shard_bytes(
+            table.num_embeddings, table.embedding_dim, precision=table.precision
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of the topology in task.json."""
+        fields: dict[str, Any] = {
+            "world_size": self.world_size,
+            "memory_bytes": self.memory_bytes,
+            "local_world_size": self.ranks_per_host,
+            "bytes_per_element": self.bytes_per_element,
+            "optimizer_bytes_per_row": self.optimizer_bytes_per_row,
+            "compute_device": self.compute_device,
+        }
+        if self.memory_bytes_by_rank is not None:
+            fields["memory_bytes_by_rank"] = list(self.memory_bytes_by_rank)
+        for key in ("host_memory_bytes", *BANDWIDTHS):
+            if getattr(self, key) is not None:
+                fields[key] = getattr(self, key)
+        return fields
+
+    def _check_bandwidth(self, key: str) -> None:
+        value = getattr(self, key)
+        try:
+            check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
+        except ConfigError as error:
+            of_run = key.replace("_bytes_", "_gb_")
+            raise ConfigError(f"{error}; in a run, set topology.{of_run}, in GB/s") from error
+
+    def _check_memory_by_rank(self) -> None:
+        key, by_rank = "topology.memory_bytes_by_rank", self.memory_bytes_by_rank
+        if by_rank is None:
+            return
+        if not isinstance(by_rank, tuple):
+            raise ConfigError(
+                f"{key} is a {type(by_rank).__name__}, must be a list in task.json, a tuple in code"
+            )
+        if len(by_rank) != self.world_size:
+            raise ConfigError(
+                f"{key} has {len(by_rank):,} figures, must have one for each of the "
+                f"{self.world_size:,} ranks of topology.world_size"
+            )
+        for rank, memory_bytes in enumerate(by_rank):
+            check_count(f"{key}[{rank}]", memory_bytes, least=1, most=MAX_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingTask:
+    """The problem of placing `tables` on `topology` to train with a global `batch_size`.
+
+    Args:
+        optimizer: fused optimizer of the tables, a key of `STATE_BYTES`, whose state the topology
+            counts; None if it is not stated. Read `known_optimizer` in either case.
+    """
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    batch_size: int
+    optimizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ConfigError("the task has no tables; give it at least one")
+        check_count("batch_size", self.batch_size, least=1, most=MAX_BATCH_SIZE)
+        if self.optimizer is not None:
+            self._check_optimizer(self.optimizer)
+        names = [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"{names.count(twice)} tables are named {twice!r}; names must be unique"
+            )
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of all tables, each as one shard."""
+        return sum(self.topology.table_bytes(table) for table in self.tables)
+
+    @property
+    def known_optimizer(self) -> str | None:
+        """The optimizer that is stated, or else the one whose state the topology counts.
+
+        It is None if the topology counts the state of none that is known.
+        """
+        if self.optimizer is not None:
+            return self.optimizer
+        counted = (self.topology.bytes_per_element, self.topology.optimizer_bytes_per_row)
+        return next((name for name in STATE_BYTES if memory_of(name) == counted), None)
+
+    @property
+    def can_replicate(self) -> bool:
+        """Return whether the optimizer trains replicas; an unknown optimizer is taken to do so."""
+        return self.known_optimizer is None or self.known_optimizer in CAN_REPLICATE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of task.json."""
+        fields: dict[str, Any] = {
+            "tables": [table.to_json() for table in self.tables],
+            "topology": self.topology.to_json(),
+            "batch_size": self.batch_size,
+        }
+        return fields if self.optimizer is None else fields | {"optimizer": self.optimizer}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ShardingTask:
+        """Read the form of task.json.
+
+        Raises:
+            ConfigError: a key is missing, unknown, or has a value of the wrong kind.
+        """
+        required = {"tables", "topology", "batch_size"}
+        if set(fields) - {"optimizer"} != required:
+            raise ConfigError(
+                f"the task has the keys {sorted(fields)}, must have {sorted(required)}, and may "
+                "have optimizer"
+            )
+        topology, tables = fields["topology"], fields["tables"]
+        if not isinstance(topology, dict) or not isinstance(tables, list):
+            raise ConfigError("the task's topology must be an object and its tables a list")
+        known = {field.name for field in dataclasses.fields(Topology)}
+        if not {"world_size", "memory_bytes"} <= set(topology) <= known:
+            raise ConfigError(
+                f"topology has the keys {sorted(topology)}; it needs world_size and memory_bytes, "
+                f"and may have {', '.join(sorted(known))}"
+            )
+        by_rank = topology.get("memory_bytes_by_rank")
+        if isinstance(by_rank, list):
+            topology = topology | {"memory_bytes_by_rank": tuple(by_rank)}
+        optimizer = fields.get("optimizer")
+        if isinstance(optimizer, str) and optimizer in STATE_BYTES:
+            counted = zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True)
+            topology = {**dict(counted), **topology}
+        return cls(
+            tables=tuple(Table.from_json(table) for table in tables),
+            topology=Topology(**topology),
+            batch_size=fields["batch_size"],
+            optimizer=optimizer,
+        )
+
+    def _check_optimizer(self, optimizer: str) -> None:
+        if not isinstance(optimizer, str) or optimizer not in STATE_BYTES:
+            raise ConfigError(
+                f"the task's optimizer is {optimizer!r}; known: {', '.join(STATE_BYTES)}"
+            )
+        for key, num_bytes in zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True):
+            if (counted := getattr(self.topology, key)) != num_bytes:
+                raise ConfigError(
+                    f"the task's optimizer is {optimizer!r}, and topology.{key} is {counted}, must "
+                    f"be {num_bytes}; correct one of the two, or leave topology.{key} out"
+                )
+        if reason := why_not_fused(optimizer, self.topology.compute_device):
+            raise ConfigError(f"the task's optimizer is {reason}")
+
+
+def memory_of(optimizer: str) -> tuple[int, int]:
+    """Return the bytes of an fp32 weight with its state, and of the state of a row of a shard."""
+    per_element, per_row = STATE_BYTES[optimizer]
+    return TABLE_BYTES["fp32"] + per_element, per_row
+
+
+def with_optimizer(task: ShardingTask, optimizer: str) -> ShardingTask:
+    """Return the task with another optimizer of the tables, whose state counts as memory."""
+    per_element, per_row = memory_of(optimizer)
+    topology = dataclasses.replace(
+        task.topology, bytes_per_element=per_element, optimizer_bytes_per_row=per_row
+    )
+    return dataclasses.replace(task, topology=topology, optimizer=optimizer)
+
+
+def why_not_fused(optimizer: str, compute_device: str) -> str | None:
+    """Return why FBGEMM cannot fuse an optimizer of tables on a device; None if it can."""
+    if optimizer not in CUDA_ONLY or compute_device == "cuda":
+        return None
+    others = " or ".join(name for name in STATE_BYTES if name not in CUDA_ONLY)
+    return f"{optimizer!r}, which FBGEMM fuses on CUDA only; use {others} on a CPU"
+
+
+def why_not_replicated(optimizer: str) -> str | None:
+    """Return why no table can be replicated under an optimizer of tables; None if it can."""
+    if optimizer in CAN_REPLICATE:
+        return None
+    return (
+        f"{optimizer!r}, under which no table can be replicated: it would also change the rows of "
+        f"a replica that no sample looks up; use {' or '.join(CAN_REPLICATE)}, or a plan without "
+        "replicas"
+    )
+
+
+def without_memory_limit(task: ShardingTask) -> ShardingTask:
+    """Return the task on ranks whose memory holds any table."""
+    topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
+    return dataclasses.replace(task, topology=topology)
+
+
+def read_task(path: str | Path) -> ShardingTask:
+    """Read a task.json.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON, or does not describe a task.
+    """
+    return ShardingTask.from_json(read_json_object(path, noun="task"))

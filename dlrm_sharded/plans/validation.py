@@ -1,0 +1,245 @@
+"""Checks that a plan can be trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.plans.layouts import is_replicated, layout_of
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.precision import TABLE_BYTES, why_not_exchanged
+from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
+from dlrm_sharded.plans.task import (
+    GIB,
+    HOST_MEMORY_KEYS,
+    MEMORY_KEYS,
+    ShardingTask,
+    Topology,
+    why_not_replicated,
+)
+
+SPLITTING_ADVICE = "use a sharder that splits tables (sharder=neuroshard)"
+
+
+def validate(plan: ShardingPlan, task: ShardingTask) -> None:
+    """Refuse a plan that cannot be trained for the task.
+
+    Raises:
+        InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
+            exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
+            does not train a split; a table is replicated in part only, in fp16, or under an
+            optimizer that trains no replicas; the shards of a table have different precisions; a
+            table is cached in part only, or where devices cannot cache; the ranks do not exchange
+            numbers of the plan's precision; or a rank needs more memory than it has. The message
+            has the numbers.
+    """
+    topology = task.topology
+    if plan.world_size != topology.world_size:
+        raise InvalidPlanError(
+            f"the plan is for {plan.world_size} ranks, the job has {topology.world_size}; "
+            f"start {plan.world_size} ranks or make a new plan"
+        )
+    shards_by_table = plan.shards_by_table()
+    names = {table.name for table in task.tables}
+    for unknown in shards_by_table.keys() - names:
+        raise InvalidPlanError(
+            f"the plan has shards of a table {unknown!r} that the task does not have; "
+            "make the plan for these tables"
+        )
+    for table in task.tables:
+        shards = shards_by_table.get(table.name, [])
+        if not shards:
+            raise InvalidPlanError(f"table {table.name!r} is in no shard; place every table")
+        for shard in shards:
+            _check_rectangle(shard, table, topology)
+        _check_precision(shards, table)
+        if not is_replicated(shards):
+            _check_tiling(shards, table)
+        layout_of(shards, table, topology)  # raises if there is none
+        if is_replicated(shards) and not task.can_replicate:
+            assert task.known_optimizer is not None
+            raise InvalidPlanError(
+                f"table {table.name!r} is replicated, and the optimizer of the tables is "
+                f"{why_not_replicated(task.known_optimizer)}"
+            )
+        _check_caching(shards, topology)
+    local_batch_size = task.batch_size // topology.world_size
+    if reason := why_not_exchanged(
+        plan.exchange_precision, topology.compute_device, local_batch_size
+    ):
+        raise InvalidPlanError(f"the plan's {reason}")
+    _check_memory(plan, task)
+    _check_host_memory(plan, topology)
+
+
+def why_too_large(table_bytes: int, rank_memory_bytes: Sequence[int]) -> str | None:
+    """Return the proof that no plan fits as the tables need more memory than all ranks have."""
+    memory = sum(rank_memory_bytes)
+    if table_bytes <= memory:
+        return None
+    return (
+        f"no plan can fit: the tables need {table_bytes:,} B ({table_bytes / GIB:.2f} GiB), all "
+        f"{len(rank_memory_bytes)} ranks together have {memory:,} B ({memory / GIB:.2f} GiB); add "
+        f"ranks or memory ({MEMORY_KEYS})"
+    )
+
+
+def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
+    """Return why the widest table has no plan with one shard of a table on a rank at the most.
+
+    It is None if there is no such reason.
+
+    Args:
+        splits: whether the plan may split tables.
+    """
+    topology = task.topology
+    widest = max(task.tables, key=lambda table: table.embedding_dim)
+    num_shards = -(-widest.embedding_dim // topology.max_shard_columns)
+    if num_shards <= (topology.world_size if splits else 1):
+        return None
+    if num_shards <= topology.world_size:
+        advice = f"it has to be split; {SPLITTING_ADVICE}"
+    else:
+        advice = (
+            f"with one shard of it on a rank it needs {num_shards} ranks, the job has "
+            f"{topology.world_size}; add ranks, reduce its embedding_dim, or use sharder=torchrec, "
+            "which puts several shards of a table on a rank"
+        )
+    return (
+        f"table {widest.name!r} has {widest.embedding_dim:,} columns, and FBGEMM looks up shards "
+        f"of {topology.max_shard_columns:,} columns or fewer on {topology.compute_device}: {advice}"
+    )
+
+
+def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
+    if not 0 <= shard.rank < topology.world_size:
+        raise InvalidPlanError(f"{shard}: the ranks are 0 to {topology.world_size - 1}")
+    for axis, (start, stop), size in (
+        ("rows", shard.rows, table.num_embeddings),
+        ("cols", shard.cols, table.embedding_dim),
+    ):
+        if not 0 <= start < stop <= size:
+            raise InvalidPlanError(
+                f"{shard}: {axis} must be a non-empty part of [0, {size}), is [{start}, {stop})"
+            )
+    if shard.cols[0] % COLUMN_MULTIPLE or shard.cols[1] % COLUMN_MULTIPLE:
+        raise InvalidPlanError(f"{shard}: cols must start and end at multiples of 4 (FBGEMM)")
+    if shard.num_cols > topology.max_shard_columns:
+        raise InvalidPlanError(
+            f"{shard}: the shard has {shard.num_cols:,} columns, and FBGEMM looks up shards of "
+            f"{topology.max_shard_columns:,} columns or fewer on {topology.compute_device}; split "
+            f"the table's columns, or {SPLITTING_ADVICE}"
+        )
+
+
+def _check_precision(shards: Sequence[Shard], table: Table) -> None:
+    found = sorted({shard.precision for shard in shards}, key=str)
+    if unknown := [precision for precision in found if precision not in TABLE_BYTES]:
+        raise InvalidPlanError(
+            f"table {table.name!r} has weights in {unknown[0]!r}; known: {', '.join(TABLE_BYTES)}"
+        )
+    if len(found) > 1:
+        raise InvalidPlanError(
+            f"table {table.name!r} has shards in {' and in '.join(found)}; all of its shards must "
+            "have the same precision"
+        )
+    if found != ["fp32"] and any(shard.replicated for shard in shards):
+        raise InvalidPlanError(
+            f"table {table.name!r} is replicated in {found[0]}; replicas are in fp32, as their "
+            "gradients are added up"
+        )
+
+
+def _check_tiling(shards: Sequence[Shard], table: Table) -> None:
+    """Check that shards neither overlap nor leave a gap."""
+    # In each band between neighboring row boundaries, every shard must start where one ends.
+    bounds = sorted({0, table.num_embeddings} | {row for s in shards for row in s.rows})
+    for start, stop in itertools.pairwise(bounds):
+        edge = 0
+        band = [s for s in shards if s.rows[0] <= start and s.rows[1] >= stop]
+        for shard in sorted(band, key=lambda s: s.cols):
+            if shard.cols[0] < edge:
+                raise InvalidPlanError(
+                    f"table {table.name!r}: rows [{start}, {stop}), "
+                    f"cols [{shard.cols[0]}, {min(edge, shard.cols[1])}) are in two shards; "
+                    "shards must not overlap"
+                )
+            if shard.cols[0] > edge:
+                break
+            edge = shard.cols[1]
+        else:
+            if edge == table.embedding_dim:
+                continue
+        gap_end = min((s.cols[0] for s in band if s.cols[0] > edge), default=table.embedding_dim)
+        raise InvalidPlanError(
+            f"table {table.name!r}: rows [{start}, {stop}), cols [{edge}, {gap_end}) "
+            "are in no shard; shards must cover the whole table"
+        )
+
+
+def _check_caching(shards: Sequence[Shard], topology: Topology) -> None:
+    """Check the load factors of one table's shards, if any has one."""
+    name, load_factors = shards[0].table, {shard.load_factor for shard in shards}
+    if load_factors == {None}:
+        return
+    if len(load_factors) > 1:
+        found = ", ".join(f"{shard.load_factor} on rank {shard.rank}" for shard in shards)
+        raise InvalidPlanError(
+            f"table {name!r} has the load factors {found}; give all of its shards the same one, or "
+            "none"
+        )
+    load_factor = shards[0].load_factor
+    assert load_factor is not None
+    if not 0.0 < load_factor <= 1.0:
+        raise InvalidPlanError(
+            f"table {name!r} has the load factor {load_factor}, the share of its rows that the "
+            "device caches; it must be above 0 and at most 1"
+        )
+    if is_replicated(shards):
+        raise InvalidPlanError(
+            f"table {name!r} is replicated and has the load factor {load_factor}; TorchRec caches "
+            "no replicas: drop one of the two"
+        )
+    if shards[0].precision != "fp32":
+        raise InvalidPlanError(
+            f"table {name!r} is in {shards[0].precision} and has the load factor {load_factor}; "
+            "cached tables are in fp32: drop one of the two"
+        )
+    if topology.compute_device != "cuda":
+        raise InvalidPlanError(
+            f"table {name!r} has the load factor {load_factor}, but ranks that compute on "
+            f"{topology.compute_device} have no device memory to cache rows in; plan for cuda, or "
+            "without cached tables (sharder.cache_tables=never)"
+        )
+
+
+def _check_host_memory(plan: ShardingPlan, topology: Topology) -> None:
+    """Check what the ranks of each host keep in its memory."""
+    if topology.host_memory_bytes is None:
+        return
+    per_host, used = topology.ranks_per_host, plan.host_bytes_by_rank(topology)
+    limit = per_host * topology.host_memory_bytes
+    for host in range(topology.world_size // per_host):
+        on_host = sum(used[host * per_host : (host + 1) * per_host])
+        if on_host > limit:
+            raise InvalidPlanError(
+                f"the cached tables on host {host} would take {on_host:,} B of its memory "
+                f"({on_host / GIB:.2f} GiB), its {per_host} ranks may use {limit:,} B "
+                f"({limit / GIB:.2f} GiB); raise {HOST_MEMORY_KEYS}, or cache fewer tables"
+            )
+
+
+def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:
+    used_by_rank = plan.bytes_by_rank(task.topology)
+    capacities = task.topology.rank_memory_bytes
+    for rank, (used, capacity) in enumerate(zip(used_by_rank, capacities, strict=True)):
+        if used > capacity:
+            on_rank = [shard for shard in plan.shards if shard.rank == rank]
+            largest = max(on_rank, key=lambda shard: shard.bytes_on(task.topology))
+            raise InvalidPlanError(
+                f"rank {rank} would hold {used:,} B of tables ({used / GIB:.2f} GiB), it has "
+                f"{capacity:,} B ({capacity / GIB:.2f} GiB); largest there: {largest} with "
+                f"{largest.bytes_on(task.topology):,} B; add ranks or memory ({MEMORY_KEYS}), or "
+                "use another sharder"
+            )

@@ -1,0 +1,74 @@
+"""Chooses whether ranks compute on GPUs or on the CPU, and says why GPUs cannot be used."""
+
+from __future__ import annotations
+
+import os
+
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, driver_version, visible_gpus
+from dlrm_sharded.ranks.version_sets import install_command
+
+MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""Oldest driver for each major version of CUDA, as CUDA's release notes list them."""
+
+
+def device_type() -> str:
+    """Return the type of the device that ranks on this machine compute on: cuda or cpu.
+
+    It is cuda wherever GPUs are visible, and `DLRM_SHARDED_DEVICE` demands either of the two. GPUs
+    that torch cannot use are an error: on the CPU, the job would take many times as long.
+
+    Raises:
+        ConfigError: torch cannot use the GPUs that are visible or demanded.
+    """
+    demanded = os.environ.get(DEVICE_VARIABLE, "")
+    if demanded not in ("", "cpu", "cuda"):
+        raise ConfigError(f"{DEVICE_VARIABLE} is {demanded!r}, must be cpu or cuda")
+    if demanded == "cpu":
+        return "cpu"
+    import torch  # takes seconds to load
+
+    if torch.cuda.is_available():
+        return "cuda"
+    num_gpus = len(visible_gpus())
+    if num_gpus == 0 and demanded != "cuda":
+        return "cpu"
+    raise ConfigError(f"{_obstacle(num_gpus)}, or set {DEVICE_VARIABLE}=cpu to compute on the CPU")
+
+
+def _obstacle(num_gpus: int) -> str:
+    """Say why torch cannot use the visible GPUs, and what to change."""
+    import torch
+
+    if num_gpus == 0:
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return (
+            f"{DEVICE_VARIABLE} is cuda, but no GPU is visible here (CUDA_VISIBLE_DEVICES is "
+            f"{'not set' if listed is None else repr(listed)}); show GPUs to this process"
+        )
+    driver, cuda = driver_version(), torch.version.cuda
+    found = f"visible GPUs ({num_gpus}; driver {driver or 'unknown'})"
+    if cuda is None:
+        return (
+            f"torch {torch.__version__} is built for the CPU and cannot use the {found}; run: "
+            f"pip uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+        )
+    needed = MIN_DRIVERS.get(int(cuda.split(".")[0]))
+    built = f"torch {torch.__version__} is built for CUDA {cuda}"
+    if driver is not None and needed is not None and int(driver.split(".")[0]) < needed:
+        return (
+            f"{built}, which needs driver {needed} or newer, and cannot use the {found}; install "
+            "a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
+        )
+    return f"{built} and cannot use the {found}: {_reason_of_cuda()}; mend the driver"
+
+
+def _reason_of_cuda() -> str:
+    """Return the first sentence of what torch says when it is made to use CUDA."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return str(error).partition(". ")[0]
+    return "torch.cuda.is_available() is False"

@@ -1,0 +1,368 @@
+"""Ranks, devices and agreement between ranks.
+
+No other module starts or ends a process group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import pickle
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dlrm_sharded.files.errors import ConfigError, HungRankError, RankError, UserError, check_number
+from dlrm_sharded.plans.task import GIB, Topology
+from dlrm_sharded.ranks.attempt import is_restart as is_restart
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.host_memory import available_host_bytes
+from dlrm_sharded.ranks.job_store import JobStore
+from dlrm_sharded.ranks.process import (
+    die_with_parent,
+    keep_freed_memory,
+    release_freed_memory,
+    resident_bytes,
+)
+from dlrm_sharded.ranks.stall_watch import StallWatch
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+POLL_S = 0.1
+"""Time between two looks at whether rank 0 has finished work of unknown length."""
+
+MEMORY_TOLERANCE = 0.01
+"""Relative difference below which free memory of two ranks counts as equal."""
+
+
+_group_timeout: timedelta | None = None
+"""Timeout of the job's group, for the groups that are made later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The numbers of a process in its job, and the device that it computes on."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+    @property
+    def is_zero(self) -> bool:
+        return self.rank == 0
+
+
+def rank_from_environment() -> Rank:
+    """Return the rank that torchrun set for this process; the only rank without torchrun.
+
+    Raises:
+        ConfigError: there are GPUs that torch cannot use; see `device_type`.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cuda", local_rank) if device_type() == "cuda" else torch.device("cpu")
+    return Rank(
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))),
+        device=device,
+    )
+
+
+@contextmanager
+def process_group(timeout_s: float = 600) -> Iterator[Rank]:
+    """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
+
+    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
+
+    Args:
+        timeout_s: time that a rank waits for the others.
+
+    Raises:
+        ConfigError: the host shows fewer GPUs than it has ranks, or torch cannot use them.
+        EndedRankError: another rank has ended with an error before it came here.
+        HungRankError: other ranks did not come here, or to a collective of the block, in time.
+        LostRankError: another rank has gone in a collective of the block. With NCCL, its own
+            watchdog ends the process after these two.
+    """
+    rank = rank_from_environment()
+    on_cuda = rank.device.type == "cuda"
+    _prepare_device(rank)
+    job = None
+    if "MASTER_ADDR" in os.environ:
+        die_with_parent()
+        job = JobStore(rank.rank, rank.world_size, timeout_s)
+        job.meet()
+    # NCCL has a watchdog of its own.
+    watch = None if job is None or on_cuda else StallWatch(job.stall_s, job.raise_stall)
+    lost = None
+    try:
+        global _group_timeout
+        _group_timeout = timedelta(seconds=job.group_timeout_s if job else timeout_s)
+        dist.init_process_group(
+            backend="nccl" if on_cuda else "gloo",
+            timeout=_group_timeout,
+            device_id=rank.device if on_cuda else None,
+            store=job.for_group if job else dist.HashStore(),
+            rank=rank.rank,
+            world_size=rank.world_size,
+        )
+        if watch is not None:
+            watch.start()
+        yield rank
+    except BaseException as error:
+        if watch is not None:
+            watch.stop()
+        if job is not None and isinstance(error, Exception):
+            lost = job.explain(error)  # while others are still connected to this rank
+        if lost is not None:
+            traceback.clear_frames(error.__traceback__)  # they refer to the group
+        # Other ranks may wait in a collective that this one never joins, and NCCL would wait with
+        # them, as gloo would for a hung rank: there the process ends with its group, and torchrun
+        # ends the others.
+        waits = on_cuda or isinstance(lost, HungRankError)
+        if dist.is_initialized() and (not waits or _is_raised_by_all_ranks(error)):
+            _leave_group()
+        if lost is None:
+            raise
+    else:
+        if watch is not None:
+            watch.stop()
+        _leave_group()
+    if lost is not None:
+        raise lost
+
+
+def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
+    """Return a further group of all ranks, with the timeout of the job's; a collective.
+
+    Args:
+        backend: "gloo" for collectives of the host; None for that of the job.
+    """
+    # Without a timeout of its own, torch would give the group one of 30 minutes.
+    return dist.new_group(backend=backend, timeout=_group_timeout)
+
+
+def _prepare_device(rank: Rank) -> None:
+    if rank.device.type != "cuda":
+        keep_freed_memory()
+        return
+    num_gpus = torch.cuda.device_count()
+    if rank.local_rank >= num_gpus:
+        raise ConfigError(
+            f"rank {rank.rank} is number {rank.local_rank} on its host and finds {num_gpus} "
+            f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
+        )
+    torch.cuda.set_device(rank.device)
+
+
+def _is_raised_by_all_ranks(error: BaseException) -> bool:
+    return isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
+
+
+def _leave_group() -> None:
+    dist.destroy_process_group()
+    # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
+    # interpreter aborts the process when it next wants the GIL.
+    gc.collect()
+
+
+def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
+    """Run `fn` on rank 0 only; every rank returns its result or raises its exception."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    sent: list[Any] = [None, None]
+    if dist.get_rank() == source:
+        try:
+            result = fn()
+            pickle.dumps(result)  # fails here rather than in the broadcast, which others wait for
+        except Exception as error:
+            dist.broadcast_object_list([None, _sendable(error)], src=source, group=group)
+            raise error from _agreed(error, failed_rank=source, reporter=source, group=group)
+        dist.broadcast_object_list([result, None], src=source, group=group)
+        return result
+    dist.broadcast_object_list(sent, src=source, group=group)
+    if sent[1] is not None:
+        raise sent[1] from _agreed(sent[1], failed_rank=source, reporter=source, group=group)
+    return cast(T, sent[0])
+
+
+def patiently_on_rank_zero(fn: Callable[[], T]) -> T:
+    """Do what `on_rank_zero` does, for work of unknown length, such as the conversion of a dataset.
+
+    The other ranks ask the job's store whether rank 0 has finished, because a collective ends with
+    an error after the timeout of its group. They do not block in the store, which watchdogs share.
+    """
+    # Stores may outlive a restart of the ranks, so each call has a key that no other call has.
+    key = on_rank_zero(lambda: f"finished_{uuid.uuid4().hex}")
+    store = distributed_c10d._get_default_store()
+
+    def work() -> T:
+        try:
+            return fn()
+        finally:
+            store.set(key, "")
+
+    while dist.get_rank() != 0 and not store.check([key]):
+        time.sleep(POLL_S)
+    return on_rank_zero(work)
+
+
+@contextmanager
+def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Leave the block on all ranks, or raise the error of the first failing rank on all of them.
+
+    The error's cause is a `RankError`; rank 0 of the group reports it. The block must not contain
+    collectives, in which ranks that succeed would wait for those that failed.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    errors: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, None if error is None else _sendable(error), group=group)
+    failed = next((rank for rank, other in enumerate(errors) if other is not None), None)
+    if failed is None:
+        return
+    mine = error if error is not None and failed == dist.get_rank(group) else errors[failed]
+    failed, first = (r if group is None else dist.get_global_rank(group, r) for r in (failed, 0))
+    raise mine from _agreed(mine, failed_rank=failed, reporter=first, group=group)
+
+
+def _agreed(
+    error: Exception, *, failed_rank: int, reporter: int, group: dist.ProcessGroup | None
+) -> RankError:
+    return RankError(error, failed_rank=failed_rank, reporter=reporter, on_all_ranks=group is None)
+
+
+def detect_topology(
+    *,
+    memory_gib: float | None = None,
+    memory_fraction: float = 0.7,
+    reserved_gib: float = 0.0,
+    intra_host_gb_per_s: float | None = None,
+    inter_host_gb_per_s: float | None = None,
+    host_memory_gib: float | None = None,
+    host_gb_per_s: float | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Topology:
+    """Return the topology of this job, with the memory that is free on this rank's device.
+
+    Args:
+        memory_gib: memory of a rank for tables; None for `memory_fraction` of the free memory.
+        memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
+        reserved_gib: subtracted from either, for whatever else a rank holds.
+        intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
+        host_memory_gib: host memory of a rank for tables that its device caches; None for no limit.
+        host_gb_per_s: bandwidth between a device and host memory, both directions together.
+        group: group of the ranks; None for all ranks of the job.
+
+    Raises:
+        ConfigError: a figure is out of range, or `reserved_gib` leaves nothing for tables.
+    """
+    check_number("topology.memory_fraction", memory_fraction, most=1.0, above=True)
+    check_number("topology.reserved_gib", reserved_gib)
+    for key, value in (
+        ("memory_gib", memory_gib),
+        ("intra_host_gb_per_s", intra_host_gb_per_s),
+        ("inter_host_gb_per_s", inter_host_gb_per_s),
+        ("host_memory_gib", host_memory_gib),
+        ("host_gb_per_s", host_gb_per_s),
+    ):
+        if value is not None:
+            check_number(f"topology.{key}", value, above=True)
+    rank = rank_from_environment()
+    limit_bytes = memory_fraction * _free_bytes(rank) if memory_gib is None else memory_gib * GIB
+    memory_bytes = int(limit_bytes - reserved_gib * GIB)
+    if reserved_gib and memory_bytes < 1:
+        source = "memory_fraction of what is free" if memory_gib is None else "memory_gib"
+        raise ConfigError(
+            f"topology.reserved_gib is {reserved_gib:g}, which leaves nothing for tables of the "
+            f"{limit_bytes / GIB:.2f} GiB of rank {rank.rank} (topology.{source}); reserve less"
+        )
+    # A process group knows more than the environment, which only torchrun sets.
+    world_size = dist.get_world_size(group) if dist.is_initialized() else rank.world_size
+    local_world_size = min(rank.local_world_size, world_size)
+    if "LOCAL_WORLD_SIZE" not in os.environ or world_size % local_world_size:
+        local_world_size = world_size
+    return Topology(
+        world_size=world_size,
+        local_world_size=local_world_size,
+        memory_bytes=memory_bytes,
+        compute_device=rank.device.type,
+        intra_host_bytes_per_s=intra_host_gb_per_s and intra_host_gb_per_s * 1e9,
+        inter_host_bytes_per_s=inter_host_gb_per_s and inter_host_gb_per_s * 1e9,
+        host_memory_bytes=None if host_memory_gib is None else int(host_memory_gib * GIB),
+        host_bytes_per_s=host_gb_per_s and host_gb_per_s * 1e9,
+    )
+
+
+def with_memory_of_all_ranks(
+    topology: Topology, *, group: dist.ProcessGroup | None = None
+) -> Topology:
+    """Return the topology with the memory that every rank found; all ranks call it together.
+
+    Ranks with nearly equal memory (`MEMORY_TOLERANCE`) all get the smallest value, so that equal
+    ranks stay equal and successive runs on one machine have the same task.
+    """
+    found = [0] * dist.get_world_size(group)
+    dist.all_gather_object(found, topology.memory_bytes, group=group)
+    smallest = min(found)
+    is_equal = smallest >= (1 - MEMORY_TOLERANCE) * max(found)
+    return dataclasses.replace(
+        topology, memory_bytes=smallest, memory_bytes_by_rank=None if is_equal else tuple(found)
+    )
+
+
+def _free_bytes(rank: Rank) -> int:
+    if rank.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(rank.device)[0])
+    return available_host_bytes() // rank.local_world_size
+
+
+def used_and_available_bytes(rank: Rank) -> tuple[int, int]:
+    """Return the memory of this rank's process, and what it or its host can still give.
+
+    On CUDA both are those of the device, where the context counts as used.
+    """
+    if rank.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(rank.device)
+        return total - free, free
+    release_freed_memory()
+    return resident_bytes(), available_host_bytes()
+
+
+def reported_by_rank_zero(error: E) -> E:
+    """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
+    error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)
+    return error
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one with its message if it cannot be pickled.
+
+    The cause of an error is not pickled, so a UserError in Hydra's wrapper replaces the wrapper.
+    """
+    if isinstance(error.__cause__, UserError):
+        error = error.__cause__
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a class can raise anything when it is pickled or built again
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

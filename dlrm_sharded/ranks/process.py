@@ -1,0 +1,179 @@
+"""Settings of this process in Linux and in its C library."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlrm_sharded.files.errors import ConfigError
+
+PARENT = os.getppid()
+"""The parent process when this module was loaded."""
+
+PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+TOP_PAD_BYTES = 2**26
+
+
+LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
+"""Process that started the ranks of this host, as our launcher tells them."""
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process can use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_of_a_rank(ranks_per_host: int) -> int:
+    """Return the threads that one of so many ranks of a host computes with, if none are stated.
+
+    More threads than cores cost far more than fewer threads do.
+    """
+    return max(num_cores() // ranks_per_host, 1)
+
+
+def check_threads() -> None:
+    """Forget an empty OMP_NUM_THREADS, and refuse one that OpenMP would ignore.
+
+    Every rank would then compute with all cores, which costs a factor.
+
+    Raises:
+        ConfigError: the variable is not a number of threads.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None or re.fullmatch(r"\s*\+?0*[1-9]\d*\s*(,.*)?", threads):  # or one per level
+        return
+    if not threads.strip():
+        del os.environ["OMP_NUM_THREADS"]
+        return
+    raise ConfigError(
+        f"OMP_NUM_THREADS is {threads!r}, must be an integer >= 1; unset it for one thread per "
+        f"core, of {num_cores()}, divided by the ranks of this host"
+    )
+
+
+def check_encoding() -> None:
+    """Let what the locale cannot encode be printed as escapes, and refuse arguments that it lost.
+
+    Raises:
+        ConfigError: an argument is not in the locale's encoding.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for argument in sys.argv[1:]:
+        if re.search("[\ud800-\udfff]", argument):
+            raise ConfigError(
+                f"the argument {argument!r} is not in {sys.getfilesystemencoding()}, the encoding "
+                "of this locale; set LC_ALL=C.UTF-8, or unset PYTHONUTF8"
+            )
+
+
+@contextmanager
+def quiet_without_reader() -> Iterator[None]:
+    """End the process as SIGPIPE would if nobody reads its output any more, as after `| head`.
+
+    Python ignores the signal, as sockets can have lost their readers too.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # at the interpreter's end it could not be caught
+    except BrokenPipeError:
+        outputs = select.poll()
+        for number in (1, 2):
+            outputs.register(number, 0)
+        broken = [number for number, event in outputs.poll(0) if event & select.POLLERR]
+        if not broken:  # but a socket
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in broken:  # what is still buffered goes there
+            os.dup2(nowhere, number)
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def die_with_parent() -> None:
+    """Let Linux kill this process when its parent dies, so that no orphan holds a GPU."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+        has_no_launcher = launcher and start_ticks(launcher) is None
+        if has_no_launcher or os.getppid() != PARENT:  # it has died already: Linux sends nothing
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, or None if it has ended."""
+    fields = _status_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, or None if the process has ended."""
+    fields = _status_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[1])
+
+
+def kill_siblings(pids: Iterable[int]) -> None:
+    """Kill processes that have the same parent as this one."""
+    for pid in pids:
+        if parent_of(pid) == os.getppid():
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process."""
+    fields = _status_fields(pid)
+    return fields is not None and fields[0] in "Tt"
+
+
+def _status_fields(pid: int) -> list[str] | None:
+    """Return the fields of proc_pid_stat(5) from the state on, which is the third."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep large freed blocks for the next allocation instead of returning them to Linux.
+
+    Pooled vectors are tens of MB and are allocated anew in every step. If their pages go back to
+    Linux, each step faults them in again, which can double the time of a lookup on a CPU, depending
+    on the layout of the heap. Other C libraries stay as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_TOP_PAD, TOP_PAD_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Return freed blocks to Linux once; other C libraries than glibc keep them."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def forget_peak_memory() -> None:
+    """Let the largest memory that the system reports of this process start anew, if it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process uses, with its share of files and libraries."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

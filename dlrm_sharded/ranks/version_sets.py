@@ -1,0 +1,197 @@
+"""The versions of torch, FBGEMM and TorchRec that belong together, and how to install them.
+
+Every FBGEMM is built for one minor version of torch, and the requirements of neither FBGEMM nor
+TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name the same versions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, visible_gpus
+
+Build = Literal["cpu", "cuda"]
+
+FBGEMM: dict[Build, str] = {"cpu": "fbgemm-gpu-cpu", "cuda": "fbgemm-gpu"}
+"""The packages of FBGEMM's builds, which both install the module `fbgemm_gpu`."""
+
+PACKAGES = ("torch", *FBGEMM.values(), "torchrec")
+TRAINING_MODULES = ("torch", "torchrec", "fbgemm_gpu", "torchmetrics", "tensordict", "torchx")
+"""Modules that an installation for planning and reports lacks."""
+
+CPU_BUILD = "+cpu"
+"""End of the version of a package without CUDA code."""
+
+STAND_IN = "0+cpu"
+"""Version of the empty package `requirements/fbgemm-gpu-shim`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSet:
+    """Versions that were tested together."""
+
+    torch: str
+    fbgemm: str
+    torchrec: str
+
+    def version_of(self, package: str) -> str:
+        return {"torch": self.torch, "torchrec": self.torchrec}.get(package, self.fbgemm)
+
+
+SETS = (
+    VersionSet("2.14.1", "1.9.0", "1.9.2"),
+    VersionSet("2.13.0", "1.8.0", "1.8.0"),
+    VersionSet("2.11.0", "1.6.0", "1.6.1"),
+)
+DEFAULTS: dict[Build, VersionSet] = {"cuda": SETS[0], "cpu": SETS[1]}
+"""On CPUs, the row-wise Adagrad of FBGEMM 1.9 takes 1.4 times as long as that of 1.8."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of those of `PACKAGES` that are installed and can be read."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except (PackageNotFoundError, OSError, ValueError):
+            continue
+    return {package: text for package, text in found.items() if isinstance(text, str)}
+
+
+def version_problem(installed: Mapping[str, str]) -> str | None:
+    """Say in one line why packages do not belong together, and which command mends that.
+
+    Returns None if they belong together, and where none of the versions is known.
+    """
+    installed = _with_modules(installed)
+    if not {*FBGEMM.values()} - {*installed}:
+        both = _listed(installed, FBGEMM.values())
+        problem = f"{both} are installed over each other, as both have the module fbgemm_gpu"
+        return f"{problem}; run: {fbgemm_replacement(installed, build_of(installed))}"
+    torch, fbgemm = installed.get("torch", ""), installed.get(FBGEMM["cuda"], CPU_BUILD)
+    if torch.endswith(CPU_BUILD) and not fbgemm.endswith(CPU_BUILD):
+        problem = f"torch {torch} is built for the CPU and fbgemm-gpu {fbgemm} for CUDA"
+        return f"{problem}; run: {fbgemm_replacement(installed, 'cpu')}"
+    return _mismatch(installed)
+
+
+def _with_modules(installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the packages without a stand-in for FBGEMM's build for CUDA."""
+    stand_in = installed.get(FBGEMM["cuda"], "")
+    is_there = stand_in == STAND_IN or (stand_in.endswith(CPU_BUILD) and FBGEMM["cpu"] in installed)
+    return {p: v for p, v in installed.items() if not (is_there and p == FBGEMM["cuda"])}
+
+
+def _mismatch(installed: Mapping[str, str]) -> str | None:
+    """Say that versions are of different sets, if any is known and torch is not there alone."""
+    sets = {package: _set_of(package, text) for package, text in installed.items()}
+    if "torch" not in sets or len({*sets.values()}) == 1:
+        return None
+    # Without a FBGEMM for this torch, the other packages decide which torch it should be.
+    target = sets["torch"] or next(found for found in sets.values() if found)
+    reason = unknown_torch(installed) or "each FBGEMM is built for one torch"
+    wrong = [package for package, found in sets.items() if found != target]
+    pins = {package: f"{package}=={target.version_of(package)}" for package in wrong}
+    # TorchRec requires FBGEMM's build for CUDA, which would replace the one for the CPU.
+    commands = [f"pip install {pins.pop('torch')}"] if "torch" in pins else []
+    if pins:
+        flag = "--no-deps " if build_of(installed) == "cpu" else ""
+        commands.append(f"pip install {flag}{' '.join(pins.values())}")
+    listed = _listed(installed, installed)
+    return f"{listed} do not belong together: {reason}; run: {' && '.join(commands)}"
+
+
+def unknown_torch(installed: Mapping[str, str]) -> str | None:
+    """Say that no FBGEMM is known for the installed torch; None if there is one, or no torch."""
+    torch = installed.get("torch")
+    if torch is None or _set_of("torch", torch) is not None:
+        return None
+    known = ", ".join(minor(known.torch) for known in SETS)
+    return f"no FBGEMM is known for torch {minor(torch)}, only for {known}"
+
+
+def fbgemm_replacement(installed: Mapping[str, str], build: str) -> str:
+    """Return the command that leaves one build of FBGEMM, of the version for the torch.
+
+    Args:
+        build: "cpu" or "cuda".
+    """
+    of_build: Build = "cuda" if build == "cuda" else "cpu"
+    wrong = " ".join(package for package in FBGEMM.values() if package in installed)
+    versions = _set_of("torch", installed.get("torch", "")) or DEFAULTS[of_build]
+    package = f"{FBGEMM[of_build]}=={versions.fbgemm}"
+    if unknown_torch(installed):
+        package = f"torch=={versions.torch} {package}"
+    return f"pip uninstall -y {wrong} && pip install {package}"
+
+
+def install_command(build: Build, *, torch: str = "") -> str:
+    """Return the command that installs what training needs.
+
+    Args:
+        torch: version of the torch that is kept, if one of `SETS` has it.
+    """
+    versions = _set_of("torch", torch) or DEFAULTS[build]
+    command = f'pip install "dlrm_sharded[{extra_of(build, versions)}]"'
+    if build == "cuda":
+        return command
+    return f"{command} && pip install --no-deps torchrec=={versions.torchrec}"
+
+
+def extra_of(build: Build, versions: VersionSet) -> str:
+    """Return the extra that installs a set. Older versions of pip find none with a dot in it."""
+    if versions == DEFAULTS[build]:
+        return build
+    return f"{build}-torch{minor(versions.torch).replace('.', '')}"
+
+
+def install_command_here() -> str:
+    """Return the command that adds what training needs to the installed packages."""
+    installed = installed_versions()
+    return install_command(build_of(_with_modules(installed)), torch=installed.get("torch", ""))
+
+
+def missing_text(error: BaseException | None) -> str | None:
+    """Return the message for an error about a missing package of training; None for others."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError):
+            package = (error.name or "").partition(".")[0]
+            if package in TRAINING_MODULES:
+                return (
+                    f"this needs {package}, which is not installed; run: {install_command_here()}"
+                )
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def build_of(installed: Mapping[str, str]) -> Build:
+    """Return the build of FBGEMM for this machine and the packages that are there."""
+    demanded = os.environ.get(DEVICE_VARIABLE)
+    if demanded == "cpu" or installed.get("torch", "").endswith(CPU_BUILD):
+        return "cpu"
+    if demanded == "cuda":
+        return "cuda"
+    present: list[Build] = [build for build, package in FBGEMM.items() if package in installed]
+    if len(present) == 1:
+        return present[0]
+    return "cuda" if visible_gpus() else "cpu"
+
+
+def minor(text: str) -> str:
+    """Return 2.14 for the version 2.14.1+cu130."""
+    return ".".join(text.split(".")[:2])
+
+
+def _set_of(package: str, text: str) -> VersionSet | None:
+    """Return the set of an installed version, whatever its patch level and build."""
+    found = (known for known in SETS if minor(known.version_of(package)) == minor(text))
+    return next(found, None)
+
+
+def _listed(installed: Mapping[str, str], packages: Iterable[str]) -> str:
+    *others, last = [f"{package} {installed[package]}" for package in packages]
+    return f"{', '.join(others)} and {last}"

@@ -1,0 +1,159 @@
+"""Makes plans that can be trained, and reports on their predicted cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
+from dlrm_sharded.cost.base import (
+    AdditiveCostModel,
+    CostModel,
+    caveat_of,
+    for_precision,
+    standing_of,
+)
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.cached_tables import cache_forecast
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_report import Diagnosis, PlanReport, ProfileValue
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
+
+log = logging.getLogger(__name__)
+
+Diagnose = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], Diagnosis]
+ValueProfiles = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], ProfileValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A sharder and a cost model that evaluates its plans.
+
+    Args:
+        cost_model: predicts the cost of plans; None for no prediction.
+        diagnose: explains the prediction; None for no explanation.
+        value_profiles: says what measured profiles would be worth where tables have none; None for
+            no such figures.
+        exchange_precision: precision of plans whose sharder does not choose one.
+    """
+
+    sharder: Sharder
+    cost_model: CostModel | None
+    diagnose: Diagnose | None = None
+    value_profiles: ValueProfiles | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+
+    def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
+        """Return the sharder's validated plan and a report on it.
+
+        Raises:
+            ShardingError: there is no plan, or the sharder's plan cannot be trained.
+            ConfigError: the sharder does not return a plan.
+        """
+        unprofiled, task = task, self._profiled(task)
+        if self.cost_model is not None:
+            _warn_about_assumed_profiles(unprofiled, self.cost_model)
+        started = time.perf_counter()
+        plan = self.sharder.shard(task)
+        solve_s = time.perf_counter() - started
+        if not isinstance(plan, ShardingPlan):
+            name = type(self.sharder).__name__
+            raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
+        plan = self._with_precision(plan)
+        validate(plan, task)
+        return plan, self._report(plan, unprofiled, task, solve_s)
+
+    def adopt(
+        self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
+    ) -> tuple[ShardingPlan, PlanReport]:
+        """Return a plan that the sharder made earlier, and a report on it.
+
+        Args:
+            solve_s: time that the sharder took.
+
+        Raises:
+            InvalidPlanError: the plan does not fit the task.
+        """
+        profiled, plan = self._profiled(task), self._with_precision(plan)
+        validate(plan, profiled)
+        return plan, self._report(plan, task, profiled, solve_s)
+
+    def _with_precision(self, plan: ShardingPlan) -> ShardingPlan:
+        """Return a plan with the precision of the run, unless the plan has one of its own."""
+        if chooses_precision(self.sharder) or not plan.exchange_precision.is_exact:
+            return plan
+        return dataclasses.replace(plan, exchange_precision=self.exchange_precision)
+
+    def _profiled(self, task: ShardingTask) -> ShardingTask:
+        """Return the task with an assumed profile for every table that has none."""
+        if isinstance(self.cost_model, AdditiveCostModel):
+            return with_expected_profiles(task, self.cost_model.compute)
+        return with_profiles(task)
+
+    def _report(
+        self, plan: ShardingPlan, unprofiled: ShardingTask, task: ShardingTask, solve_s: float
+    ) -> PlanReport:
+        task, unprofiled = with_precisions(task, plan), with_precisions(unprofiled, plan)
+        model = for_precision(self.cost_model, plan.exchange_precision)
+        cached = cache_forecast(plan, task, model)
+        cost = None if model is None else _finite(model.predict(plan, task))
+        caveat = None if model is None else caveat_of(model, task.topology)
+        bound_ms = diagnosis = profile_value = None
+        if isinstance(model, AdditiveCostModel):
+            # A bound of times that do not hold here would read as one of the real times.
+            # Plans that cache tables can be had in less memory, and cost no less than others.
+            bounded = task if cached is None else without_memory_limit(task)
+            bound_ms = None if caveat else lower_bound_ms(bounded, model)
+            diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
+            if self.value_profiles and unprofiled != task and cached is None:
+                profile_value = self.value_profiles(plan, unprofiled, model)
+        return PlanReport(
+            sharder=sharder_name(self.sharder),
+            solve_s=solve_s,
+            cost=cost if cost is None or cached is None else cached.added_to(cost),
+            standing=None if model is None else standing_of(model),
+            caveat=caveat,
+            lower_bound_ms=bound_ms,
+            diagnosis=diagnosis,
+            profile_value=profile_value,
+            exchange_precision=plan.exchange_precision,
+            cached=cached,
+        )
+
+
+def _finite(cost: PlanCost) -> PlanCost:
+    """Return a predicted cost; ConfigError if a time is no number, which JSON cannot say."""
+    for rank, stages in enumerate(cost.per_rank):
+        if not math.isfinite(stages.total_ms):
+            raise ConfigError(
+                f"the cost model predicts {stages.total_ms} ms for rank {rank}; a time must be a "
+                "finite number; use another cost_model"
+            )
+    return cost
+
+
+def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel) -> None:
+    unknown = sum(table.reuse_histogram is None for table in task.tables)
+    if not unknown:
+        return
+    if isinstance(model, AdditiveCostModel):
+        assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean price"
+    else:
+        assumption = f"exponent {ASSUMED_EXPONENT:g}"
+    log.warning(
+        "%d of %d tables have no reuse_histogram; the cost model assumes that their accesses "
+        "follow Zipf distributions with %s",
+        unknown,
+        len(task.tables),
+        assumption,
+    )

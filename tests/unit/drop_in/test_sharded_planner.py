@@ -1,0 +1,307 @@
+"""`ShardedPlanner` plans only what the modules of a TorchRec model train."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ParameterSharding
+from torchrec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+
+from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
+from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.fused_optimizers import fuse
+from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.sharders.base import Sharder, SharderContext
+from dlrm_sharded.sharders.halving import HalvingSharder
+from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.torchrec import full_sharder
+
+META = torch.device("meta")
+ROWS = (60_000, 40, 30_000, 24, 20_000, 50)
+TOPOLOGY = Topology(4, 10**9, local_world_size=2, compute_device="cpu")
+MODEL = learned_cost_model(RunContext())
+Plan = Mapping[str, ParameterSharding]
+
+SHARDERS: dict[str, Callable[[], Sharder]] = {
+    "dim": lambda: GreedySharder("dim"),
+    "neuroshard": lambda: NeuroShardSharder(SharderContext(cost_model=MODEL), patience=1),
+    "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
+    "torchrec_dp": lambda: full_sharder(min_partition=4),
+}
+
+
+class OwnSharder:
+    """Lays every table out as a function says, whatever the task allows."""
+
+    def __init__(self, shards: Callable[[Table, int, int], list[Shard]]) -> None:
+        self._shards = shards
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        world_size = task.topology.world_size
+        shards = [
+            shard
+            for i, table in enumerate(task.tables)
+            for shard in self._shards(table, i, world_size)
+        ]
+        return ShardingPlan(world_size, tuple(shards))
+
+
+def replicas(table: Table, i: int, world_size: int) -> list[Shard]:
+    return Replicas(world_size).shards(table)
+
+
+def columns(*widths: int) -> Callable[[Table, int, int], list[Shard]]:
+    """Column shards of these widths, which the tables with even numbers have."""
+
+    def shards(table: Table, i: int, world_size: int) -> list[Shard]:
+        if i % 2:
+            return [Shard.whole(table, 0)]
+        stops = [sum(widths[: j + 1]) for j in range(len(widths))]
+        return [
+            dataclasses.replace(Shard.whole(table, rank), cols=(stop - width, stop))
+            for rank, (width, stop) in enumerate(zip(widths, stops, strict=True))
+        ]
+
+    return shards
+
+
+def host_rows(table: Table, i: int, world_size: int) -> list[Shard]:
+    blocks = enumerate(row_blocks(table.num_embeddings, 2))
+    return [Shard(table.name, rank, rows, (0, table.embedding_dim)) for rank, rows in blocks]
+
+
+def bags(data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{i}",
+            num_embeddings=rows,
+            embedding_dim=64,
+            feature_names=[f"f{i}"],
+            data_type=data_type,
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    return EmbeddingBagCollection(tables=configs, device=META)
+
+
+def sequences() -> EmbeddingCollection:
+    configs = [
+        EmbeddingConfig(
+            name=f"s{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"g{i}"]
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    return EmbeddingCollection(tables=configs, device=META)
+
+
+def collisions(config: BaseEmbeddingConfig) -> ManagedCollisionCollection:
+    rows = config.num_embeddings
+    module = MCHManagedCollisionModule(
+        zch_size=rows,
+        device=torch.device("cpu"),
+        eviction_policy=DistanceLFU_EvictionPolicy(),
+        eviction_interval=1,
+        input_hash_size=4000,
+    )
+    return ManagedCollisionCollection({"managed": module}, [config])
+
+
+def managed_bags(rows: int = 1000) -> ManagedCollisionEmbeddingBagCollection:
+    config = EmbeddingBagConfig(
+        name="managed", num_embeddings=rows, embedding_dim=64, feature_names=["m"]
+    )
+    bags = EmbeddingBagCollection(tables=[config], device=META)
+    return ManagedCollisionEmbeddingBagCollection(bags, collisions(config))
+
+
+def managed_sequences() -> ManagedCollisionEmbeddingCollection:
+    config = EmbeddingConfig(
+        name="managed", num_embeddings=1000, embedding_dim=64, feature_names=["m"]
+    )
+    sequences = EmbeddingCollection(tables=[config], device=META)
+    return ManagedCollisionEmbeddingCollection(sequences, collisions(config))
+
+
+def plan(
+    model: nn.Module, sharder: Sharder, topology: Topology = TOPOLOGY, **options: Any
+) -> dict[str, Plan]:
+    planner = ShardedPlanner(sharder, topology=topology, batch_size=65_536, **options)
+    return dict(planner.plan(model, get_default_sharders()).plan)
+
+
+def types(module_plan: Plan) -> set[str]:
+    return {parameter.sharding_type for parameter in module_plan.values()}
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_no_table_is_replicated_unless_asked(name: str) -> None:
+    """`dim` has no replicas; the others have replicas of the small tables if they may."""
+    asked = types(plan(bags(), SHARDERS[name](), replicas=True)[""])
+    assert ("data_parallel" in asked) == (name != "dim")
+    assert "data_parallel" not in types(plan(bags(), SHARDERS[name]())[""])
+
+
+def test_the_report_says_what_replicas_would_gain(caplog: pytest.LogCaptureFixture) -> None:
+    planner = ShardedPlanner(
+        SHARDERS["neuroshard"](), topology=TOPOLOGY, batch_size=65_536, cost_model=MODEL
+    )
+    with caplog.at_level(logging.INFO):
+        planner.plan(bags(), get_default_sharders())
+    assert planner.report in caplog.messages
+    assert "replicas of 3 tables would save" in str(planner.report)
+    assert "ShardedPlanner(replicas=True)" in str(planner.report)
+    planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, replicas=True)
+    planner.plan(bags(), get_default_sharders())
+    assert "0 of them replicated; without cost_model" in str(planner.report)
+
+
+def test_replicas_that_nobody_asked_for_are_refused() -> None:
+    with pytest.raises(InvalidPlanError, match=r"'t0' of EmbeddingBagCollection .*data_parallel"):
+        plan(bags(), OwnSharder(replicas))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_replica_does_not_leave_a_fused_optimizer() -> None:
+    model = bags()
+    fuse("sgd", [model.embedding_bags["t3"].weight], 0.1)
+    with pytest.raises(ConfigError, match=r"'t3' of EmbeddingBagCollection has a fused optimizer"):
+        plan(model, GreedySharder("dim"), replicas=True)
+
+
+@pytest.mark.parametrize("make", [managed_bags, managed_sequences])
+@pytest.mark.parametrize("name", SHARDERS)
+def test_managed_collisions_lie_in_row_blocks(name: str, make: Callable[[], nn.Module]) -> None:
+    """Beside other tables, which get the memory that the row blocks leave."""
+    planned = plan(nn.ModuleDict({"managed": make(), "bags": bags()}), SHARDERS[name]())
+    assert types(planned["managed"]) == {"row_wise"}
+    assert planned["managed"]["managed"].ranks == [0, 1, 2, 3]
+    assert len(planned["bags"]) == len(ROWS)
+    alone = plan(make(), SHARDERS[name](), Topology(1, 10**9, compute_device="cpu"))
+    assert types(alone[""]) == {"row_wise"}
+
+
+def test_row_blocks_take_their_memory_first() -> None:
+    model = nn.ModuleDict({"managed": managed_bags(80_000), "bags": bags()})
+    of_blocks = 20_000 * 64 * 4
+    with pytest.raises(InfeasibleTaskError, match=f"take {of_blocks:,} B of rank 0"):
+        plan(model, GreedySharder("dim"), Topology(4, of_blocks, compute_device="cpu"))
+    with pytest.raises(InfeasibleTaskError, match=r"'t0' needs 15,360,000 B"):
+        plan(model, GreedySharder("dim"), Topology(4, of_blocks + 15 * 10**6))
+    with pytest.raises(InfeasibleTaskError, match=r"'managed' of module 'm' .* has 3 rows"):
+        plan(nn.ModuleDict({"m": managed_bags(3)}), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_sequences_are_whole_or_in_row_blocks_on_all_ranks(name: str) -> None:
+    """The memory is too small for whole tables alone, and there are two hosts."""
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
+    if name == "dim":
+        with pytest.raises(InfeasibleTaskError, match="'s0'"):
+            plan(sequences(), SHARDERS[name](), tight)
+        return
+    module_plan = plan(sequences(), SHARDERS[name](), tight)[""]
+    assert "row_wise" in types(module_plan) <= {"column_wise", "row_wise"}
+    for parameter in module_plan.values():
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        (columns(32, 32), "shards of 32 and 64 columns"),
+        (columns(16, 48), "shards of 16 and 48 columns"),
+        (host_rows, "'s0' of .* is planned table_row_wise, and .* trains it only column_wise"),
+    ],
+    ids=["unequal_to_others", "unequal", "host_rows"],
+)
+def test_what_sequences_do_not_train_is_refused(
+    shards: Callable[[Table, int, int], list[Shard]], message: str
+) -> None:
+    with pytest.raises(InvalidPlanError, match=message):
+        plan(sequences(), OwnSharder(shards))
+    plan(bags(), OwnSharder(shards))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_half_tables_count_as_such(name: str) -> None:
+    """All tables fit one rank of two in fp16, and not in fp32."""
+    size = sum(ROWS) * 64 * 2
+    topology = Topology(2, size // 2 + 10**6, compute_device="cpu")
+    assert len(plan(bags(DataType.FP16), SHARDERS[name](), topology)[""]) == len(ROWS)
+    with pytest.raises(InfeasibleTaskError):
+        plan(bags(), SHARDERS[name](), topology)
+
+
+def test_precisions_that_a_plan_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"'t0' of EmbeddingBagCollection has weights in int8"):
+        plan(bags(DataType.INT8), GreedySharder("dim"))
+    context = SharderContext(cost_model=MODEL)
+    with pytest.raises(InvalidPlanError, match="planned in fp16, and the model has it in fp32"):
+        plan(bags(), NeuroShardSharder(context, table_precision="fp16", patience=1))
+    plan(bags(), NeuroShardSharder(context, exchange_precision="fp16", patience=1))
+    assert "exchanges in fp16" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("fused_in", ["table", "sharder"])
+def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
+    """Adam has 12 B for a weight: the tables fit two ranks without it."""
+    model, sharders = bags(), get_default_sharders()
+    if fused_in == "table":
+        fuse("adam", model.parameters(), 0.1)
+    else:
+        sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.ADAM})]
+    topology = Topology(2, sum(ROWS) * 64 * 4, compute_device="cpu")
+    planner = ShardedPlanner(GreedySharder("dim"), topology=topology)
+    planner.plan(bags(), get_default_sharders())
+    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
+        planner.plan(model, sharders)
+
+
+class Interaction(nn.Module):
+    """The dense part of a tower."""
+
+
+def test_towers_stay_on_one_host() -> None:
+    model = EmbeddingTower(bags(), Interaction())
+    sharders = [EmbeddingTowerSharder()]
+    one_host = Topology(2, 10**9, compute_device="cpu")
+    for sharder, expected in (
+        (GreedySharder("dim"), "table_column_wise"),
+        (OwnSharder(columns(32, 32)), "table_column_wise"),
+        (OwnSharder(host_rows), "table_row_wise"),
+    ):
+        planned = ShardedPlanner(sharder, topology=one_host).plan(model, sharders).plan[""]
+        assert types(planned) == {expected}
+    with pytest.raises(InvalidPlanError, match=r"is planned on the hosts \[0, 1\]"):
+        ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(model, sharders)

@@ -1,0 +1,213 @@
+"""Files are replaced completely or not at all; what is no file is written through or refused."""
+
+import os
+import pty
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import (
+    check_file_to_write,
+    folder_to_write,
+    replace_file,
+    replaced_file,
+    write_json,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with something of every kind."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("old")
+    Path("folder").mkdir()
+    for link, target in {
+        "link": "file",
+        "link_to_link": "link",
+        "dangling": "folder/new",
+        "lost": "missing/new",
+        "loop": "loop",
+        "link_to_folder": "folder",
+    }.items():
+        Path(link).symlink_to(target)
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket")
+    return tmp_path
+
+
+def kinds(folder: Path) -> dict[str, tuple[int, int]]:
+    """The type and the inode of everything in a folder; a new inode is another file."""
+    found = {path.name: path.lstat() for path in folder.iterdir()}
+    return {name: (stat.S_IFMT(of.st_mode), of.st_ino) for name, of in found.items()}
+
+
+@pytest.mark.parametrize("link", ["link", "link_to_link", "dangling"])
+def test_the_file_that_a_link_points_to_is_replaced(folder: Path, link: str) -> None:
+    before = kinds(folder)
+    replace_file(link, b"new")
+    assert Path(link).resolve().read_bytes() == b"new"
+    after = kinds(folder)
+    assert [name for name in before if after[name] != before[name] and name != "file"] == []
+    assert after.keys() == before.keys()
+
+
+def test_a_character_device_is_written_through() -> None:
+    reader, writer = pty.openpty()
+    try:
+        replace_file(os.ttyname(writer), b"new")
+        assert os.read(reader, 10) == b"new"
+        assert stat.S_ISCHR(Path(os.ttyname(writer)).stat().st_mode)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_pipe_is_written_through(folder: Path) -> None:
+    """More than fits into a pipe at once, so that the writer has to wait for the reader."""
+    before = kinds(folder)
+    with tempfile.TemporaryFile() as output:
+        reader = subprocess.Popen(["cat", "pipe"], stdout=output)
+        with Path("pipe").open("wb"):  # waits for the reader
+            replace_file("pipe", bytes(2**20))
+        assert reader.wait(60) == 0
+        output.seek(0)
+        assert output.read() == bytes(2**20)
+    assert kinds(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("pipe", "nobody reads this pipe"),
+        ("socket", "it is a socket"),
+        ("folder", "it is a folder"),
+        ("link_to_folder", "it is a folder"),
+        (".", "it is a folder"),
+        ("..", "it is a folder"),
+        ("/", "it is a folder"),
+        ("loop", "Too many levels of symbolic links"),
+        ("lost", "No such file or directory"),
+        ("file/new", "Not a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(folder: Path, path: str, message: str) -> None:
+    before = kinds(folder)
+    with pytest.raises(ConfigError, match=f"^cannot write {path}: {message}"):
+        write_json(path, {})
+    assert kinds(folder) == before
+
+
+@pytest.mark.parametrize("path", ["-", "out"])
+def test_standard_output_is_written_through(tmp_path: Path, path: str) -> None:
+    """Also where it is a file that a shell's >> appends to.
+
+    A link stands for /dev/stdout, which a mistake here would replace for the whole machine.
+    """
+    (tmp_path / "out").symlink_to("/proc/self/fd/1")
+    (tmp_path / "log").write_text("before ")
+    program = (
+        "from dlrm_sharded.files.json_files import replace_file\n"
+        f"print('printed', end=' ')\nreplace_file({path!r}, b'new ')\nprint('after')"
+    )
+    with (tmp_path / "log").open("ab") as log:
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "before printed new after\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "out"]
+
+
+def test_a_closed_standard_output_is_no_other_file(tmp_path: Path) -> None:
+    """The file that is opened next has its number."""
+    program = (
+        "from dlrm_sharded.files.json_files import replace_file\n"
+        "file = open('file', 'w')\nassert file.fileno() == 1\nreplace_file('-', b'new')"
+    )
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert "standard output is closed" in done.stderr
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path: Path, mode: int) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.touch()
+    old.chmod(mode)
+    before = os.umask(0o027)
+    try:
+        with replaced_file(old) as file:
+            [partial] = (path for path in tmp_path.iterdir() if path != old)
+            assert stat.S_IMODE(partial.stat().st_mode) == mode
+            file.write(b"new")
+        replace_file(new, b"new")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [mode, 0o640]
+
+
+def test_an_error_keeps_the_old_content(folder: Path) -> None:
+    before = kinds(folder)
+    with pytest.raises(TypeError), replaced_file("link") as file:
+        file.write(b"new" + "not bytes")  # type: ignore[operator]
+    assert Path("file").read_text() == "old"
+    assert kinds(folder) == before
+
+
+@pytest.mark.parametrize("path", ["-", "file", "new", "folder/new", "dangling", "pipe"])
+def test_files_that_can_be_written_are_not_touched(folder: Path, path: str) -> None:
+    before = kinds(folder)
+    check_file_to_write("out", path)
+    assert kinds(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "must be a path"),
+        (5, "must be a path"),
+        (".", "it is a folder; name a file"),
+        ("socket", "it is a socket"),
+        ("loop", "Too many levels"),
+        ("missing/new", "there is no folder .*/missing; make it first"),
+        ("lost", "there is no folder .*/missing"),
+    ],
+)
+def test_files_that_cannot_be_written_are_known_before(
+    folder: Path, path: object, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^out is {path!r}.*{message}"):
+        check_file_to_write("out", path)
+
+
+def test_two_files_cannot_go_into_one_stream(folder: Path) -> None:
+    for path in ("-", "pipe"):
+        with pytest.raises(ConfigError, match="more than one file is written; name a file"):
+            check_file_to_write("out", path, may_be_stream=False)
+    check_file_to_write("out", "missing/costs.parquet", may_be_stream=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "must be a path"),
+        ("-", "name a folder"),
+        ("file", "file is not a folder"),
+        ("pipe", "pipe is not a folder"),
+        ("file/new", "Not a directory"),
+        ("loop", "Too many levels"),
+    ],
+)
+def test_folders_that_cannot_be_written(folder: Path, path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^out is {path!r}.*{message}"):
+        folder_to_write("out", path)
+
+
+@pytest.mark.parametrize("path", [".", "folder", "link_to_folder", "missing/new"])
+def test_folders_that_can_be_written(folder: Path, path: str) -> None:
+    assert folder_to_write("out", path) == Path(path)

@@ -1,0 +1,199 @@
+"""An artefact on disk: whole, of the right kind, and found where it is looked for."""
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware.artifact import (
+    ARTIFACT_SUFFIX,
+    HEADER,
+    read_artifact,
+    write_artifact,
+)
+from dlrm_sharded.hardware.artifact_kinds import Kind, cost_model_kind, policy_kind
+
+KIND = cost_model_kind("learned")
+POLICY = policy_kind("dreamshard")
+FEATURES = {"work": ["ids", "bags"], "profile": ("log_rows",)}
+ARRAYS = {
+    "net.weight_0": np.arange(6.0).reshape(2, 3),
+    "transposed": np.arange(6.0).reshape(2, 3).T,
+    "single": np.array(0.25),
+    "small": np.array([1, 2], dtype=np.float32),
+}
+
+
+def meta(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": KIND.name,
+        "hardware": "cpu: test",
+        "device": "cpu",
+        "cores": 2,
+        "optimizer": "sgd",
+        "features": FEATURES,
+        "ranges": {"ranks": [1, 4]},
+        "measured_links": ["intra"],
+        **changes,
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_artifact(tmp_path / "deep" / "er", "learned-cpu_test", ARRAYS, meta())
+
+
+def test_reads_what_was_written(path: Path) -> None:
+    found = read_artifact(path, kind=KIND, features=FEATURES)
+    assert found.path == path
+    assert found.meta["ranges"] == {"ranks": [1, 4]}
+    assert found.meta["hardware"] == "cpu: test"
+    assert found.arrays.keys() == ARRAYS.keys()
+    for key, array in ARRAYS.items():
+        assert found.arrays[key].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[key], array)
+    assert [file.name for file in path.parent.iterdir()] == ["learned-cpu_test.safetensors"]
+
+
+def test_anyone_can_read_it_without_running_our_code(path: Path) -> None:
+    """No pickle: the arrays need safetensors alone, and its header has the rest as JSON."""
+    np.testing.assert_array_equal(load_file(path)["transposed"], ARRAYS["transposed"])
+    assert header(path)["features"] == json.loads(json.dumps(FEATURES))
+
+
+def test_a_second_model_takes_the_place_of_the_first(path: Path) -> None:
+    write_artifact(path.parent, path.stem, {"other": np.ones(2)}, meta(seed=1))
+    found = read_artifact(path, kind=KIND, features=FEATURES)
+    assert list(found.arrays) == ["other"]
+    assert found.meta["seed"] == 1
+
+
+def header(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="numpy") as file:
+        fields: dict[str, Any] = json.loads(file.metadata()[HEADER])
+    return fields
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def change_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def change_the_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"cpu: test", b"cpu: tent"))
+
+
+def with_header(text: str) -> Callable[[Path], None]:
+    return lambda path: save_file(load_file(path), path, metadata={HEADER: text})
+
+
+def written_with(**changes: Any) -> Callable[[Path], None]:
+    """The artefact as its writer would have written it with other fields; None leaves one out."""
+
+    def change(path: Path) -> None:
+        fields = {key: value for key, value in (meta() | changes).items() if value is not None}
+        write_artifact(path.parent, path.stem, load_file(path), fields)
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no_file": (lambda path: path.unlink(), "cannot read the NOUN .*No such file"),
+    "no_folder": (lambda path: path.parent.rename(path.parents[1] / "moved"), "No such file"),
+    "truncated": (truncate, "is damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged"),
+    "no_safetensors": (lambda path: path.write_bytes(b"no arrays"), "is damaged"),
+    "changed_byte": (change_a_byte, "was changed since"),
+    "changed_header": (change_the_header, "was changed since"),
+    "no_checksum": (
+        with_header(json.dumps({"format": 2, "kind": "NAME"})),
+        "was changed since|is not a NOUN",
+    ),
+    "header_is_no_json": (with_header("{"), "is not a NOUN of the kind"),
+    "header_is_a_list": (with_header("[]"), "is not a NOUN of the kind"),
+    "header_of_others": (lambda path: save_file(load_file(path), path), "is not a NOUN"),
+    "other_kind": (written_with(kind="other"), "is not a NOUN of the kind 'NAME'"),
+    "other_format": (written_with(format=99), "format 2"),
+}
+FEATURE_CHANGES = {
+    "fewer": {"work": ["ids"]},
+    "in_another_order": {"work": ["bags", "ids"], "profile": ["log_rows"]},
+}
+
+
+@pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
+@pytest.mark.parametrize(("damage", "what"), DAMAGE.values(), ids=DAMAGE)
+def test_says_what_is_wrong_and_what_to_do(
+    path: Path, damage: Callable[[Path], Any], what: str, kind: Kind
+) -> None:
+    written_with(kind=kind.name)(path)
+    damage(path)
+    what = what.replace("NOUN", kind.noun).replace("NAME", kind.name)
+    with pytest.raises(DataError, match=what) as error:
+        read_artifact(path, kind=kind, features=FEATURES)
+    assert str(path) in str(error.value)
+    assert f"with {kind.made_with}" in str(error.value)
+
+
+@pytest.mark.parametrize("features", FEATURE_CHANGES.values(), ids=FEATURE_CHANGES)
+def test_refuses_what_was_fitted_to_other_features(path: Path, features: dict[str, Any]) -> None:
+    written_with(features=features)(path)
+    with pytest.raises(DataError, match="fitted to other features"):
+        read_artifact(path, kind=KIND, features=FEATURES)
+
+
+@pytest.mark.parametrize(
+    "key", ["hardware", "device", "cores", "optimizer", "ranges", "measured_links"]
+)
+def test_what_must_be_said(path: Path, key: str) -> None:
+    """Policies have no fitted ranges and no links."""
+    written_with(**{key: None})(path)
+    with pytest.raises(DataError, match=f"lacks the fields {key}; make the cost model"):
+        read_artifact(path, kind=KIND, features=FEATURES)
+    written_with(**{key: None}, kind=POLICY.name)(path)
+    if key in KIND.required:
+        assert read_artifact(path, kind=POLICY, features=FEATURES).meta["cores"] == 2
+    else:
+        with pytest.raises(DataError, match=f"lacks the fields {key}; make the policy"):
+            read_artifact(path, kind=POLICY, features=FEATURES)
+
+
+NUM_WRITES = 40
+
+
+def write_often(folder: Path, value: int) -> None:
+    for _ in range(NUM_WRITES):
+        write_artifact(folder, "learned-x", {"a": np.full(2000, value)}, meta(value=value))
+
+
+def test_writers_and_readers_do_not_collide(tmp_path: Path) -> None:
+    """Two processes and a thread write, and what is read is always whole."""
+    write_artifact(tmp_path, "learned-x", {"a": np.full(2000, 0)}, meta(value=0))
+    context = multiprocessing.get_context("forkserver")
+    others = [context.Process(target=write_often, args=(tmp_path, value)) for value in (1, 2)]
+    writers = [*others, threading.Thread(target=write_often, args=(tmp_path, 3))]
+    for writer in writers:
+        writer.start()
+    values = set()
+    while any(writer.is_alive() for writer in writers):
+        seen = read_artifact(tmp_path / f"learned-x{ARTIFACT_SUFFIX}", kind=KIND, features=FEATURES)
+        assert set(seen.arrays["a"].tolist()) == {seen.meta["value"]}
+        values.add(seen.meta["value"])
+    for writer in writers:
+        writer.join()
+    assert [process.exitcode for process in others] == [0, 0]
+    assert len(values) > 1
+    assert [file.name for file in tmp_path.iterdir()] == [f"learned-x{ARTIFACT_SUFFIX}"]

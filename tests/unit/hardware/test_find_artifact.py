@@ -1,0 +1,252 @@
+"""Artefacts found by the hardware that they were made on, and named after it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware import artifact
+from dlrm_sharded.hardware.artifact import (
+    ARTIFACT_SUFFIX,
+    UNNAMED,
+    artifact_name,
+    find_artifact,
+    load_artifact,
+    name_in_folder,
+    read_artifact,
+    write_artifact,
+)
+from dlrm_sharded.hardware.artifact_kinds import Kind
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.hardware import Hardware
+from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu, with_probe
+from tests.unit.test_artifact import ARRAYS, FEATURES, KIND, POLICY, meta, truncate
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("NVIDIA H200", "learned-nvidia_h200"),
+        ("cpu: AMD EPYC 9V74 80-Core Processor", "learned-cpu_amd_epyc_9v74_80_core_processor"),
+        ("cpu: Intel(R) Xeon(R) CPU @ 2.00GHz", "learned-cpu_intel_r_xeon_r_cpu_2_00ghz"),
+        ("../evil/", "learned-evil"),
+    ],
+)
+def test_names(hardware: str, name: str) -> None:
+    assert artifact_name(KIND.name, hardware) == name
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The working directory's and the package's, with a model of each hardware below."""
+    monkeypatch.chdir(tmp_path)
+    shipped = tmp_path / "package" / "artifacts"
+    monkeypatch.setattr(artifact, "SHIPPED", shipped)
+    return tmp_path / artifact.CALIBRATED, shipped
+
+
+def put(folder: Path, hardware: str, device: str, kind: str = KIND.name) -> Path:
+    name = artifact_name(kind, hardware)
+    return write_artifact(folder, name, ARRAYS, meta(kind=kind, hardware=hardware, device=device))
+
+
+def found(hardware: str | None, device: str) -> Path:
+    named = None if hardware is None else Hardware(hardware)
+    return find_artifact(KIND, named, device).resolve()
+
+
+def put_of(folder: Path, name: str, hardware: Hardware, device: str = "cpu") -> Path:
+    fields = meta(device=device, **hardware.to_meta())
+    return write_artifact(folder, f"learned-{name}", ARRAYS, fields)
+
+
+def test_finds_the_same_hardwares_then_the_closest(folders: tuple[Path, Path]) -> None:
+    """By fingerprint and probe, whatever its name is."""
+    calibrated, shipped = folders
+
+    def chosen() -> Path:
+        return find_artifact(KIND, HARDWARE, "cpu").resolve()
+
+    older = put(calibrated, HARDWARE.name, "cpu")
+    put_of(calibrated, "a_gpu", ON_GPU, "cuda")
+    assert chosen() == older
+    other = with_cpu(with_probe(gather_gb_per_s=3.0), model="1")
+    distant = put_of(calibrated, "distant", other)
+    assert chosen() == distant
+    close = put_of(shipped, "close", with_cpu(with_probe(gather_gb_per_s=1.1), model="2"))
+    assert chosen() == close
+    unprobed = put_of(shipped, "unprobed", dataclasses.replace(HARDWARE, probe=None))
+    assert chosen() == unprobed
+    same = put_of(shipped, "same", dataclasses.replace(HARDWARE, name="cpu: y"))
+    assert chosen() == same
+    nearby = put_of(calibrated, "here", with_probe(gather_gb_per_s=1.2))
+    assert chosen() == same, "it is closer"
+    same.unlink()
+    assert chosen() == nearby
+
+
+def test_finds_the_hardwares_then_the_device_types_then_any(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    gpu = put(shipped, "GPU B", "cuda")
+    assert found("cpu: x", "cpu") == gpu
+    other_cpu = put(shipped, "cpu: y", "cpu")
+    put(calibrated, "GPU A", "cuda")
+    assert found("cpu: x", "cpu") == other_cpu
+    same_cpu = put(shipped, "cpu: x", "cpu")
+    assert found("cpu: x", "cpu") == same_cpu
+    assert found("GPU B", "cuda") == gpu
+
+
+def test_what_was_calibrated_here_comes_first(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: x", "cpu")
+    put(shipped, "cpu: a", "cpu")
+    mine = put(calibrated, "cpu: x", "cpu")
+    assert found("cpu: x", "cpu") == mine
+    assert found("cpu: z", "cpu") == mine
+    assert found(None, "cpu") == mine
+
+
+def test_a_renamed_model_is_still_of_its_hardware(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: y", "cpu")
+    write_artifact(calibrated, "learned-mine", ARRAYS, meta(hardware="cpu: x"))
+    assert found("cpu: x", "cpu") == calibrated / f"learned-mine{ARTIFACT_SUFFIX}"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"no arrays", bytes(100)])
+def test_damaged_models_do_not_stand_in_for_others(
+    folders: tuple[Path, Path], content: bytes
+) -> None:
+    calibrated, shipped = folders
+    calibrated.mkdir()
+    (calibrated / f"learned-a{ARTIFACT_SUFFIX}").write_bytes(content)
+    whole = put(shipped, "cpu: y", "cpu")
+    assert found("cpu: x", "cpu") == whole
+    assert found(None, "cpu") == whole
+
+
+def test_the_hardwares_own_damaged_model_is_named(folders: tuple[Path, Path]) -> None:
+    calibrated, shipped = folders
+    put(shipped, "cpu: y", "cpu")
+    mine = put(calibrated, "cpu: x", "cpu")
+    truncate(mine)
+    assert found("cpu: x", "cpu") == mine
+    with pytest.raises(DataError, match="is damaged"):
+        read_artifact(mine, kind=KIND, features=FEATURES)
+
+
+def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path]) -> None:
+    calibrated, _ = folders
+    put(calibrated, "cpu: x", "cpu", kind="other")
+    (calibrated / "costs.json").write_text(json.dumps(meta()))
+    (calibrated / "costs.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
+        find_artifact(KIND, HARDWARE, "cpu")
+    assert "make calibrate" in str(error.value)
+    with pytest.raises(DataError) as error:
+        find_artifact(POLICY, HARDWARE, "cpu")
+    assert str(error.value) == (
+        "there is no policy of the kind 'dreamshard', in calibration/ or in the package; make one "
+        "with `dlrm-train-policy policy=dreamshard`"
+    )
+
+
+def test_the_file_of_other_hardware_with_the_name_is_kept(tmp_path: Path) -> None:
+    """A calibration replaces that of its own hardware, and a file that cannot be read."""
+    plain = artifact_name(KIND.name, HARDWARE.name)
+    assert name_in_folder(tmp_path, KIND, HARDWARE) == plain
+    path = write_artifact(tmp_path, plain, ARRAYS, meta(**HARDWARE.to_meta()))
+    assert name_in_folder(tmp_path, KIND, HARDWARE) == plain
+    other = with_cpu(cores=8)
+    assert other.fingerprint is not None
+    assert name_in_folder(tmp_path, KIND, other) == f"{plain}-{other.fingerprint.id}"
+    truncate(path)
+    assert name_in_folder(tmp_path, KIND, other) == plain
+
+
+OTHER = with_cpu(with_probe(gather_gb_per_s=0.5), cores=8)
+PRIOR = "is a prior, made on cpu: x (cores: 2 here, 8 there; random gather 2 of there): "
+WARNINGS = {
+    "cost_model_of_other_hardware": (
+        *(KIND, OTHER, "cpu", "sgd"),
+        f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
+        "reliable; run `make calibrate` (2 minutes) for a model of this hardware",
+    ),
+    "cost_model_of_older_files": (
+        *(KIND, Hardware("cpu: x"), "cpu", "sgd"),
+        "the cost model is a prior, made on cpu: x (the hardware there has no fingerprint): its "
+        "times may be wrong by a factor, and its order of plans is less reliable; run `make "
+        "calibrate` (2 minutes) for a model of this hardware",
+    ),
+    "cost_model_of_other_device": (
+        *(KIND, ON_GPU, "cuda", "sgd"),
+        "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
+        "nothing about this device, and its exchanges follow from stated bandwidths; run `make "
+        "calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
+    ),
+    "cost_model_of_other_optimizer": (
+        *(KIND, HARDWARE, "cpu", "adam"),
+        "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
+        "may be wrong; run `make calibrate ARGS=collect.optimizer=adam`",
+    ),
+    "policy_of_other_hardware": (
+        *(POLICY, OTHER, "cpu", "sgd"),
+        f"the policy {PRIOR}it balances the costs of that hardware; a run with a cost model takes "
+        "the placement with the lowest predicted cost, of the policy's and the heuristics'; "
+        "without one, plans may be less balanced here; after a calibration, `dlrm-train-policy "
+        "policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3` re-tunes it "
+        "in about a minute",
+    ),
+    "policy_of_other_optimizer": (
+        *(POLICY, HARDWARE, "cpu", "adam"),
+        "the policy belongs to the fused optimizer sgd, the run has adam: it balances the backward "
+        "computation of that optimizer; a run with a cost model takes the placement with the "
+        "lowest predicted cost, of the policy's and the heuristics'; without one, plans may be "
+        "less balanced; run `dlrm-train-policy policy=dreamshard optimizer=adam`",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "hardware", "device", "optimizer", "said"), WARNINGS.values(), ids=WARNINGS
+)
+def test_says_where_it_is_of_something_else(
+    folders: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    kind: Kind,
+    hardware: Hardware,
+    device: str,
+    optimizer: str,
+    said: str,
+) -> None:
+    fields = meta(kind=kind.name, device=device, **hardware.to_meta())
+    write_artifact(folders[1], artifact_name(kind.name, hardware.name), ARRAYS, fields)
+    loaded = load_artifact(None, kind, FEATURES, RunContext("cpu", HARDWARE, optimizer))
+    assert caplog.messages == [said]
+    assert loaded.match is not None
+    assert loaded.match.is_same == (hardware == HARDWARE)
+    caplog.clear()
+    if device == "cpu":  # a run on unknown hardware can differ in its device alone
+        loaded = load_artifact(None, kind, FEATURES, RunContext("cpu"))
+        assert caplog.messages == []
+        assert loaded.match is not None
+        assert loaded.match.reasons == (UNNAMED,)
+
+
+@pytest.mark.parametrize("hardware", [None, ON_GPU], ids=["unknown", "known"])
+@pytest.mark.parametrize("kind", [KIND, POLICY], ids=["cost_model", "policy"])
+def test_says_that_it_is_of_another_device(
+    folders: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    kind: Kind,
+    hardware: Hardware | None,
+) -> None:
+    """Also where the hardware is not known, as for a plan that is made on another machine."""
+    write_artifact(folders[1], artifact_name(kind.name, "cpu: y"), ARRAYS, meta(kind=kind.name))
+    load_artifact(None, kind, FEATURES, RunContext("cuda", hardware))
+    [said] = caplog.messages
+    here = "cuda" if hardware is None else "GPU A"
+    assert f"the run is on {here}: {kind.other_device}" in said

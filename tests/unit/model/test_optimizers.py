@@ -1,0 +1,124 @@
+"""Learning rates over steps, and what optimizers cost in memory."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.model.fused_optimizers import check_replicable
+from dlrm_sharded.model.optimizers import (
+    DENSE_OPTIMIZERS,
+    EMBEDDING_OPTIMIZERS,
+    OptimizerConfig,
+    Schedule,
+)
+from dlrm_sharded.plans.task import CAN_REPLICATE
+
+
+def config(**changes: Any) -> OptimizerConfig:
+    defaults = {
+        "embedding": "sgd",
+        "embedding_learning_rate": 0.5,
+        "dense": "sgd",
+        "dense_learning_rate": 0.05,
+    }
+    return OptimizerConfig(**{**defaults, **changes})
+
+
+FULL = Schedule(warmup_steps=4, decay_start_step=6, decay_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (
+            FULL,
+            {0: 0.25, 2: 0.75, 3: 1.0, 5: 1.0, 6: 1.0, 11: 0.25, 15: 0.01, 16: 0.0, 1000: 0.0},
+        ),
+        (Schedule(), {0: 1.0, 10**9: 1.0}),
+        (Schedule(warmup_steps=2), {0: 0.5, 1: 1.0, 10**9: 1.0}),
+        (Schedule(decay_steps=2), {0: 1.0, 1: 0.25, 2: 0.0}),
+    ],
+    ids=["all_phases", "constant", "warmup_only", "decay_only"],
+)
+def test_schedule(schedule: Schedule, factors: dict[int, float]) -> None:
+    assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ({"warmup_steps": -1}, r"optimizer\.schedule\.warmup_steps is -1"),
+        ({"decay_steps": -5}, r"optimizer\.schedule\.decay_steps is -5"),
+        (
+            {"warmup_steps": 9, "decay_start_step": 8, "decay_steps": 1},
+            r"optimizer\.schedule\.decay_start_step is 8, before the 9 warm-up steps end",
+        ),
+    ],
+    ids=["warmup", "decay", "order"],
+)
+def test_bad_schedules(steps: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Schedule(**steps)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("embedding", "adamw"),
+        ("dense", "rowwise_adagrad"),
+        ("embedding_learning_rate", -0.1),
+        ("dense_learning_rate", float("nan")),
+        ("dense_learning_rate", float("inf")),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+    ],
+    ids=str,
+)
+def test_bad_values_name_their_key(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"optimizer\.{key} is {re.escape(repr(value))}"):
+        config(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "known"), [("embedding", EMBEDDING_OPTIMIZERS), ("dense", DENSE_OPTIMIZERS)]
+)
+def test_unknown_optimizer_lists_the_known(key: str, known: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"known: {', '.join(known)}"):
+        config(**{key: "adamw"})
+
+
+@pytest.mark.parametrize(
+    ("embedding", "bytes_per_element", "bytes_per_row"),
+    [("sgd", 4, 0), ("rowwise_adagrad", 4, 4), ("adam", 12, 0)],
+)
+def test_memory(embedding: str, bytes_per_element: int, bytes_per_row: int) -> None:
+    """Weight, two moments, one number a row: what FBGEMM keeps in fp32."""
+    optimizer = config(embedding=embedding)
+    assert optimizer.bytes_per_element == bytes_per_element
+    assert optimizer.bytes_per_row == bytes_per_row
+
+
+@pytest.mark.parametrize("embedding", EMBEDDING_OPTIMIZERS)
+def test_replicas_need_an_optimizer_that_skips_rows(embedding: str) -> None:
+    if embedding in CAN_REPLICATE:
+        check_replicable(embedding)
+    else:
+        with pytest.raises(ConfigError, match=r"'adam'.*use sgd or rowwise_adagrad"):
+            check_replicable(embedding)
+
+
+def test_every_embedding_optimizer_knows_its_memory() -> None:
+    assert all(config(embedding=name).bytes_per_element >= 4 for name in EMBEDDING_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("embedding", EMBEDDING_OPTIMIZERS)
+def test_fused_adam_needs_cuda(embedding: str) -> None:
+    config(embedding=embedding).check_device(torch.device("cuda"))
+    if embedding == "adam":
+        with pytest.raises(ConfigError, match="use sgd or rowwise_adagrad"):
+            config(embedding=embedding).check_device(torch.device("cpu"))
+    else:
+        config(embedding=embedding).check_device(torch.device("cpu"))

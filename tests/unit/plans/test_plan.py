@@ -1,0 +1,334 @@
+"""Plans: their checks, their memory and their files."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.layouts import row_blocks
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
+from dlrm_sharded.plans.validation import validate
+
+TABLE = Table("t", 100, 16, 2.0)
+
+
+def task(world_size: int = 2, memory: int = 10**6, **topology: int) -> ShardingTask:
+    return ShardingTask((TABLE,), Topology(world_size, memory, **topology), 64)
+
+
+def plan(*shards: Shard, world_size: int = 2) -> ShardingPlan:
+    return ShardingPlan(world_size, shards)
+
+
+def shard(rank: int, rows: tuple[int, int] = (0, 100), cols: tuple[int, int] = (0, 16)) -> Shard:
+    return Shard("t", rank, rows, cols)
+
+
+def replica(rank: int) -> Shard:
+    return dataclasses.replace(shard(rank), replicated=True)
+
+
+def cached(load_factor: float, *shards: Shard) -> list[Shard]:
+    return [dataclasses.replace(shard, load_factor=load_factor) for shard in shards]
+
+
+VALID = {
+    "whole": plan(shard(1)),
+    "columns": plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 16))),
+    "columns-same_rank": plan(
+        shard(0, cols=(0, 4)), shard(1, cols=(4, 12)), shard(0, cols=(12, 16))
+    ),
+    "rows": plan(shard(0, rows=(0, 50)), shard(1, rows=(50, 100))),
+    "rows-any_order": plan(shard(1, rows=(50, 100)), shard(0, rows=(0, 50))),
+    "replicas": plan(replica(1), replica(0)),
+    "replica-alone": plan(replica(0), world_size=1),
+    "cached": plan(*cached(0.25, shard(1))),
+    "cached-columns": plan(*cached(1.0, shard(0, cols=(0, 4)), shard(1, cols=(4, 16)))),
+    "cached-rows": plan(*cached(0.5, shard(0, rows=(0, 50)), shard(1, rows=(50, 100)))),
+}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_valid(name: str) -> None:
+    validate(VALID[name], task(VALID[name].world_size))
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_json_there_and_back(name: str) -> None:
+    fields = json.loads(json.dumps(VALID[name].to_json()))
+    assert ShardingPlan.from_json(fields) == VALID[name]
+    has_key = ["replicated" in fields_of_shard for fields_of_shard in fields["shards"]]
+    assert has_key == [shard.replicated for shard in VALID[name].shards]
+    has_key = ["load_factor" in fields_of_shard for fields_of_shard in fields["shards"]]
+    assert has_key == [shard.load_factor is not None for shard in VALID[name].shards]
+
+
+INVALID = {
+    "world_size": (plan(shard(0), world_size=3), "for 3 ranks, the job has 2"),
+    "missing_table": (plan(), "'t' is in no shard"),
+    "unknown_table": (plan(shard(0), Shard("u", 0, (0, 1), (0, 4))), "'u' that the task"),
+    "rank": (plan(shard(2)), "ranks are 0 to 1"),
+    "negative_rank": (plan(shard(-1)), "ranks are 0 to 1"),
+    "rows_out": (plan(shard(0, rows=(0, 101))), r"part of \[0, 100\)"),
+    "cols_out": (plan(shard(0, cols=(0, 20))), r"part of \[0, 16\)"),
+    "empty": (plan(shard(0), shard(1, cols=(4, 4))), "non-empty"),
+    "cached-in_part": (
+        plan(*cached(0.5, shard(0, cols=(0, 4))), shard(1, cols=(4, 16))),
+        "'t' has the load factors 0.5 on rank 0, None on rank 1; give all",
+    ),
+    "cached-unevenly": (
+        plan(*cached(0.5, shard(0, cols=(0, 4))), *cached(0.2, shard(1, cols=(4, 16)))),
+        "'t' has the load factors 0.5 on rank 0, 0.2 on rank 1; give all",
+    ),
+    "cached-nothing": (plan(*cached(0.0, shard(0))), "load factor 0.0, .* above 0 and at most 1"),
+    "cached-beyond": (plan(*cached(1.01, shard(0))), "load factor 1.01, .* above 0 and at most 1"),
+    "cached-nan": (plan(*cached(float("nan"), shard(0))), "load factor nan, .* above 0"),
+    "cached-replicas": (
+        plan(*cached(0.5, replica(0), replica(1))),
+        "'t' is replicated and has the load factor 0.5",
+    ),
+    "replica-missing": (plan(replica(1)), r"replicas on the ranks \[1\]; .* all 2 ranks"),
+    "replica-twice": (plan(replica(0), replica(0)), r"on the ranks \[0, 0\]"),
+    "replica-mixed": (plan(replica(0), shard(1)), "has replicas and other shards"),
+    "replica-part": (
+        plan(replica(0), dataclasses.replace(replica(1), rows=(0, 50))),
+        r"replica on rank 1 has only rows \[0, 50\)",
+    ),
+    "multiple_of_4": (plan(shard(0, cols=(0, 6)), shard(1, cols=(6, 16))), "multiples of 4"),
+    "overlap": (
+        plan(shard(0, cols=(0, 12)), shard(1, cols=(8, 16))),
+        r"cols \[8, 12\) are in two shards",
+    ),
+    "twice": (plan(shard(0), shard(1)), r"cols \[0, 16\) are in two shards"),
+    "gap": (
+        plan(shard(0, cols=(0, 4)), shard(1, cols=(8, 16))),
+        r"cols \[4, 8\) are in no shard",
+    ),
+    "end_gap": (plan(shard(0, cols=(0, 4))), r"cols \[4, 16\) are in no shard"),
+    "row_gap": (plan(shard(0, rows=(0, 50))), r"rows \[50, 100\), cols \[0, 16\) are in no"),
+    "uneven_rows": (
+        plan(shard(0, rows=(0, 60)), shard(1, rows=(60, 100))),
+        "even blocks of 50 rows over all 2 ranks",
+    ),
+    "rows_on_one_rank": (
+        plan(shard(0, rows=(0, 50)), shard(0, rows=(50, 100))),
+        "even blocks of 50",
+    ),
+    "rows_swapped": (plan(shard(1, rows=(0, 50)), shard(0, rows=(50, 100))), "in rank order"),
+    "widths": (
+        plan(shard(0, cols=(0, 4)), shard(1, cols=(4, 8)), shard(0, cols=(8, 16))),
+        r"the widths \[4, 8\] on rank 0",
+    ),
+    "grid": (
+        plan(
+            shard(0, (0, 50), (0, 8)),
+            shard(1, (50, 100), (0, 8)),
+            shard(0, (0, 50), (8, 16)),
+            shard(1, (50, 100), (8, 16)),
+        ),
+        "split by rows and by columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid(name: str) -> None:
+    bad, message = INVALID[name]
+    with pytest.raises(InvalidPlanError, match=message):
+        validate(bad, task())
+
+
+def test_memory_counts_optimizer_state() -> None:
+    exactly = 100 * 16 * 4
+    validate(plan(shard(0)), task(memory=exactly))
+    with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,800 B.*it has 6,400 B"):
+        validate(plan(shard(0)), task(memory=exactly, optimizer_bytes_per_row=4))
+    with pytest.raises(InvalidPlanError, match="19,200 B"):
+        validate(plan(shard(0)), task(memory=exactly, bytes_per_element=12))
+
+
+def test_memory_of_replicas_counts_their_gradients() -> None:
+    needed = 100 * 16 * (4 + 8)
+    validate(VALID["replicas"], task(memory=needed))
+    with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 19,200 B.*replica of t"):
+        validate(VALID["replicas"], task(memory=needed - 1))
+
+
+def test_memory_of_each_rank() -> None:
+    """It counts alone where it is given, be it more or less than `memory_bytes`."""
+    size = 100 * 16 * 4
+    for memory in (1, 10**9):
+        topology = Topology(2, memory, memory_bytes_by_rank=(size - 1, size))
+        different = ShardingTask((TABLE,), topology, 64)
+        validate(plan(shard(1)), different)
+        with pytest.raises(InvalidPlanError, match=r"rank 0 would hold 6,400 B.*it has 6,399 B"):
+            validate(plan(shard(0)), different)
+
+
+def test_memory_in_words() -> None:
+    assert Topology(3, 7).rank_memory_bytes == (7, 7, 7)
+    assert Topology(2, 3 * GIB).rank_memory_text == "3.00 GiB"
+    different = Topology(3, 1, memory_bytes_by_rank=(2 * GIB, 3 * GIB, 3 * GIB // 2))
+    assert different.rank_memory_bytes == (2 * GIB, 3 * GIB, 3 * GIB // 2)
+    assert different.rank_memory_text == "1.50 to 3.00 GiB"
+    nearly = Topology(2, 1, memory_bytes_by_rank=(2 * GIB, 2 * GIB + 1))
+    assert nearly.rank_memory_text == "2.00 GiB"
+
+
+def test_empty_row_block() -> None:
+    """4 rows make blocks of 2: the third rank has none."""
+    tiny = ShardingTask((Table("t", 4, 16, 1.0),), Topology(3, 10**6), 64)
+    rows = plan(shard(0, rows=(0, 2)), shard(1, rows=(2, 4)), world_size=3)
+    with pytest.raises(InvalidPlanError, match="none of them empty"):
+        validate(rows, tiny)
+
+
+def test_rows_over_one_host() -> None:
+    two_hosts = task(4, local_world_size=2)
+    validate(plan(shard(2, rows=(0, 50)), shard(3, rows=(50, 100)), world_size=4), two_hosts)
+    with pytest.raises(InvalidPlanError, match="ranks of one host"):
+        validate(plan(shard(1, rows=(0, 50)), shard(2, rows=(50, 100)), world_size=4), two_hosts)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 64))
+@settings(max_examples=300)
+def test_row_blocks_tile(rows: int, blocks: int) -> None:
+    found = row_blocks(rows, blocks)
+    assert found[0][0] == 0
+    assert found[-1][1] == rows
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    assert len(found) <= blocks
+    assert all(stop - start == found[0][1] for start, stop in found[:-1])
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_json(tmp_path / "none" / "plan.json", {})
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    columns = VALID["columns"]
+    write_json(tmp_path / "plan.json", columns.to_json())
+    assert read_plan(tmp_path / "plan.json") == columns
+    fields = json.loads((tmp_path / "plan.json").read_text())
+    assert fields.keys() == {"world_size", "shards"}
+    assert fields["shards"][0] == {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]}
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"shards": 3}',
+        "null",
+        '{"sharder": 1,',
+        "[" * 100_000,
+        '{"sharder": "s", "world_size": "2", "shards": []}',
+        '{"sharder": "s", "world_size": 2.7, "shards": []}',
+        '{"sharder": "s", "world_size": Infinity, "shards": []}',
+    ],
+)
+def test_bad_plan_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises((ConfigError, InvalidPlanError), match="plan"):
+        read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"world_size": 1, "world_size": 2, "shards": []}', "'world_size' is there 2 times"),
+        ('{"world_size": 1, "shards": [{"rank": 0, "rank": 1}]}', "'rank' is there 2 times"),
+        ('{"world_size": 1, "shards": [{"row": 0}]}', r"unknown keys \['row'\]"),
+        ('{"world_size": 1, "shards": {}}', "its shards are no list"),
+        ('{"world_size": 1, "shards": [3]}', "does not have the form"),
+        (
+            '{"world_size": 1, "shards": '
+            '[{"table": 3, "rank": 0, "rows": [0, 1], "cols": [0, 4]}]}',
+            "3 is not the name of a table",
+        ),
+    ],
+)
+def test_keys_of_a_plan_file(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises((ConfigError, InvalidPlanError), match=message):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_unknown_keys_of_a_plan_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They may be those of a later version."""
+    write_json(tmp_path / "plan.json", VALID["columns"].to_json() | {"sharer": "mine"})
+    assert read_plan(tmp_path / "plan.json") == VALID["columns"]
+    assert "unknown keys, which have no effect: ['sharer']" in caplog.text
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text(json.dumps(task().to_json()), encoding="utf-8-sig")
+    assert read_task(tmp_path / "task.json").to_json() == task().to_json()
+
+
+@pytest.mark.parametrize("path", [5, None, True, ["a"], "", "a\0b"])
+def test_what_is_no_path(path: Any) -> None:
+    for use in (read_plan, read_task, lambda path: write_json(path, {})):
+        with pytest.raises(ConfigError, match="must be a path"):
+            use(path)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the plan file"):
+        read_plan(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="cannot read the task file"):
+        read_task(tmp_path / "none.json")
+
+
+def test_cached_tables_need_gpus() -> None:
+    on_cpu = task()
+    on_cpu = dataclasses.replace(
+        on_cpu, topology=dataclasses.replace(on_cpu.topology, compute_device="cpu")
+    )
+    with pytest.raises(InvalidPlanError, match=r"load factor 0.25, but ranks .* compute on cpu"):
+        validate(VALID["cached"], on_cpu)
+
+
+def test_memory_of_a_cached_shard() -> None:
+    """25 of 100 rows take a set of 32: weights, 16 bytes for each; 4 bytes and state for all."""
+    (one,) = VALID["cached"].shards
+    topology = task(optimizer_bytes_per_row=4).topology
+    assert one.bytes_on(topology) == 32 * (16 * 4 + 16) + 100 * (4 + 4)
+    assert one.host_bytes_on(topology) == 100 * 16 * 4
+    adam = task(bytes_per_element=12).topology
+    assert one.bytes_on(adam) == 32 * (16 * 4 + 16) + 100 * 4
+    assert one.host_bytes_on(adam) == 100 * 16 * 12, "its state is in host memory"
+    assert shard(0).host_bytes_on(adam) == 0
+    needed = one.bytes_on(topology)
+    validate(VALID["cached"], task(memory=needed, optimizer_bytes_per_row=4))
+    with pytest.raises(InvalidPlanError, match="rank 1 would hold"):
+        validate(VALID["cached"], task(memory=needed - 1, optimizer_bytes_per_row=4))
+
+
+def test_host_memory_is_that_of_the_ranks_of_a_host() -> None:
+    validate(VALID["cached"], task(host_memory_bytes=3200))
+    with pytest.raises(InvalidPlanError, match=r"host 0 would take 6,400 B .* 2 ranks .* 6,398 B"):
+        validate(VALID["cached"], task(host_memory_bytes=3199))
+    with pytest.raises(InvalidPlanError, match=r"host 1 would take 6,400 B .* 1 ranks"):
+        validate(VALID["cached"], task(host_memory_bytes=3200, local_world_size=1))
+
+
+@pytest.mark.parametrize("value", ["0.5", True, [0.5]])
+def test_a_load_factor_is_a_number(value: Any) -> None:
+    fields = VALID["cached"].to_json()
+    fields["shards"][0]["load_factor"] = value
+    with pytest.raises(InvalidPlanError, match="is not a number"):
+        ShardingPlan.from_json(fields)

@@ -1,0 +1,119 @@
+"""What is said of a plan: costs, distance from the bound, and the form of plan.json."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+
+PLAN = ShardingPlan(2, (Shard("t", 0, (0, 100), (0, 4)), Shard("t", 1, (0, 100), (4, 16))))
+COST = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 1.0, 1.0, 1.0)))
+STAGES_MS = {
+    "fwd_compute": [1.0, 4.0],
+    "fwd_comm": [2.0, 1.0],
+    "bwd_comm": [3.0, 1.0],
+    "bwd_compute": [4.0, 1.0],
+}
+
+
+def test_costs() -> None:
+    assert COST.cost_ms == 10
+    assert COST.critical_path_ms == 4 + 2 + 3 + 4
+    assert COST.imbalance == pytest.approx(10 / 8.5)
+    assert COST.stage_max_ms("fwd_compute") == 4
+    assert COST.stage_mean_ms("fwd_compute") == 2.5
+    assert COST.input_dist_max_ms is None
+    assert PlanCost(COST.per_rank, (0.5, 0.75)).input_dist_max_ms == 0.75
+    assert PlanCost.from_json(COST.to_json()) == COST
+
+
+def test_ranks_without_any_cost_are_balanced() -> None:
+    assert PlanCost((StageCost(0.0, 0.0, 0.0, 0.0),) * 2).imbalance == 1.0
+
+
+@pytest.mark.parametrize("order", [list, reversed], ids=["in_order", "reversed"])
+def test_stages_are_taken_by_their_names(order: Callable[[list[str]], Iterable[str]]) -> None:
+    stages_ms = {stage: STAGES_MS[stage] for stage in order(list(STAGES_MS))}
+    assert PlanCost.from_stages(stages_ms, input_dist_ms=None) == COST
+    with_ids = PlanCost.from_stages(stages_ms, input_dist_ms=[0.5, 0.75])
+    assert with_ids == PlanCost(COST.per_rank, (0.5, 0.75))
+
+
+@pytest.mark.parametrize("missing", STAGES)
+def test_a_missing_stage_is_an_error(missing: str) -> None:
+    stages_ms = {stage: times_ms for stage, times_ms in STAGES_MS.items() if stage != missing}
+    with pytest.raises(TypeError, match=missing):
+        PlanCost.from_stages(stages_ms, input_dist_ms=None)
+
+
+def test_an_unknown_stage_is_an_error() -> None:
+    with pytest.raises(TypeError, match="reduce_ms"):
+        PlanCost.from_stages({**STAGES_MS, "reduce": [0.0, 0.0]}, input_dist_ms=None)
+
+
+def test_stages_of_other_numbers_of_ranks_are_an_error() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        PlanCost.from_stages({**STAGES_MS, "fwd_comm": [1.0]}, input_dist_ms=None)
+
+
+@pytest.mark.parametrize(
+    ("cost", "bound_ms", "gap"),
+    [
+        (COST, 8.0, 0.25),
+        (COST, 10.0, 0.0),
+        (COST, None, None),
+        (COST, 0.0, None),
+        (None, 8.0, None),
+        (None, None, None),
+        (COST, math.inf, -1.0),
+    ],
+)
+def test_gap(cost: PlanCost | None, bound_ms: float | None, gap: float | None) -> None:
+    """A bound of 0 says nothing, and one of inf is of a task that no plan fits."""
+    assert PlanReport("dim", 0.1, cost=cost, lower_bound_ms=bound_ms).gap == gap
+
+
+def test_plan_json(tmp_path: Path) -> None:
+    report = PlanReport("dim", solve_s=0.1, cost=COST, lower_bound_ms=8.0)
+    write_json(tmp_path / "plan.json", plan_json(PLAN, report))
+    fields = json.loads((tmp_path / "plan.json").read_text())
+    predicted = fields.pop("predicted")
+    assert (predicted["max_ms"], predicted["critical_path_ms"]) == (10.0, 13.0)
+    assert predicted["per_rank"][1] == {
+        "fwd_compute_ms": 4.0,
+        "fwd_comm_ms": 1.0,
+        "bwd_comm_ms": 1.0,
+        "bwd_compute_ms": 1.0,
+    }
+    assert fields == {
+        "sharder": "dim",
+        "world_size": 2,
+        "shards": [
+            {"table": "t", "rank": 0, "rows": [0, 100], "cols": [0, 4]},
+            {"table": "t", "rank": 1, "rows": [0, 100], "cols": [4, 16]},
+        ],
+        "solve_s": 0.1,
+        "lower_bound_ms": 8.0,
+        "gap": 0.25,
+        "caveat": None,
+        "prices": None,
+        "profiles": None,
+    }
+
+
+def test_what_is_not_known_is_null() -> None:
+    fields = plan_json(PLAN, PlanReport("dim", 0.1))
+    assert {fields[key] for key in ("lower_bound_ms", "gap", "predicted", "prices")} == {None}
+
+
+@pytest.mark.parametrize("said", [{}, {"solve_s": "abc", "gap": [], "predicted": {"max_ms": 1}}])
+def test_a_plan_is_read_without_what_is_said_of_it(tmp_path: Path, said: dict[str, object]) -> None:
+    report = PlanReport("dim", 0.1, cost=COST, lower_bound_ms=8.0)
+    write_json(tmp_path / "plan.json", plan_json(PLAN, report) | said)
+    assert read_plan(tmp_path / "plan.json") == PLAN

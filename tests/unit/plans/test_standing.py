@@ -1,0 +1,23 @@
+from dlrm_sharded.plans.standing import Standing
+
+
+def test_calibrated_prices_say_their_error() -> None:
+    standing = Standing("calibrated", "cpu: x", error=0.077)
+    assert standing.short_text == "calibrated, within about 8 %"
+    assert standing.text == "calibrated, within about 8 % (prices of cpu: x)"
+
+
+def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
+    reasons = ("no AVX-512 here", "random gather 0.4 of there")
+    standing = Standing("prior", "cpu: x", reasons, num_runs=1)
+    assert standing.short_text == "prior, corrected by 1 run"
+    assert standing.text == (
+        "prior, corrected by 1 run (prices of cpu: x: no AVX-512 here; random gather 0.4 of there)"
+    )
+    assert standing.to_json() == {
+        "kind": "prior",
+        "hardware": "cpu: x",
+        "reasons": list(reasons),
+        "num_runs": 1,
+        "error": None,
+    }

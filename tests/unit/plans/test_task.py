@@ -1,0 +1,231 @@
+"""Tasks, tables and topologies: their checks, and their files."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology, read_task, with_optimizer
+
+TABLE = Table("t", 100, 16, 2.0)
+
+
+def task(**topology: int) -> ShardingTask:
+    return ShardingTask((TABLE,), Topology(2, 10**6, **topology), 64)
+
+
+@pytest.mark.parametrize("bandwidth", [1e-300, 1e-9, 0, -1, 1e300, float("inf"), float("nan")])
+def test_impossible_bandwidths(bandwidth: float) -> None:
+    with pytest.raises(ConfigError, match=r"bytes_per_s is .* in a run, set"):
+        Topology(2, 1, intra_host_bytes_per_s=bandwidth)
+
+
+def test_limits_of_counts_are_said() -> None:
+    check_count("seed", 2**62, least=0)
+    with pytest.raises(ConfigError, match="must be an integer >= 0"):
+        check_count("seed", -1, least=0)
+    with pytest.raises(ConfigError, match="from 0 to 4,611,686,018,427,387,904"):
+        check_count("seed", 2**62 + 1, least=0)
+
+
+def test_task_json_defaults(tmp_path: Path) -> None:
+    """The least that a task.json may say, with the documented defaults."""
+    table = {"name": "t", "num_embeddings": 10, "embedding_dim": 8, "pooling_factor": 1.5}
+    write_json(
+        tmp_path / "task.json",
+        {
+            "tables": [table, table | {"name": "u", "reuse_histogram": [1.0] + [0.0] * 16}],
+            "topology": {"world_size": 2, "memory_bytes": 1000},
+            "batch_size": 4,
+        },
+    )
+    found = read_task(tmp_path / "task.json")
+    assert found.topology.ranks_per_host == 2
+    assert found.topology.bytes_per_element == 4
+    assert found.topology.optimizer_bytes_per_row == 0
+    assert found.tables[1].reuse_histogram == (1.0,) + (0.0,) * 16
+    assert ShardingTask.from_json(found.to_json()).tables == found.tables
+
+
+@pytest.mark.parametrize("by_rank", [None, (1, 2**40, 3)])
+def test_task_json_round_trip(tmp_path: Path, by_rank: tuple[int, ...] | None) -> None:
+    topology = Topology(3, 1000, 1, inter_host_bytes_per_s=1e9, memory_bytes_by_rank=by_rank)
+    full = ShardingTask((TABLE,), topology, 64)
+    write_json(tmp_path / "task.json", full.to_json())
+    assert read_task(tmp_path / "task.json") == full
+    fields = json.loads((tmp_path / "task.json").read_text())["topology"]
+    assert fields.get("memory_bytes_by_rank") == (by_rank and list(by_rank))
+    assert ("memory_bytes_by_rank" in fields) == (by_rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "memory", "replicates"),
+    [
+        ("sgd", (4, 0), True),
+        ("rowwise_adagrad", (4, 4), True),
+        ("adam", (12, 0), False),
+        (None, (8, 0), True),
+    ],
+)
+def test_optimizer_of_a_task(
+    optimizer: str | None, memory: tuple[int, int], replicates: bool
+) -> None:
+    """It is stated, and its memory follows; or it follows from the memory that is stated."""
+    unnamed = ShardingTask((TABLE,), Topology(2, 10**6, 2, *memory), 64)
+    assert "optimizer" not in unnamed.to_json()
+    assert (unnamed.known_optimizer, unnamed.can_replicate) == (optimizer, replicates)
+    if optimizer is None:
+        return
+    named = with_optimizer(unnamed, optimizer)
+    assert named == dataclasses.replace(unnamed, optimizer=optimizer)
+    assert ShardingTask.from_json(named.to_json()) == named
+    ranks = {"world_size": 2, "local_world_size": 2, "memory_bytes": 10**6}
+    assert ShardingTask.from_json(named.to_json() | {"topology": ranks}) == named
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "message"),
+    [
+        (3, "memory_bytes_by_rank is a int, must be a list"),
+        ("80", "memory_bytes_by_rank is a str, must be a list"),
+        ([], "has 0 figures, must have one for each of the 2 ranks"),
+        ([5], "has 1 figures"),
+        ([5, 5, 5], "has 3 figures"),
+        ([5, 0], r"memory_bytes_by_rank\[1\] is 0"),
+        ([-1, 5], r"memory_bytes_by_rank\[0\] is -1"),
+        ([5, 5.0], r"memory_bytes_by_rank\[1\] is 5\.0"),
+        ([True, 5], r"memory_bytes_by_rank\[0\] is True"),
+        ([5, None], r"memory_bytes_by_rank\[1\] is None"),
+        ([5, MAX_BYTES + 1], rf"memory_bytes_by_rank\[1\] is {MAX_BYTES + 1}"),
+    ],
+    ids=str,
+)
+def test_bad_memory_of_ranks(by_rank: object, message: str) -> None:
+    topology = {"world_size": 2, "memory_bytes": 9, "memory_bytes_by_rank": by_rank}
+    with pytest.raises(ConfigError, match=message):
+        ShardingTask.from_json(task().to_json() | {"topology": topology})
+
+
+def test_memory_of_ranks_is_a_tuple_in_code() -> None:
+    """A topology can be compared, hashed and not changed."""
+    with pytest.raises(ConfigError, match="a tuple in code"):
+        Topology(2, 9, memory_bytes_by_rank=[5, 5])  # type: ignore[arg-type]
+    assert hash(Topology(2, 9, memory_bytes_by_rank=(5, 5)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tables": []}, "no tables"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"topology": {"world_size": 2}}, "memory_bytes"),
+        ({"topology": {"world_size": 0, "memory_bytes": 1}}, "topology.world_size is 0"),
+        ({"topology": {"world_size": 2, "memory_bytes": 1, "gpus": 2}}, "gpus"),
+        ({"topology": {"world_size": 3, "memory_bytes": 1, "local_world_size": 2}}, "divide"),
+        ({"tables": 3}, "must be an object and its tables a list"),
+        ({"tables": [3]}, "a table is 3"),
+        ({"more": 3}, "more"),
+        ({"batch_size": "abc"}, "batch_size is 'abc'"),
+        ({"batch_size": 10.5}, "batch_size is 10.5"),
+        ({"topology": {"world_size": 1e9, "memory_bytes": 1}}, "world_size is 1000000000.0"),
+        ({"topology": {"world_size": 2, "memory_bytes": float("nan")}}, "memory_bytes is nan"),
+        (
+            {"topology": {"world_size": 2, "memory_bytes": 9, "intra_host_bytes_per_s": "fast"}},
+            "intra_host_bytes_per_s is 'fast'",
+        ),
+        (
+            {"topology": {"world_size": 2, "memory_bytes": 9, "compute_device": {"a": 1}}},
+            "compute_device is {'a': 1}, must be cpu or cuda",
+        ),
+        ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, adam"),
+        ({"optimizer": ["sgd"]}, r"optimizer is \['sgd'\]; known"),
+        ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4, must be 12"),
+        ({"optimizer": "rowwise_adagrad"}, "optimizer_bytes_per_row is 0, must be 4"),
+        (
+            {
+                "optimizer": "adam",
+                "topology": {"world_size": 2, "memory_bytes": 9, "compute_device": "cpu"},
+            },
+            "'adam', which FBGEMM fuses on CUDA only",
+        ),
+        ({"tables": [{"name": "t"}]}, "lacks the keys"),
+        ({"tables": [TABLE.to_json() | {"num_embeddings": "x"}]}, "num_embeddings is 'x'"),
+        ({"tables": [TABLE.to_json() | {"reuse_histogramm": []}]}, "reuse_histogramm"),
+    ],
+)
+def test_bad_task(change: dict[str, object], message: str) -> None:
+    fields = task().to_json() | change
+    with pytest.raises(ConfigError, match=message):
+        ShardingTask.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("", 1, 4, 1.0), "named ''"),
+        ((None, 1, 4, 1.0), "named None"),
+        (("t", 10.5, 4, 1.0), "num_embeddings is 10.5"),
+        (("t", True, 4, 1.0), "num_embeddings is True"),
+        (("t", 10**30, 4, 1.0), "num_embeddings is 10{30}"),
+        (("t", "many", 4, 1.0), "num_embeddings is 'many'"),
+        (("t", 1, 4, "abc"), "pooling_factor is 'abc'"),
+        (("t", 1, 4, 1e300), "pooling_factor is 1e.300"),
+        (("t", 1, 4, 1.0, (float("nan"),) * 17), "share of reuse_histogram is nan"),
+        (("t", 0, 4, 1.0), "num_embeddings is 0"),
+        (("t", 1, 6, 1.0), "embedding_dim is 6"),
+        (("t", 1, 4, -1.0), "pooling_factor is -1"),
+        (("t", 1, 4, float("nan")), "pooling_factor is nan"),
+        (("t", 1, 4, 1.0, (1.0,)), "1 bins"),
+    ],
+)
+def test_bad_table(fields: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Table(*fields)  # type: ignore[arg-type]
+
+
+def test_same_name_twice() -> None:
+    with pytest.raises(ConfigError, match="2 tables are named 't'"):
+        ShardingTask((TABLE, TABLE), Topology(1, 1), 1)
+
+
+def test_topology_of_host_memory_there_and_back() -> None:
+    with_host = task(host_memory_bytes=10**9, host_bytes_per_s=3 * 10**10, local_world_size=2)
+    assert ShardingTask.from_json(json.loads(json.dumps(with_host.to_json()))) == with_host
+    assert "host_memory_bytes" not in task().to_json()["topology"]
+    with pytest.raises(ConfigError, match=r"^topology.host_memory_bytes is -1"):
+        task(host_memory_bytes=-1)
+    with pytest.raises(ConfigError, match=r"topology.host_bytes_per_s is 0, .*host_gb_per_s"):
+        task(host_bytes_per_s=0)
+
+
+def test_curve_there_and_back() -> None:
+    table = dataclasses.replace(TABLE, miss_ratio_curve=((0.0, 1.0), (0.1, 0.25), (1.0, 0.0)))
+    fields = json.loads(json.dumps(table.to_json()))
+    assert fields["miss_ratio_curve"] == [[0.0, 1.0], [0.1, 0.25], [1.0, 0.0]]
+    assert Table.from_json(fields) == table
+    assert "miss_ratio_curve" not in TABLE.to_json()
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ("steep", "is not a list of"),
+        ([1.0, 0.0], "is not a list of"),
+        ([], "needs two points"),
+        ([[0, 1, 2], [1, 0]], "needs two points"),
+        ([[0, 1.5], [1, 0]], "a miss ratio is 1.5"),
+        ([[0, 1], [1.5, 0]], "a share of the rows is 1.5"),
+        ([[0, 1], [1, None]], "a miss ratio is None"),
+        ([[0.1, 1], [1, 0]], "goes from share 0.1 to 1, must go from 0 to 1"),
+        ([[0, 1], [0.5, 0.2], [0.5, 0.1], [1, 0]], "shares must rise"),
+        ([[0, 0.5], [0.5, 0.6], [1, 0]], r"point \[0.5, 0.6\] after .*cannot miss more"),
+    ],
+)
+def test_broken_curves_are_refused(points: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^table 't': miss_ratio_curve.*{message}"):
+        Table.from_json({**TABLE.to_json(), "miss_ratio_curve": points})

@@ -1,0 +1,182 @@
+"""The device that ranks compute on: never the CPU for want of a driver or a wheel."""
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dlrm_sharded.commands import check_install
+from dlrm_sharded.commands.check_install import installation
+from dlrm_sharded.commands.collect_costs import CPU_RANKS, default_num_ranks
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.ranks import gpus
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.distributed import rank_from_environment
+from tests.nvidia import install_nvidia_smi
+
+
+class Machine:
+    """Sets what this process finds: GPUs, their driver, and what torch can do with them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch, self._folder = monkeypatch, folder
+        monkeypatch.setattr(gpus, "DEVICE_FILES", folder)
+        monkeypatch.setattr(gpus, "DRIVER_FILE", folder / "version")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.delenv("DLRM_SHARDED_DEVICE", raising=False)
+        self.has(num_gpus=0)
+
+    def has(
+        self,
+        *,
+        num_gpus: int,
+        driver: str = "580.65.06",
+        cuda: str | None = "13.0",
+        usable: bool = False,
+    ) -> None:
+        path = install_nvidia_smi(self._folder, num_gpus, driver=driver)
+        self._monkeypatch.setenv("PATH", path)
+        self._monkeypatch.setattr(torch.version, "cuda", cuda)
+        self._monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+        self._monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus if usable else 0)
+        self._monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+        self._monkeypatch.setattr(torch.cuda, "init", _fail_to_start_cuda)
+
+    def demands(self, device: str, *, listed: str | None = None) -> None:
+        self._monkeypatch.setenv("DLRM_SHARDED_DEVICE", device)
+        if listed is not None:
+            self._monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+
+
+def _fail_to_start_cuda() -> None:
+    raise RuntimeError("system not yet initialized. Error 802")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    return Machine(monkeypatch, tmp_path)
+
+
+def test_gpus_that_torch_can_use(machine: Machine) -> None:
+    machine.has(num_gpus=8, usable=True)
+    assert device_type() == "cuda"
+    assert rank_from_environment().device == torch.device("cuda", 0)
+    assert default_num_ranks() == 8
+
+
+def test_no_gpus(machine: Machine) -> None:
+    assert device_type() == "cpu"
+    assert default_num_ranks() == CPU_RANKS
+
+
+def test_hidden_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.has(num_gpus=8, driver="535.104.05")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert rank_from_environment().device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_the_cpu_on_demand(usable: bool, machine: Machine) -> None:
+    machine.has(num_gpus=8, driver="535.104.05", usable=usable)
+    machine.demands("cpu")
+    assert rank_from_environment().device == torch.device("cpu")
+    assert default_num_ranks() == CPU_RANKS
+
+
+UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "old_driver": (
+        {"driver": "535.104.05"},
+        r"built for CUDA 13\.0, which needs driver 580 or newer, and cannot use the visible GPUs "
+        r"\(8; driver 535\.104\.05\); install a newer driver, or .* for an older CUDA",
+    ),
+    "cpu_wheel": (
+        {"cuda": None},
+        r"is built for the CPU and cannot use the visible GPUs \(8; driver 580\.65\.06\); run: pip "
+        r"uninstall -y torch fbgemm-gpu-cpu && pip install \"dlrm_sharded\[cuda\]\"",
+    ),
+    "other_reason": (
+        {},
+        r"\(8; driver 580\.65\.06\): system not yet initialized; mend the driver",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.parametrize("function", [rank_from_environment, default_num_ranks, installation])
+def test_gpus_that_torch_cannot_use(
+    name: str, function: Callable[[], object], machine: Machine
+) -> None:
+    found, message = UNUSABLE[name]
+    machine.has(num_gpus=8, **found)
+    with pytest.raises(ConfigError, match=f"{message}, or set DLRM_SHARDED_DEVICE=cpu"):
+        function()
+
+
+def test_gpus_whose_driver_does_not_answer(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(ConfigError, match=r"cannot use the visible GPUs \(1; driver unknown\)"):
+        device_type()
+
+
+@pytest.mark.parametrize(("num_gpus", "listed"), [(0, None), (8, ""), (8, "-1")])
+def test_demanded_gpus_that_are_not_there(
+    num_gpus: int, listed: str | None, machine: Machine
+) -> None:
+    machine.has(num_gpus=num_gpus)
+    machine.demands("cuda", listed=listed)
+    said = "not set" if listed is None else repr(listed)
+    with pytest.raises(ConfigError, match=rf"no GPU is visible .*_DEVICES is {said}\); show"):
+        device_type()
+
+
+def test_an_unknown_device(machine: Machine) -> None:
+    machine.demands("gpu")
+    with pytest.raises(ConfigError, match="DLRM_SHARDED_DEVICE is 'gpu', must be cpu or cuda"):
+        device_type()
+
+
+def test_installation_on_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.has(num_gpus=8, usable=True)
+    monkeypatch.setattr(check_install, "_check_fbgemm", lambda *_: None)  # would need the GPU
+    line = installation()
+    assert line.startswith("computes on 8 x NVIDIA H100, driver 580.65.06, CUDA 13.0; python 3.")
+    assert f"torch {version('torch')}, " in line
+    assert "\n" not in line
+
+
+def test_installation_on_a_cpu(machine: Machine) -> None:
+    line = installation()
+    assert line.startswith("computes on the CPU (")
+    for package in ("torch", "torchrec", "fbgemm-gpu-cpu"):
+        assert f"{package} " in line
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("could not load fbgemm_gpu_py.so"), "libnvidia-ml.so.1: cannot open"),
+        (ModuleNotFoundError("No module named 'fbgemm_gpu'"), "No module named 'fbgemm_gpu'"),
+    ],
+    ids=["no_library_of_the_driver", "not_installed"],
+)
+def test_fbgemm_that_cannot_be_imported(
+    error: Exception, said: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_spec(name: str, *_: object) -> None:
+        if name == "fbgemm_gpu":
+            cause = None if isinstance(error, ImportError) else OSError(said)
+            raise error from cause
+
+    monkeypatch.delitem(sys.modules, "fbgemm_gpu", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+    with pytest.raises(
+        ConfigError, match=rf"FBGEMM does not run on cpu \({said}.*; run: pip uninstall"
+    ):
+        installation()

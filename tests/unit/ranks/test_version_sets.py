@@ -1,0 +1,154 @@
+"""Versions that do not belong together are named in one line, with the command that mends them."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.ranks.version_sets import (
+    DEFAULTS,
+    FBGEMM,
+    PACKAGES,
+    SETS,
+    Build,
+    VersionSet,
+    extra_of,
+    minor,
+    version_problem,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUIREMENTS = ROOT / "requirements"
+EVERY_SET = [(build, versions) for build in FBGEMM for versions in SETS]
+
+PROBLEMS: dict[str, tuple[tuple[str | None, ...], str]] = {
+    "unknown_torch": (
+        ("2.15.0", None, "1.9.0", "1.9.2"),
+        "torch 2.15.0, fbgemm-gpu 1.9.0 and torchrec 1.9.2 do not belong together: no FBGEMM is "
+        "known for torch 2.15, only for 2.14, 2.13, 2.11; run: pip install torch==2.14.1",
+    ),
+    "newer_fbgemm": (
+        ("2.13.0", None, "1.9.0", "1.9.2"),
+        "torch 2.13.0, fbgemm-gpu 1.9.0 and torchrec 1.9.2 do not belong together: each FBGEMM is "
+        "built for one torch; run: pip install fbgemm-gpu==1.8.0 torchrec==1.8.0",
+    ),
+    "newer_torch_on_cpu": (
+        ("2.15.0+cpu", "1.9.0", "0+cpu", "1.8.0"),
+        "torch 2.15.0+cpu, fbgemm-gpu-cpu 1.9.0 and torchrec 1.8.0 do not belong together: no "
+        "FBGEMM is known for torch 2.15, only for 2.14, 2.13, 2.11; run: "
+        "pip install torch==2.14.1 && pip install --no-deps torchrec==1.9.2",
+    ),
+    "newer_torchrec_on_cpu": (
+        ("2.13.0+cpu", "1.8.0", None, "1.9.2"),
+        "torch 2.13.0+cpu, fbgemm-gpu-cpu 1.8.0 and torchrec 1.9.2 do not belong together: each "
+        "FBGEMM is built for one torch; run: pip install --no-deps torchrec==1.8.0",
+    ),
+    "both_builds": (
+        ("2.13.0+cpu", "1.8.0", "1.9.0", "1.8.0"),
+        "fbgemm-gpu-cpu 1.8.0 and fbgemm-gpu 1.9.0 are installed over each other, as both have the "
+        "module fbgemm_gpu; run: pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && "
+        "pip install fbgemm-gpu-cpu==1.8.0",
+    ),
+    "cuda_beside_torch_for_cpu": (
+        ("2.13.0+cpu", None, "1.8.0", "1.8.0"),
+        "torch 2.13.0+cpu is built for the CPU and fbgemm-gpu 1.8.0 for CUDA; run: "
+        "pip uninstall -y fbgemm-gpu && pip install fbgemm-gpu-cpu==1.8.0",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DLRM_SHARDED_DEVICE", raising=False)
+
+
+def packages(*versions: str | None) -> dict[str, str]:
+    return {name: text for name, text in zip(PACKAGES, versions, strict=True) if text}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_versions_that_do_not_belong_together(name: str) -> None:
+    versions, said = PROBLEMS[name]
+    assert version_problem(packages(*versions)) == said
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        *[(s.torch, None, s.fbgemm, s.torchrec) for s in SETS],
+        *[(f"{s.torch}+cpu", s.fbgemm, "0+cpu", s.torchrec) for s in SETS],
+        ("2.13.0+cpu", "1.8.0", "1.8.0+cpu", "1.8.0"),
+        ("2.13.0+cpu", None, "1.8.0+cpu", "1.8.0"),
+        ("2.14.0+cu130", None, "1.9.0+cu130", "1.9.0"),
+        ("2.12.1", None, "1.7.0", "1.7.0"),
+        ("2.15.0", None, None, None),
+        (None, None, None, None),
+    ],
+    ids=lambda versions: "-".join(text or "none" for text in versions),
+)
+def test_nothing_is_said_of_other_versions(versions: tuple[str | None, ...]) -> None:
+    """Of sets, patch levels and builds of them, sets unknown here, and torch alone."""
+    assert version_problem(packages(*versions)) is None
+
+
+@pytest.mark.parametrize(("build", "versions"), EVERY_SET, ids=str)
+def test_requirements_and_extras_are_the_sets(build: Build, versions: VersionSet) -> None:
+    is_default = versions == DEFAULTS[build]
+    name = build if is_default else f"{build}-{minor(versions.torch)}"
+    pinned = {
+        f"torch=={versions.torch}",
+        f"{FBGEMM[build]}=={versions.fbgemm}",
+        f"torchrec=={versions.torchrec}",
+    }
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    assert {line for line in lines if "==" in line and not line.startswith("#")} == pinned
+    assert ("./requirements/fbgemm-gpu-shim" in lines) == (build == "cpu")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    kept = {f"torch=={minor(versions.torch)}.*"} | {p for p in pinned if p.startswith("fbgemm")}
+    if build == "cuda":
+        kept.add(f"torchrec=={versions.torchrec}")
+    assert {*extras[extra_of(build, versions)]} == kept | {"dlrm_sharded[beside-torch]"}
+
+
+def test_every_requirements_file_is_of_a_set() -> None:
+    assert len([*REQUIREMENTS.glob("*.txt")]) == len(EVERY_SET)
+
+
+def test_base_requirements_do_not_bring_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
+    assert not names & {*PACKAGES, "torchmetrics", "tensordict", "torchx"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "torch", "says"),
+    [("0", "2.15.0", True), ("1", "2.15.0", False), ("0", "2.14.1", False)],
+    ids=["rank_0", "rank_1", "a_set"],
+)
+def test_the_import_says_it_once(rank: str, torch: str, says: bool, tmp_path: Path) -> None:
+    """In one line on stderr, also under -W error, and without loading torch."""
+    for package, text in packages(torch, None, "1.9.0", "1.9.2").items():
+        folder = tmp_path / f"{package.replace('-', '_')}-{text}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: {text}\n"
+        )
+    code = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; "
+    code += "import dlrm_sharded; print('torch' in sys.modules)"
+    python = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "RANK": rank},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert python.stdout == "False\n"
+    lines = python.stderr.splitlines()
+    assert len(lines) == says
+    assert all(line.startswith("torch 2.15.0, fbgemm-gpu 1.9.0 and torchrec") for line in lines)

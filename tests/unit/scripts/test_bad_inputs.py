@@ -1,0 +1,83 @@
+"""Wrong inputs of every kind end with one message or a right answer: a short soak.
+
+`make soak` tries thousands. What it finds becomes a test of its own where the input is read.
+"""
+
+import importlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from dlrm_sharded.files.errors import ConfigError
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+NAMES = ("overrides", "task", "plan", "criteo", "artifact", "blocks", "journal", "checkpoint")
+NUM_EXAMPLES = 50
+SLOW = {"overrides": 10}
+"""Numbers of examples of kinds of which one takes a second."""
+
+
+@pytest.fixture(scope="module")
+def kinds() -> Iterator[ModuleType]:
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module("soaks.input_kinds")
+    patch.undo()
+
+
+def test_every_kind_is_tried(kinds: ModuleType) -> None:
+    assert set(kinds.KINDS) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_inputs(name: str, kinds: ModuleType) -> None:
+    kind = kinds.KINDS[name]
+
+    @settings(
+        max_examples=SLOW.get(name, NUM_EXAMPLES),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def try_one(data: st.DataObject) -> None:
+        value = data.draw(kind.inputs())
+        found = kinds.outcome(kind, value)
+        assert found.name in kinds.GOOD, f"{value!r:.2000}\n{found.text}"
+
+    try_one()
+
+
+def refuse(value: object, folder: Path) -> None:
+    raise ConfigError(value)
+
+
+def fail(value: object, folder: Path) -> None:
+    raise KeyError(value)
+
+
+def wait(value: object, folder: Path) -> None:
+    signal.pause()  # until the limit's own signal
+
+
+def accept(value: object, folder: Path) -> None:
+    assert not list(folder.iterdir())
+
+
+def test_the_outcomes_are_told_apart(kinds: ModuleType) -> None:
+    def name(read: Callable[[object, Path], None], **options: float) -> str:
+        kind = kinds.Kind(st.nothing, read, **options)
+        found: str = kinds.outcome(kind, "many words " * 10_000).name
+        return found
+
+    assert name(refuse) == kinds.CLEAR
+    assert name(fail) == kinds.TRACEBACK
+    assert name(wait, limit_s=0.1) == kinds.HANG
+    assert name(accept) == kinds.RIGHT

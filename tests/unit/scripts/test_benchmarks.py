@@ -1,0 +1,258 @@
+"""The statistics of the benchmarks that compare sharders."""
+
+import dataclasses
+import importlib
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR
+from dlrm_sharded.cost.learned import prior_cost_model
+from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from tests.conftest import ROOT
+
+SCRIPTS = ROOT / "scripts"
+COSTS = {
+    "a": {0: 1.0, 1: 2.0, 2: 3.0, 4: 1.0},
+    "b": {0: 2.0, 1: 2.0, 2: 2.0, 3: 9.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    loggers = [logging.getLogger(name) for name in ("dlrm_sharded", "torchrec")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def compared() -> Iterator[ModuleType]:
+    return importlib.import_module("benchmarks.compared")
+
+
+def test_ratios_are_of_tasks_that_both_solve(compared: ModuleType) -> None:
+    found = compared.versus(COSTS, "a", "b")
+    assert (found.num, found.score) == (3, "1/1/1")
+    assert found.mean == pytest.approx((0.5 + 1 + 1.5) / 3)
+    assert compared.over_best(COSTS) == (
+        3,
+        {"a": pytest.approx((1 + 1 + 1.5) / 3), "b": pytest.approx((2 + 1 + 1) / 3)},
+    )
+
+
+def test_nothing_in_common(compared: ModuleType) -> None:
+    costs = {"a": {0: 1.0}, "b": {1: 1.0}}
+    assert str(compared.versus(costs, "a", "b")) == "-"
+    num, means = compared.over_best(costs)
+    assert num == 0
+    assert np.isnan(list(means.values())).all()
+
+
+def test_interval_is_students(compared: ModuleType) -> None:
+    values = [1.02, 1.1, 0.97, 1.3, 1.0]
+    expected = ttest_1samp(values, 1.0).confidence_interval(0.95)
+    mean, low, high = compared.mean_with_interval(values)
+    assert (low, high) == pytest.approx((expected.low, expected.high))
+    assert mean == pytest.approx(np.mean(values))
+    assert compared.mean_with_interval([2.0]) == (2.0, -np.inf, np.inf)
+
+
+def test_reference(compared: ModuleType) -> None:
+    assert compared.choose_reference(None, ["dim", "neuroshard_paper"]) == "neuroshard_paper"
+    assert compared.choose_reference(None, ["dim", "size"]) == "dim"
+    assert compared.choose_reference("size", ["dim", "size"]) == "size"
+    with pytest.raises(ConfigError, match="must be one of dim, size"):
+        compared.choose_reference("lookup", ["dim", "size"])
+
+
+def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"number": 0, "sharder": "a", "cost_ms": 1.5},
+        {"number": 0, "sharder": "b", "cost_ms": None},
+    ]
+
+    def interrupted() -> Iterator[dict[str, object]]:
+        yield from rows
+        raise KeyboardInterrupt
+
+    new, again = Namespace(jsonl=path, from_file=None), Namespace(jsonl=None, from_file=path)
+    with pytest.raises(KeyboardInterrupt):
+        compared.rows_of(new, interrupted())
+    with path.open("a") as file:
+        file.write('{"number": 1, "sha')
+    assert compared.rows_of(again, interrupted()) == rows
+    assert compared.costs_of(rows) == {"a": {0: 1.5}, "b": {}}
+    with pytest.raises(FileExistsError):
+        compared.rows_of(new, interrupted())
+
+
+def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
+    """A corrected command can then write the file."""
+    path = tmp_path / "rows.jsonl"
+    options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
+    reports: list[tuple[object, ...]] = []
+    with pytest.raises(ConfigError, match="must be one of a, b"):
+        compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    assert not path.exists()
+    options.reference = "b"
+    compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    assert reports == [([{"sharder": "a"}], "b")]
+
+
+def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:
+    plans = importlib.import_module("benchmarks.plans")
+    tasks = {of_set.kind: of_set for of_set in feasibility_tasks(num=20)}
+    planner = compared.planner_of("size,sharder.seed=1")
+    compared.quiet()
+
+    solved = plans.outcome(0, tasks["roomy"], "size", planner)
+    plan, report = planner.plan(tasks["roomy"].task)
+    assert solved.cost_ms == report.cost.cost_ms
+    assert (solved.lower_bound_ms, solved.gap) == (report.lower_bound_ms, report.gap)
+    assert solved.num_shards == len(plan.shards)
+    assert solved.error is None
+    for kind, reason in {"large_columns": "table", "infeasible": "no plan can fit"}.items():
+        refused = plans.outcome(1, tasks[kind], "size", planner)
+        assert refused.refused
+        assert refused.cost_ms is None
+        assert refused.error.startswith(f"InfeasibleTaskError: {reason}")
+
+    @dataclasses.dataclass
+    class Nothing:
+        def shard(self, task: ShardingTask) -> ShardingPlan:
+            return ShardingPlan(task.topology.world_size, ())
+
+    broken = dataclasses.replace(planner, sharder=Nothing())
+    failed = plans.outcome(2, tasks["roomy"], "nothing", broken)
+    assert failed.error.startswith(InvalidPlanError.__name__)
+    assert not failed.refused
+
+
+def test_plans_report(compared: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = importlib.import_module("benchmarks.plans")
+
+    def row(number: int, sharder: str, cost_ms: float | None, kind: str = "x") -> dict[str, object]:
+        outcome = plans.Outcome(number, kind, 10, 4, sharder, 0.5, cost_ms=cost_ms, refused=True)
+        return dataclasses.asdict(outcome)
+
+    rows = [row(0, "a", 1.0), row(0, "b", 2.0), row(1, "a", 3.0), row(1, "b", None)]
+    rows[0]["lower_bound_ms"] = 0.8
+    rows += [row(2, "a", None, "infeasible"), row(2, "b", None, "infeasible")]
+    plans.report(rows, "b")
+    overall, by_kind = (
+        {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in table)}
+        for table in (part.splitlines() for part in capsys.readouterr().out.strip().split("\n\n"))
+    )
+    assert overall["a"][:3] == ["2/2", "0.500", "0.500"]
+    assert overall["a"][4:7] == ["1", "0.5000", "1/0/0"]
+    assert overall["a"][7] == "25.0, 25.0 (1)"
+    assert overall["b"][7] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
+    assert by_kind["a"] == ["2/2", "1/1"]
+    assert by_kind["b"] == ["1/2", "1/1"]
+
+
+@pytest.mark.parametrize("dim", [16, 48, 96, 128])
+def test_splits_are_valid_plans(dim: int) -> None:
+    splits = importlib.import_module("benchmarks.splits")
+    table = Table("t", 1000, dim, 4.0)
+    for way, parts in splits.splits(table).items():
+        if way.startswith("rows"):
+            ((first, count),) = parts
+            assert first.num_rows == 1000 // count
+            continue
+        shards, start = [], 0
+        for piece, count in parts:
+            for _ in range(count):
+                rank, stop = len(shards), start + piece.num_cols
+                shards.append(Shard("t", rank, piece.rows, (start, stop)))
+                start = stop
+        task = ShardingTask((table,), Topology(len(shards), 10**9), 64)
+        validate(ShardingPlan(len(shards), tuple(shards)), task)
+
+
+def test_prices_of_splits() -> None:
+    """A table of 10 ms whose pieces take 4 ms more each, beside others of 3 ms, then 5 ms."""
+    splits = importlib.import_module("benchmarks.splits")
+    table = Table("t", 1000, 64, 4.0)
+    own = {splits.OTHERS: 0.0, splits.WHOLE: 10.0, splits.AGAIN: 10.0}
+    for way, parts in splits.splits(table).items():
+        num_pieces = sum(count for _, count in parts)
+        for i in range(len(parts)):
+            own[f"{way}, {i}"] = 10.0 / num_pieces + 4.0
+    row = {
+        "table": table.to_json(),
+        "measured_ms": {name: [3.0 + ms, 5.0 + ms] for name, ms in own.items()},
+        "predicted_ms": {name: 2.0 + 0.5 * ms for name, ms in own.items()},
+    }
+    found = splits.prices(row)
+    assert found[splits.WHOLE] == pytest.approx((10.0, 5.0))
+    assert found[splits.AGAIN] == pytest.approx((1.0, 1.0))
+    assert found["columns, quarters"] == pytest.approx((2.6, 2.6))
+    assert found["rows, 8 blocks"] == pytest.approx((4.2, 4.2))
+
+
+def test_priors_meet_the_public_lookups_within_their_error() -> None:
+    for figure in importlib.import_module("benchmarks.public_lookups").PUBLIC_LOOKUPS:
+        assert figure.predicted_ms() == pytest.approx(figure.measured_ms, rel=LOOKUP_ERROR)
+
+
+def test_replicas_have_a_price() -> None:
+    """They save the exchange of their vectors and cost an all-reduce of their gradients."""
+    tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
+    task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
+    model = prior_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
+    replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
+    whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
+    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[12:])), task)
+    without = model.predict(ShardingPlan(4, tuple(whole)), task)
+    assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
+    assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")
+
+
+def test_models_with_replicas_fit_the_bench() -> None:
+    """The dense part takes one width, which all tables of a model have."""
+    models = importlib.import_module("benchmarks.replicas").MODELS
+    for tables, batch_size in models.values():
+        assert len({table.embedding_dim for table in tables}) == 1
+        assert batch_size % 2 == 0
+        assert sum(4 * t.num_embeddings * t.embedding_dim for t in tables) < 2 * 2**30
+
+
+def test_a_precision_is_judged_by_pairs() -> None:
+    difference = importlib.import_module("benchmarks.precision").Difference
+    exact = [1.0, 1.2, 0.9, 1.1]
+    alike = difference.of_runs(exact, [1.001, 1.199, 0.901, 1.101])
+    assert alike.mean == pytest.approx(0.0005)
+    assert alike.spread == pytest.approx(np.std(exact, ddof=1))
+    low, high = ttest_1samp([0.001, -0.001, 0.001, 0.001], 0).confidence_interval(0.95)
+    assert alike.mean - alike.half_width == pytest.approx(low)
+    assert alike.mean + alike.half_width == pytest.approx(high)
+    assert alike.verdict == "within the spread of seeds"
+    verdicts = [
+        difference.of_runs(exact, [x + d for x, d in zip(exact, changes, strict=True)]).verdict
+        for changes in ([0.5, 0.51, 0.5, 0.51], [-0.5, -0.51, -0.5, -0.5], [0.9, -0.9, 0.8, -0.7])
+    ]
+    assert verdicts == [
+        "worse than the spread of seeds",
+        "better than the spread of seeds",
+        "not decided: use more seeds",
+    ]

@@ -1,0 +1,350 @@
+"""The runner of the first hour's steps, with steps that do little; and what steps compute."""
+
+import gzip
+import importlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm_sharded.files.errors import ConfigError
+from tests.conftest import ROOT
+
+RECORD = """
+from pathlib import Path
+from first_hour.step_run import StepRun
+run = StepRun({name!r}, Path.cwd(), seconds=60, small=True)
+run.record("answer", 42.123456)
+run.show(answer="42")
+Path("starts").open("a").write({name!r} + " ")
+"""
+SLEEPS = """
+import subprocess, sys, time
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeps, start_new_session=True)
+Path("child").write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+CASES = """
+import time
+def case(name):
+    Path("cases").open("a").write(name + " ")
+    while name == Path("hangs").read_text():
+        time.sleep(0.05)
+    run.check(name != Path("fails").read_text(), "too large")
+    return name.upper()
+run.cases.plan(["a", "b", "c", "d"])
+for name in run.cases.planned:
+    run.record(name, run.case(name, lambda: case(name)))
+raise SystemExit(len(run.failures))
+"""
+"""A step of four cases; files say in which of them it hangs and which of them fails."""
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.unit.test_first_hour import CASES, run_steps
+from first_hour import runner
+run_steps(runner, Path(sys.argv[1]), {"step": CASES})
+"""
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+
+
+@pytest.fixture
+def runner_module() -> ModuleType:
+    return importlib.import_module("first_hour.runner")
+
+
+def run_steps(
+    module: ModuleType, out: Path, programs: dict[str, str], *, limit_s: float = 600, **steps: Any
+) -> list[Any]:
+    """Outcomes of steps, each a program that records a figure before it does what is given."""
+    runner = module.Runner(
+        out,
+        command=lambda step, seconds: [
+            *(sys.executable, "-c", RECORD.format(name=step.name) + programs[step.name])
+        ],
+        settings={"small": True},
+    )
+    every = {"limit_s": 60.0, "least_s": 0.0}
+    return runner.run(
+        [module.Step(name, **every | steps.get(name, {})) for name in programs], limit_s
+    )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path) -> None:
+    outcomes = run_steps(
+        runner_module,
+        tmp_path,
+        {
+            "crash": "import os; os.abort()",
+            "error": "raise ValueError('what went wrong')",
+            "check": "run.check(False, 'too large'); raise SystemExit(1)",
+            "good": "",
+            "orphan": "",
+            "child": "Path('made.parquet').touch()",
+            "heir": "",
+        },
+        orphan={"needs": ("no_*.parquet",)},
+        heir={"needs": ("no_*.parquet", "made.*")},
+    )
+    assert {outcome.step: outcome.status for outcome in outcomes} == {
+        "crash": "failed",
+        "error": "failed",
+        "check": "failed",
+        "good": "ok",
+        "orphan": "no files",
+        "child": "ok",
+        "heir": "ok",
+    }
+    by_name = {outcome.step: outcome for outcome in outcomes}
+    assert by_name["crash"].exit_code == -6
+    assert by_name["crash"].figures == {"answer": 42.123}, "it keeps what it found out before"
+    assert by_name["error"].last_lines[-1] == "ValueError: what went wrong"
+    assert by_name["check"].failures == ["too large"]
+    assert not list(tmp_path.glob("*.figures.json"))
+    written = json.loads((tmp_path / "error.json").read_text())
+    assert (written["status"], written["exit_code"]) == ("failed", 1)
+    assert written["versions"]["python"] == platform.python_version()
+    table = runner_module.closing_table(outcomes)
+    assert "| error | failed | " in table
+    assert "too large" in table
+    assert "ValueError: what went wrong" in table
+    steps = json.loads((tmp_path / "summary.json").read_text())["steps"]
+    assert set(steps) == set(by_name) - {"orphan"}
+    assert steps["good"]["headline"] == {"answer": "42"}
+
+
+def test_a_hanging_step_is_killed_with_its_children(
+    runner_module: ModuleType, tmp_path: Path
+) -> None:
+    outcomes = run_steps(
+        runner_module, tmp_path, {"hang": SLEEPS, "good": ""}, hang={"limit_s": 8.0}
+    )
+    assert [outcome.status for outcome in outcomes] == ["timed out", "ok"]
+    assert outcomes[0].figures == {"answer": 42.123}
+    child = Path("/proc") / (tmp_path / "child").read_text()
+    ends_at = time.monotonic() + 60
+    while child.exists() and "Z" not in (child / "stat").read_text().split(")")[-1][:3]:
+        assert time.monotonic() < ends_at, "a child in a session of its own is left"
+        time.sleep(0.1)
+
+
+def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None:
+    outcomes = run_steps(
+        runner_module,
+        tmp_path,
+        {"long": "", "short": ""},
+        limit_s=50,
+        long={"least_s": 51.0},
+    )
+    assert [outcome.status for outcome in outcomes] == ["no time left", "ok"]
+    assert outcomes[1].limit_s <= 50
+    assert not (tmp_path / "long.json").exists()
+
+
+def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+    run_steps(runner_module, tmp_path, {"good": "", "bad": "raise SystemExit(3)"})
+    outcomes = run_steps(runner_module, tmp_path, {"good": "", "bad": "", "new": ""})
+    assert [(o.step, o.status, o.is_earlier) for o in outcomes] == [
+        ("good", "ok", True),
+        ("bad", "ok", False),
+        ("new", "ok", False),
+    ]
+    assert outcomes[0].figures == {"answer": 42.123}
+    assert (tmp_path / "starts").read_text().split() == ["good", "bad", "bad", "new"]
+    with pytest.raises(ConfigError, match="steps with other settings"):
+        runner_module.Runner(tmp_path, command=lambda *of: [], settings={"small": False})
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_kill_at_any_moment_loses_no_finished_case(
+    runner_module: ModuleType, tmp_path: Path, moment: int
+) -> None:
+    """The runner and all that it started are killed in case a, b, c or d."""
+    (tmp_path / "hangs").write_text("abcd"[moment])
+    (tmp_path / "fails").write_text("none")
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
+        start_new_session=True,
+    )
+    begun, ended = tmp_path / "cases", tmp_path / "step.cases.jsonl"
+    wait_for(lambda: begun.exists() and len(begun.read_text().split()) > moment)
+    [step] = children(killed.pid)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    wait_for(lambda: state_of(step) == "Z")
+    assert ended.read_text().count('"case"') == moment
+    with ended.open("a") as file:
+        file.write('{"case": "d", "fig')  # what a kill may leave of a line
+    (tmp_path / "hangs").write_text("none")
+
+    [none] = run_steps(runner_module, tmp_path, {"step": CASES}, limit_s=-1)
+    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+
+    assert none.status == "no time left"
+    text = runner_module.missing_text(none)
+    assert text.startswith(f"{moment} of 4 cases are finished; the same command runs the others: ")
+    assert text.endswith(", ".join("abcd"[moment:]))
+    assert outcome.status == "ok"
+    assert outcome.figures == {"answer": 42.123, "a": "A", "b": "B", "c": "C", "d": "D"}
+    again = "abcd"[moment]
+    assert sorted(begun.read_text().split()) == sorted(["a", "b", "c", "d", again])
+    assert not ended.exists(), "who removes step.json repeats all cases"
+
+
+def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "hangs").write_text("none")
+    (tmp_path / "fails").write_text("c")
+    [failed] = run_steps(runner_module, tmp_path, {"step": CASES})
+    assert (failed.status, failed.num_finished, failed.missing) == ("failed", 3, ["c"])
+    assert "3 of 4 cases are finished" in runner_module.closing_table([failed])
+    (tmp_path / "fails").write_text("none")
+    [outcome] = run_steps(runner_module, tmp_path, {"step": CASES})
+    assert outcome.status == "ok"
+    assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
+
+
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    module = importlib.import_module("first_hour.cases")
+    path = tmp_path / "step.cases.jsonl"
+    cases = module.Cases(path, {"commit": "one"})
+    cases.plan(["a", "b"])
+    cases.add("a", 1.5, [])
+    with path.open("a") as file:
+        file.write('{"case": "b", "fig')
+    module.Cases(path, {"commit": "one"}).add("b", None, [])
+    again = module.Cases(path)
+    assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)
+
+
+def test_what_was_run_under_other_conditions_does_not_count(
+    runner_module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "hangs").write_text("none")
+    (tmp_path / "fails").write_text("d")
+    programs = {"good": "", "step": CASES}
+    for commit, starts in {"old": 1, "new": 2}.items():
+        now = {"commit": commit, "hardware": "a CPU"}
+        monkeypatch.setattr(runner_module, "conditions", lambda now=now: now)
+        outcomes = run_steps(runner_module, tmp_path, programs)
+        assert [outcome.is_earlier for outcome in outcomes] == [False, False]
+        assert (tmp_path / "cases").read_text().split() == starts * ["a", "b", "c", "d"]
+    printed = capsys.readouterr().out
+    assert "good: does not count, as it was run under other conditions" in printed
+    assert "commit 'old', now 'new'" in printed
+    assert "step: 4 cases were run under other conditions" in printed
+
+
+def test_limits_of_the_steps() -> None:
+    """All of them fit into 27 minutes, and any one into ten."""
+    first_gpu = importlib.import_module("first_gpu")
+    assert sum(step.limit_s for step in first_gpu.STEPS) <= first_gpu.LIMIT_S <= 27 * 60
+    assert all(step.least_s <= step.limit_s < 570 for step in first_gpu.STEPS)
+    for step in first_gpu.STEPS:
+        assert (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
+
+
+def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
+    step_run = importlib.import_module("first_hour.step_run")
+    run = step_run.StepRun("some", tmp_path, seconds=100, small=True)
+    assert run.has_time("short", 1)
+    assert run.failures == []
+    assert not run.has_time("long", 1000)
+    assert run.failures == ["long: left out: 100 s left, needs 1000 s"]
+
+
+def test_traces(tmp_path: Path) -> None:
+    traces = importlib.import_module("first_hour.traces")
+
+    def event(category: str, name: str, start: float, duration: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+
+    events = [
+        event("kernel", "gemm", 1000, 100),
+        event("kernel", "gemm", 1050, 100),  # on another stream, half of it at the same time
+        event("gpu_memcpy", "Memcpy HtoD", 1350, 50),
+        event("gpu_user_annotation", "## forward 3 ##", 0, 9000),
+        event("user_annotation", "## forward 3 ##", 0, 4000),
+        event("user_annotation", "## forward 4 ##", 5000, 2000),
+        event("user_annotation", "ProfilerStep", 0, 9000),
+        event("cuda_runtime", "cudaLaunchKernel", 0, 10),
+        {"ph": "i", "name": "a moment", "ts": 5},
+    ]
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    assert traces.summary(traces.read_events(path), num_steps=2) == {
+        "gpu_busy_share": 0.5,  # 150 and 50 of 400
+        "kernels_per_step": 1.5,
+        "host_ms_by_part": {"forward": 3.0},
+        "cuda_calls_ms": {"cudaLaunchKernel": 0.005},
+        "kernels_ms": {"gemm": 0.1, "Memcpy HtoD": 0.025},
+    }
+    assert traces.summary(events[-2:-1], num_steps=1)["gpu_busy_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("sgd", torch.optim.SGD), ("rowwise_adagrad", RowWiseAdagrad), ("adam", torch.optim.Adam)],
+)
+def test_definitions_of_the_fused_optimizers(name: str, optimizer: Any) -> None:
+    """They are those of torch and TorchRec, on batches that use every row."""
+    kernels = importlib.import_module("first_hour.kernels")
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(5, 8, generator=rng, dtype=torch.float64)
+    definition = kernels.Definition(name, weight.clone())
+    table = torch.nn.Parameter(weight.clone())
+    reference = optimizer([table], lr=kernels.LEARNING_RATE)
+    for _ in range(3):
+        lengths = torch.tensor([3, 0, 4])
+        ids = torch.cat([torch.randperm(5, generator=rng), torch.tensor([2, 2])])
+        gradient = torch.randn(3, 8, generator=rng, dtype=torch.float64)
+        offsets = torch.tensor([0, 3, 3])
+        pooled = torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum")
+        reference.zero_grad()
+        pooled.backward(gradient)
+        found = definition.step(ids, lengths, gradient)
+        assert torch.allclose(found, pooled.detach())
+        reference.step()
+        assert torch.allclose(definition.weight, table.detach())

@@ -1,0 +1,226 @@
+"""The planner: a plan, timed, named and judged in one call."""
+
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.expected_profiles import with_expected_profiles
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.explain.text import explain, forecast
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.hardware.artifact import SHIPPED
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.sharders.base import sharder_name
+from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
+from dlrm_sharded.sharders.planning import Planner
+
+PROFILED = Table("profiled", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
+TABLES = (PROFILED, Table("unprofiled", 500, 8, 1.0))
+OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
+TASK = ShardingTask(TABLES, Topology(2, 10**6, compute_device="cpu"), batch_size=64)
+PLAN = ShardingPlan(2, (Shard.whole(TABLES[0], 0), Shard.whole(TABLES[1], 1)))
+SOLVE_S = 0.05
+
+
+class Fixed:
+    """Returns what it was made with, after a while."""
+
+    def __init__(self, plan: object) -> None:
+        self._plan = plan
+        self.tasks: list[ShardingTask] = []
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        self.tasks.append(task)
+        time.sleep(SOLVE_S)
+        return self._plan
+
+
+class Flat:
+    """A cost model that knows nothing of shards: all ranks cost the same."""
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0),) * plan.world_size)
+
+
+def test_names() -> None:
+    assert sharder_name(GreedySharder("size_lookup")) == "size_lookup"
+    assert sharder_name(RandomSharder()) == "random"
+    assert sharder_name(Fixed(PLAN)) == "Fixed"
+
+
+def test_without_a_cost_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    plan, report = Planner(Fixed(PLAN), None).plan(TASK)
+    assert plan == PLAN
+    assert report.sharder == "Fixed"
+    assert report.solve_s >= SOLVE_S
+    assert (report.cost, report.lower_bound_ms, report.gap, report.diagnosis) == (None,) * 4
+    assert caplog.messages == [], "nothing is predicted, so nothing is assumed"
+
+
+def test_with_a_cost_model_that_only_predicts(caplog: pytest.LogCaptureFixture) -> None:
+    """It knows no bound, and there is nothing to diagnose by."""
+    model = Flat()
+
+    def diagnose(*_: object) -> Diagnosis:
+        raise AssertionError
+
+    _, report = Planner(Fixed(PLAN), model, diagnose).plan(TASK)
+    assert report.cost == model.predict(PLAN, TASK)
+    assert (report.lower_bound_ms, report.gap, report.diagnosis) == (None,) * 3
+
+
+def test_with_an_additive_cost_model(model: LearnedCostModel) -> None:
+    said = Diagnosis(2, 1.0, (), 0, (), 0, None)
+    asked = []
+
+    def diagnose(*of: object) -> Diagnosis:
+        asked.append(of)
+        return said
+
+    sharder = Fixed(PLAN)
+    _, report = Planner(sharder, model, diagnose).plan(TASK)
+    profiled = with_expected_profiles(TASK, model.compute)
+    assert report.cost == model.predict(PLAN, profiled)
+    assert report.lower_bound_ms == lower_bound_ms(profiled, model) > 0
+    assert report.gap == report.cost.cost_ms / report.lower_bound_ms - 1
+    assert report.diagnosis is said
+    assert asked == [(PLAN, profiled, model)]
+    assert sharder.tasks == [profiled], "all see the task with the same profiles"
+    assert Planner(Fixed(PLAN), model).plan(TASK)[1].diagnosis is None
+
+
+@pytest.mark.parametrize(
+    "load", [functools.partial(learned_cost_model, artifact=OF_A_CPU), paper_cost_model]
+)
+def test_times_of_another_device_bound_nothing(
+    load: Callable[[RunContext], CostModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The packaged files are of a CPU, and so are their predictions for GPUs."""
+    on_gpus = dataclasses.replace(
+        TASK, topology=dataclasses.replace(TASK.topology, compute_device="cuda")
+    )
+    for task, context in ((TASK, RunContext("cpu")), (on_gpus, RunContext("cuda"))):
+        caplog.clear()
+        model = load(context)
+        _, report = Planner(Fixed(PLAN), model).plan(task)
+        assert report.cost is not None
+        assert (report.caveat is None) == (task is TASK)
+        assert ("says nothing about this device" in caplog.text) == (task is on_gpus)
+    assert (report.lower_bound_ms, report.gap) == (None, None)
+    assert "another device (cpu" in str(report.caveat)
+    assert "than the ranks' (cuda)" in str(report.caveat)
+    written = plan_json(PLAN, report)
+    assert [written[key] for key in ("lower_bound_ms", "gap", "caveat")] == [
+        None,
+        None,
+        report.caveat,
+    ]
+    shown = explain(PLAN, report, on_gpus, None)
+    assert str(report.caveat) in shown
+    assert "best possible" not in f"{shown} {forecast(report)}"
+
+
+def test_the_bound_of_a_task_that_nothing_fits(model: LearnedCostModel) -> None:
+    """No plan of it is valid, so no report has it."""
+    topology = dataclasses.replace(TASK.topology, memory_bytes=100)
+    tight = dataclasses.replace(with_profiles(TASK), topology=topology)
+    assert lower_bound_ms(tight, model) == math.inf
+    with pytest.raises(InvalidPlanError, match="rank 0 would hold"):
+        Planner(Fixed(PLAN), model).plan(tight)
+
+
+@pytest.mark.parametrize("make_model", [Flat, None], ids=["only_predicts", "additive"])
+def test_says_once_which_profiles_it_assumes(
+    make_model: Callable[[], Flat] | None, model: LearnedCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    planner = Planner(Fixed(PLAN), model if make_model is None else make_model())
+    planner.plan(TASK)
+    said = [text for text in caplog.messages if "reuse_histogram" in text]
+    assert len(said) == 1
+    assert said[0].startswith("1 of 2 tables have no reuse_histogram")
+    caplog.clear()
+    planner.plan(with_profiles(TASK))
+    assert "reuse_histogram" not in caplog.text
+
+
+@pytest.mark.parametrize("returned", [None, {}, (PLAN, 1.0)], ids=["nothing", "dict", "pair"])
+def test_a_sharder_that_returns_no_plan(returned: object) -> None:
+    with pytest.raises(ConfigError, match=r"Fixed\.shard returned .*not a ShardingPlan"):
+        Planner(Fixed(returned), None).plan(TASK)
+
+
+def test_plans_are_validated() -> None:
+    with pytest.raises(InvalidPlanError, match="'unprofiled' is in no shard"):
+        Planner(Fixed(ShardingPlan(2, PLAN.shards[:1])), None).plan(TASK)
+    tight = dataclasses.replace(TASK, topology=Topology(2, 100, compute_device="cpu"))
+    with pytest.raises(InfeasibleTaskError):
+        Planner(GreedySharder("dim"), None).plan(tight)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nonsense:
+    """A cost model of a user's own, with a mistake."""
+
+    time_ms: float
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        return PlanCost((StageCost(1.0, 1.0, 1.0, 1.0), StageCost(1.0, self.time_ms, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("time_ms", [math.nan, math.inf, -math.inf])
+def test_predictions_are_numbers(time_ms: float) -> None:
+    """plan.json could not hold others."""
+    with pytest.raises(ConfigError, match=r"the cost model predicts .* ms for rank 1"):
+        Planner(Fixed(PLAN), Nonsense(time_ms)).plan(TASK)
+
+
+class Choosing(Fixed):
+    """Chooses the precision of exchanges."""
+
+    chooses_exchange_precision = True
+
+
+def test_plans_have_the_precision_of_the_run(model: LearnedCostModel) -> None:
+    """Unless the plan has one, or the sharder decided for fp32."""
+    run, fp16 = ExchangePrecision("bf16", "bf16"), ExchangePrecision("fp16", "fp32")
+    rounded = dataclasses.replace(PLAN, exchange_precision=fp16)
+    for sharder, expected in (
+        (Fixed(PLAN), run),
+        (Fixed(rounded), fp16),
+        (Choosing(PLAN), FP32_EXCHANGE),
+        (Choosing(rounded), fp16),
+    ):
+        planner = Planner(sharder, model, exchange_precision=run)
+        plan, report = planner.plan(TASK)
+        assert plan.exchange_precision == report.exchange_precision == expected
+        assert planner.adopt(sharder.shard(TASK), TASK, solve_s=1.0)[0] == plan
+        assert report.cost == model.predict(plan, planner._profiled(TASK))
+        fields = plan_json(plan, report)
+        assert ("exchange_precision" in fields) == (expected != FP32_EXCHANGE)
+        text = f" with exchanges in {expected}"
+        is_named = expected != FP32_EXCHANGE
+        assert (text in str(forecast(report))) == is_named
+        assert (text in explain(plan, report, TASK, None)) == is_named
+
+
+def test_a_plan_in_a_precision_that_ranks_lack_is_refused() -> None:
+    planner = Planner(Fixed(PLAN), None, exchange_precision=ExchangePrecision("fp8", "fp8"))
+    with pytest.raises(InvalidPlanError, match="'fp8', which ranks on cpu cannot exchange"):
+        planner.plan(TASK)

@@ -1,0 +1,195 @@
+"""Tables in fp16: in plans, in memory, in prices, and where nothing else fits."""
+
+import dataclasses
+import itertools
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.compute import CPU_HALF, READ_MB
+from dlrm_sharded.cost.features import DEVICE_WORK, workload_of_plan
+from dlrm_sharded.cost.learned import learned_cost_model, prior_cost_model
+from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.explain.text import explain
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
+from dlrm_sharded.hardware.artifact import SHIPPED
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, with_precisions
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.planning import Planner
+
+OF_A_CPU = str(SHIPPED / "learned-cpu_amd_epyc.safetensors")
+TABLES = (Table("a", 1000, 64, 4.0), Table("b", 600, 32, 2.0), Table("c", 10, 16, 1.0))
+TOPOLOGY = Topology(2, 10**6, optimizer_bytes_per_row=4, compute_device="cpu")
+TASK = with_profiles(ShardingTask(TABLES, TOPOLOGY, 1024))
+PLAN = ShardingPlan(2, tuple(Shard.whole(t, i % 2) for i, t in enumerate(TABLES)))
+
+
+def half(plan: ShardingPlan, *names: str) -> ShardingPlan:
+    shards = (
+        dataclasses.replace(s, precision="fp16") if s.table in names else s for s in plan.shards
+    )
+    return dataclasses.replace(plan, shards=tuple(shards))
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def of_device(request: pytest.FixtureRequest) -> AdditiveCostModel:
+    if request.param == "cuda":
+        return prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
+    return learned_cost_model(RunContext("cpu"), OF_A_CPU)
+
+
+def test_a_plan_names_the_precision_only_of_half_tables() -> None:
+    plan = half(PLAN, "a")
+    keys = [shard.get("precision") for shard in plan.to_json()["shards"]]
+    assert keys == ["fp16", None, None]
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+    assert plan.half_tables() == ["a"]
+    with pytest.raises(InvalidPlanError, match="the precision of a shard is 'int4'; known: fp32"):
+        ShardingPlan.from_json(
+            {"world_size": 1, "shards": [PLAN.shards[0].to_json() | {"precision": "int4"}]}
+        )
+
+
+def test_a_plan_gives_the_tables_of_a_task_their_precisions() -> None:
+    assert with_precisions(TASK, PLAN) is TASK
+    found = with_precisions(TASK, half(PLAN, "b"))
+    assert [table.precision for table in found.tables] == ["fp32", "fp16", "fp32"]
+    assert with_precisions(found, PLAN) == TASK
+    assert found.to_json() == TASK.to_json()
+    with pytest.raises(ConfigError, match=r"unknown keys \['precision'\]"):
+        Table.from_json(TABLES[0].to_json() | {"precision": "fp16"})
+
+
+def test_weights_take_half_and_states_do_not() -> None:
+    shard, of_half = PLAN.shards[0], half(PLAN, "a").shards[0]
+    assert shard.bytes_on(TOPOLOGY) == 1000 * (64 * 4 + 4)
+    assert of_half.bytes_on(TOPOLOGY) == 1000 * (64 * 2 + 4)
+    with_moments = dataclasses.replace(TOPOLOGY, bytes_per_element=12)
+    assert of_half.bytes_on(with_moments) == 1000 * (64 * 10 + 4)
+    assert of_half.weight_bytes == 1000 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "int4"}, "table 'a' has weights in 'int4'; known: fp32, fp16"),
+        ({"precision": "fp16", "cols": (0, 32)}, "'a' has shards in fp16 and in fp32; all of its"),
+        ({"precision": "fp16", "replicated": True}, "'a' is replicated in fp16; replicas are in"),
+    ],
+    ids=["unknown", "mixed", "replicated"],
+)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    first = dataclasses.replace(PLAN.shards[0], **changes)
+    shards = [first, *PLAN.shards[1:]]
+    if changes.get("replicated"):
+        shards.append(dataclasses.replace(first, rank=1))
+    elif "cols" in changes:
+        shards.append(dataclasses.replace(PLAN.shards[0], cols=(32, 64)))
+    with pytest.raises(InvalidPlanError, match=message):
+        validate(ShardingPlan(2, tuple(shards)), TASK)
+    validate(half(PLAN, "a", "c"), TASK)
+
+
+def test_lookups_on_cpus_take_what_was_measured_there() -> None:
+    compute = learned_cost_model(RunContext("cpu"), OF_A_CPU).compute
+    exact, found = (
+        compute.vectors(workload_of_plan(plan, TASK)) for plan in (PLAN, half(PLAN, "a"))
+    )
+    priced = (exact.shape[1] - 1) // 2
+    # half the bytes stay in caches a little better
+    for columns, factor in ((slice(priced), CPU_HALF[0]), (slice(priced, READ_MB), CPU_HALF[1])):
+        assert (found[0, columns] <= factor * exact[0, columns]).all()
+        np.testing.assert_allclose(found[0, columns], factor * exact[0, columns], rtol=0.1)
+    assert found[0, READ_MB] == exact[0, READ_MB] / 2
+    np.testing.assert_array_equal(found[1:], exact[1:])
+
+
+def test_lookups_on_gpus_read_half() -> None:
+    terms = DEVICE_WORK["cuda"].terms
+    exact, found = (
+        workload_of_plan(plan, TASK).work(DEVICE_WORK["cuda"]) for plan in (PLAN, half(PLAN, "a"))
+    )
+    np.testing.assert_array_equal(found[1:], exact[1:])
+    ratio = dict(zip(terms, found[0] / exact[0], strict=True))
+    for term in ("id_lines", "id_columns", "unique_lines", "unique_columns"):
+        assert ratio[term] == 0.5, term
+    for term in ("bags", "ids", "pooled_columns", "unique_ids", "id_sort_passes", "id_warps"):
+        assert ratio[term] == 1.0, term
+
+
+def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> None:
+    task = with_precisions(TASK, half(PLAN, "a", "c"))
+    shapes = Shapes.from_task(task, of_device.compute)
+    plan = half(PLAN, "a", "c")
+    workload = workload_of_plan(plan, task)
+    whole = shapes.columns.vectors[shapes.whole]
+    np.testing.assert_allclose(whole, of_device.compute.vectors(workload))
+    sizes = [shard.bytes_on(TOPOLOGY) for shard in plan.shards]
+    assert shapes.columns.size_bytes[shapes.whole].tolist() == sizes
+    parts = of_device.compute.parts_ms(workload).sum(axis=2).T
+    sums = workload.by_rank(of_device.compute.vectors(workload))
+    np.testing.assert_allclose(
+        parts, of_device.compute.times_ms(sums, workload.num_lookups()), rtol=1e-9
+    )
+    cost = of_device.predict(plan, TASK)
+    assert cost.cost_ms >= lower_bound_ms(task, of_device) > 0
+
+
+def auto(model: AdditiveCostModel, precision: str = "auto") -> NeuroShardSharder:
+    context = SharderContext(cost_model=model)
+    return NeuroShardSharder(context, table_precision=precision, time_budget_s=0.3, patience=1)
+
+
+def with_memory(num_bytes: int) -> ShardingTask:
+    return dataclasses.replace(TASK, topology=dataclasses.replace(TOPOLOGY, memory_bytes=num_bytes))
+
+
+def test_fp16_only_where_fp32_does_not_fit(
+    of_device: AdditiveCostModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """260,000 B, 79,200 B and 680 B in fp32; two thirds of a kB less for each that is halved."""
+    planner = Planner(auto(of_device), of_device)
+    assert not planner.plan(with_memory(180_000))[0].half_tables()
+    assert not caplog.records or "fp16" not in caplog.text
+    task = with_memory(120_000)
+    with pytest.raises(InfeasibleTaskError):
+        auto(of_device, "fp32").shard(task)
+    with caplog.at_level(logging.WARNING):
+        plan, report = planner.plan(task)
+    assert plan.half_tables() == ["a"]
+    assert "no plan was found with all tables in fp32; 1 of 3 are in fp16: a" in caplog.text
+    assert ", 1 table in fp16" in explain(plan, report, task, None)
+    assert report.gap is None or report.gap >= -1e-7
+    validate(plan, task)
+    assert planner.plan(with_memory(87_600))[0].half_tables() == ["a", "b"]
+    with pytest.raises(InfeasibleTaskError):
+        auto(of_device).shard(with_memory(60_000))
+
+
+def test_all_tables_in_fp16(of_device: AdditiveCostModel) -> None:
+    plan = auto(of_device, "fp16").shard(TASK)
+    assert plan.half_tables() == ["a", "b", "c"]
+    for message, value in (("known: fp32, fp16, auto", "bf16"), ("is None", None)):
+        with pytest.raises(ConfigError, match=f"sharder.table_precision is .*{message}|{message}"):
+            auto(of_device, value)  # type: ignore[arg-type]
+
+
+def test_row_blocks_have_the_precision_of_their_table(of_device: AdditiveCostModel) -> None:
+    """Only row blocks fit: a row of four columns has as much state as weights."""
+    table = Table("t", 10_000, 4, 1.0)
+    task = with_profiles(ShardingTask((table,), dataclasses.replace(TOPOLOGY), 64))
+    task = dataclasses.replace(task, topology=dataclasses.replace(TOPOLOGY, memory_bytes=70_000))
+    plan = auto(of_device).shard(task)
+    assert {(s.num_rows, s.precision) for s in plan.shards} == {(5000, "fp16")}
+    validate(plan, task)
+    assert all(a.table == b.table for a, b in itertools.pairwise(plan.shards))
