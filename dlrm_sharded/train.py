@@ -21,7 +21,7 @@ QUIET_RANK = ["hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="train")
 def hydra_main(cfg: DictConfig) -> float:
-    from dlrm_sharded.commands.job import train
+    from dlrm_sharded.commands.train import train
 
     with exit_codes():
         return train(cfg)

@@ -2,4 +2,6 @@
 of caches.
 
 The data that they are measured on is in `datasets`.
+
+The data that they are measured on is in `datasets`.
 """

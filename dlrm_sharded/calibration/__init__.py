@@ -2,4 +2,6 @@
 runs.
 
 What the prices are used for is in `cost`.
+
+What the prices are used for is in `cost`.
 """

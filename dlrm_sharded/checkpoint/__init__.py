@@ -3,6 +3,8 @@ loading.
 
 When a checkpoint is due is decided in `training`.
 
+When a checkpoint is due is decided in `training`.
+
 Glossary:
     logical tensor  a whole table, weight or optimizer state under a name that no plan changes; each
                     rank holds pieces of it

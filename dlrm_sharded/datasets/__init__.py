@@ -2,4 +2,6 @@
 tasks.
 
 It knows neither models nor plans.
+
+It knows neither models nor plans.
 """

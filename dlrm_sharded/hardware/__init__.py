@@ -3,6 +3,8 @@ fitted on one.
 
 The stages of a plan are measured in `calibration`.
 
+The stages of a plan are measured in `calibration`.
+
 A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
 says how fast it is: measured in about a second. *Hardware* is a name with both. Two of them are
 *compared* by their fingerprints and, within bounds, by their probes.

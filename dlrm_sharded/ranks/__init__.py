@@ -2,4 +2,6 @@
 versions.
 
 What kind of machine they run on is in `hardware`.
+
+What kind of machine they run on is in `hardware`.
 """

@@ -2,6 +2,8 @@
 
 What a run does is not decided here.
 
+What a run does is not decided here.
+
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
 terminal.py             texts that a run shows in the terminal

@@ -2,4 +2,6 @@
 from a task to a plan with its report.
 
 The search and the policies themselves are in `search` and `rl`.
+
+The search and the policies themselves are in `search` and `rl`.
 """

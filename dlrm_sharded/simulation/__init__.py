@@ -3,6 +3,8 @@ steps of all ranks as a timeline.
 
 Recorded steps of real runs are in `tracing`.
 
+Recorded steps of real runs are in `tracing`.
+
 Glossary:
     rank's measurement  times of the lookups and updates of one rank's shards, run by themselves
     origin              how a rank's computation is known, one of `ranks.ORIGINS`

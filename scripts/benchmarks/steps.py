@@ -30,13 +30,13 @@ from benchmarks import on_ranks
 from benchmarks.compared import Row, planner_of, quiet
 from benchmarks.step_errors import report
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
-from dlrm_sharded.commands.run_step import overlap_of
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.datasets.task_sets import trained_task
 from dlrm_sharded.dense.times import DenseBench, measure_all_reduce
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.job.predicted_step import overlap_of
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.replicas import replica_part

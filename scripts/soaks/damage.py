@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from dlrm_sharded.checkpoint.folder import SET_ASIDE, checkpoints
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, read_manifest
-from dlrm_sharded.commands.start import find_start
 from dlrm_sharded.files.errors import CheckpointError, UserError
+from dlrm_sharded.job.start import Start, find_start
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from soaks.folders import folder_of
 from soaks.outcomes import checkpoint_faults
@@ -259,11 +257,11 @@ def damaged(whole: Path, damage: str, rng: random.Random, rank: Rank) -> Found:
         DAMAGES[damage](checkpoint, rng)
         error = ""
         try:
-            find_start(config(str(checkpoint)), run_dir.with_name("new"), rank)
+            begin_from(str(checkpoint), run_dir.with_name("new"), rank)
         except UserError as raised:
             error = str(raised)
         with warnings_of_start() as warnings:
-            start = find_start(config("auto"), run_dir, rank)
+            start = begin_from("auto", run_dir, rank)
         return Found(damage, "; ".join(warnings), start.step, error)
 
 
@@ -321,8 +319,8 @@ def whole_run_faults(whole: Path, damage: str) -> list[str]:
     return faults
 
 
-def config(resume: str) -> DictConfig:
-    return OmegaConf.create({"resume": resume, "init_from": None, "batch_size": 256, "seed": 0})
+def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
+    return find_start(run_dir, rank, resume=resume, init_from=None, batch_size=256, seed=0)
 
 
 @contextmanager

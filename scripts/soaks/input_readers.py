@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from safetensors import safe_open
@@ -23,8 +22,8 @@ from safetensors.numpy import load_file
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.job_settings import job_settings
 from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.run_setup import build_setup
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.base import check_batch
@@ -131,13 +130,13 @@ def read_overrides(values: list[str], folder: Path) -> None:
     """Build everything that a run builds, and plan, without training."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         cfg = compose("train", [*SMALL, *values])
-    setup = build_setup(cfg, ONE_RANK)
+    settings = job_settings(cfg, ONE_RANK)
     planner = build_planner(cfg, RunContext("cpu", optimizer=cfg.optimizer.embedding))
-    assert setup.dataset.batch_size == cfg.batch_size
-    task = setup.task(setup.topology)
-    batch = setup.dataset.batch("train", 0, rank=0, world_size=1)
+    assert settings.dataset.batch_size == cfg.batch_size
+    task = settings.task(settings.topology)
+    batch = settings.dataset.batch("train", 0, rank=0, world_size=1)
     check_batch(batch, task.tables)
-    instantiate(cfg.model)(task.tables, setup.dataset.num_dense, device=torch.device("cpu"))
+    settings.build_model(task, torch.device("cpu"))
     plan, report = planner.plan(task)
     _check_report(plan, report, task)
 

@@ -179,7 +179,11 @@ def test_ranks_are_ended_by_their_launcher(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
-    [("commands.plan", ["--help"]), ("commands.calibrate", ["--help"]), ("torchrun", ["--help"])],
+    [
+        ("commands.plan", ["--help"]),
+        ("commands.calibrate", ["--help"]),
+        ("ranks.torchrun", ["--help"]),
+    ],
 )
 def test_nobody_reads_the_output(module: str, arguments: list[str]) -> None:
     reader, writer = os.pipe()

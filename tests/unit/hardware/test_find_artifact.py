@@ -22,7 +22,7 @@ from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu, with_probe
-from tests.unit.test_artifact import ARRAYS, FEATURES, KIND, POLICY, meta, truncate
+from tests.unit.hardware.test_artifact import ARRAYS, FEATURES, KIND, POLICY, meta, truncate
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ raise SystemExit(len(run.failures))
 KILLED = """
 import sys
 from pathlib import Path
-from tests.unit.test_first_hour import CASES, run_steps
+from tests.unit.scripts.test_first_hour import CASES, run_steps
 from first_hour import runner
 run_steps(runner, Path(sys.argv[1]), {"step": CASES})
 """

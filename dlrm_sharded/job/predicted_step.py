@@ -7,7 +7,6 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,16 +15,13 @@ import torch.distributed as dist
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.calibration.step_journal import MeasuredStep, StepConditions, StepJournal
-from dlrm_sharded.commands.run_setup import RunSetup
-from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.read_batches import read_batches
 from dlrm_sharded.dense.times import measure_all_reduce, measure_dense
 from dlrm_sharded.explain.step_text import step_text
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.job.plan import Planned
+from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.step.prediction import (
     DensePart,
@@ -43,37 +39,28 @@ DENSE_SHARE = 0.2
 """Time budget of the dense part relative to that of the embeddings (`measure.time_budget_s`)."""
 
 
-def measure_dense_part(
-    build: Callable[[torch.device], Dlrm],
-    setup: RunSetup,
-    task: ShardingTask,
-    stream: BatchStream,
-    rank: Rank,
-    *,
-    first_step: int,
-) -> DensePart:
-    """Measure what a step does beside the embeddings; all ranks call it together.
+def measure_dense_part(prepared: Prepared, planned: Planned) -> DensePart:
+    """Measure what a step does beside the embeddings; a collective of all ranks.
 
-    Args:
-        build: builds the model on a device.
-        stream: training batches of this rank, which are left at another place.
-        first_step: step that the training begins from.
+    The training stream is left at another place.
     """
-    budget_s = DENSE_SHARE * setup.measure.time_budget_s
-    steps_left = setup.trainer.total_steps(len(stream)) - first_step
+    settings, rank, task = prepared.settings, prepared.rank, planned.task
+    stream, first_step = prepared.streams["train"], prepared.start.step
+    budget_s = DENSE_SHARE * settings.measure.time_budget_s
+    steps_left = settings.trainer.total_steps(len(stream)) - first_step
     batches, data_ms = read_batches(
         stream,
         first_step=first_step,
         num_steps=max(1, steps_left),
         budget_s=budget_s,
-        num_kept=setup.measure.num_batches,
+        num_kept=settings.measure.num_batches,
     )
     times = measure_dense(
-        build(rank.device),
+        settings.build_model(task, rank.device),
         task.tables,
         [batch.to(rank.device) for batch in batches],
-        setup.optimizer,
-        iterations=setup.measure.iterations,
+        settings.optimizer,
+        iterations=settings.measure.iterations,
         time_budget_s=budget_s,
         data_ms=data_ms,
     )
@@ -97,11 +84,10 @@ class RunPrediction:
 
 
 def predict_run(
-    report: PlanReport,
+    prepared: Prepared,
+    planned: Planned,
     measured: PlanCost,
     dense: DensePart,
-    setup: RunSetup,
-    rank: Rank,
     *,
     correction: StepCorrection,
 ) -> RunPrediction:
@@ -111,12 +97,13 @@ def predict_run(
         measured: measured cost of the plan.
         correction: from earlier runs; rank 0's counts.
     """
+    settings, rank, report = prepared.settings, prepared.rank, planned.report
     predict = functools.partial(
         predict_step,
         dense=dense,
-        overlap=overlap_of(setup.trainer, rank),
-        batch_size=setup.batch_size,
-        seed=setup.seed,
+        overlap=overlap_of(settings.trainer, rank),
+        batch_size=settings.batch_size,
+        seed=settings.seed,
     )
     composed_ms = predict(measured).step_ms
     if report.cost is None:

@@ -1,51 +1,74 @@
-"""Measures the embedding cost of a run before it trains."""
+"""Measures the embedding cost of a run before it trains, and predicts its step."""
 
 from __future__ import annotations
 
+import functools
 import logging
+from dataclasses import dataclass
 
-import torch
-from torchrec.optim.keyed import CombinedOptimizer
-
-from dlrm_sharded.calibration.measure import MeasuredCost, measure
+from dlrm_sharded.calibration.measure import MeasuredCost
+from dlrm_sharded.calibration.measure import measure as measure_stages
 from dlrm_sharded.calibration.picture import conditions_of
 from dlrm_sharded.calibration.run_journal import RunJournal, measured_run
-from dlrm_sharded.commands.run_setup import RunSetup
+from dlrm_sharded.calibration.step_journal import StepJournal, correction_of
 from dlrm_sharded.datasets.base import check_batch
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job.build import Built
+from dlrm_sharded.job.plan import Planned
+from dlrm_sharded.job.predicted_step import RunPrediction, predict_run, step_journal
+from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.ranks.distributed import on_rank_zero
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
+from dlrm_sharded.step.prediction import DensePart
 
 log = logging.getLogger(__name__)
 
 
-def measure_run(
-    setup: RunSetup,
-    report: PlanReport,
-    task: ShardingTask,
-    model: torch.nn.Module,
-    optimizer: CombinedOptimizer,
-    rank: Rank,
-) -> MeasuredCost:
-    """Measure the embedding cost on the first batches of the training split."""
-    num_batches = min(setup.measure.num_batches, setup.dataset.num_batches("train"))
-    batches = [
-        setup.dataset.batch("train", i, rank=rank.rank, world_size=rank.world_size).to(rank.device)
-        for i in range(num_batches)
-    ]
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured and predicted of a run before it trains.
+
+    Args:
+        step_journal: journal of steps like those of this run; None if there is none.
+    """
+
+    embeddings: MeasuredCost
+    prediction: RunPrediction
+    step_journal: StepJournal | None
+
+
+def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart) -> Measured:
+    """Measure the embedding cost and predict the step from it; a collective of all ranks."""
+    rank, context, journal = prepared.rank, prepared.context, prepared.journal
+    embeddings = _measure_embeddings(prepared, planned, built)
+    if rank.is_zero:
+        note_run(journal, context, planned.plan, planned.task, embeddings.cost)
+    steps = step_journal(journal, context, prepared.settings.trainer, rank)
+    correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
+    prediction = predict_run(prepared, planned, embeddings.cost, dense, correction=correction)
+    return Measured(embeddings, prediction, steps)
+
+
+def _measure_embeddings(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
+    """Measure on the first batches of the training split."""
+    settings, rank, report = prepared.settings, prepared.rank, planned.report
+    num_batches = min(settings.measure.num_batches, settings.dataset.num_batches("train"))
+    read = functools.partial(
+        settings.dataset.batch, "train", rank=rank.rank, world_size=rank.world_size
+    )
+    batches = [read(index).to(rank.device) for index in range(num_batches)]
     for batch in batches:
-        check_batch(batch, task.tables)
-    measured = measure(
-        sharded_embeddings(model),
+        check_batch(batch, planned.task.tables)
+    measured = measure_stages(
+        sharded_embeddings(built.model),
         [batch.sparse_features for batch in batches],
-        setup.measure,
-        replica_optimizer=replica_part(optimizer),
+        settings.measure,
+        replica_optimizer=replica_part(built.optimizer),
     )
     if rank.is_zero:
         log.info(

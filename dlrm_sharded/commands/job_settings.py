@@ -1,48 +1,30 @@
-"""The objects that the config of a training run describes."""
+"""Builds the settings of a training run from its config."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 
-import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate
-from dlrm_sharded.commands.planner import plain
-from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.commands.own_folder import write_hydra_files
+from dlrm_sharded.commands.planner import build_planner, plain
+from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count
-from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import ExchangePrecision, why_not_exchanged
-from dlrm_sharded.plans.task import MAX_BATCH_SIZE, ShardingTask, Topology
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, Topology
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.runs.result import OBJECTIVES
-from dlrm_sharded.training.trainer import TrainerConfig
+from dlrm_sharded.sharders.planning import Planner
 
 
-@dataclasses.dataclass(frozen=True)
-class RunSetup:
-    """The objects that a run's config describes, except the model and the planner."""
-
-    dataset: Dataset
-    topology: Topology
-    optimizer: OptimizerConfig
-    trainer: TrainerConfig
-    measure: MeasureConfig
-    batch_size: int
-    seed: int
-    objective: str
-
-    def task(self, topology: Topology) -> ShardingTask:
-        """Return what the run plans, on ranks whose memory is known."""
-        return ShardingTask(
-            self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
-        )
-
-
-def build_setup(cfg: DictConfig, rank: Rank) -> RunSetup:
+def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     """Build the objects of a config.
 
     Raises:
@@ -68,7 +50,7 @@ def build_setup(cfg: DictConfig, rank: Rank) -> RunSetup:
     if reason := why_not_exchanged(precision, rank.device.type, local_batch_size):
         raise ConfigError(reason)
     topology: Topology = instantiate(cfg.topology)
-    return RunSetup(
+    return JobSettings(
         dataset=build_dataset(cfg),
         topology=dataclasses.replace(
             topology,
@@ -80,13 +62,21 @@ def build_setup(cfg: DictConfig, rank: Rank) -> RunSetup:
         measure=instantiate(cfg.measure),
         batch_size=batch_size,
         seed=cfg.seed,
+        new_model=instantiate(cfg.model),
+        new_planner=functools.partial(_planner, cfg),
+        journal=cfg.journal,
+        resume=cfg.resume,
+        init_from=cfg.init_from,
         objective=cfg.objective,
+        check_memory=cfg.check_memory,
+        dry_run=cfg.dry_run,
+        config=json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=True), default=str)),
+        config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
+        write_config=functools.partial(write_hydra_files, cfg),
     )
 
 
-def build_model(cfg: DictConfig, setup: RunSetup, task: ShardingTask, device: torch.device) -> Dlrm:
-    """Build the model on a device, with the tables' optimizer, before it is sharded."""
-    torch.manual_seed(setup.seed)
-    model: Dlrm = instantiate(cfg.model)(task.tables, setup.dataset.num_dense, device=device)
-    setup.optimizer.fuse_into(model)
-    return model
+def _planner(cfg: DictConfig, context: RunContext) -> Planner:
+    return build_planner(
+        cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
+    )

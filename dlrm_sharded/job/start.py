@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
@@ -21,7 +17,6 @@ from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheck
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, is_restart, on_rank_zero
-from dlrm_sharded.runs.owner import claim
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
 
@@ -63,49 +58,35 @@ class Start:
             return None
         return self.resumed.state.events
 
-    def plan_to_keep(self, cfg: DictConfig, world_size: int) -> ShardingPlan | None:
+    def plan_to_keep(self, config: Mapping[str, Any], world_size: int) -> ShardingPlan | None:
         """Return the checkpoint's plan, if the config that decided it has not changed."""
         if self.resumed is None or self.resumed.state.world_size != world_size:
             return None
-        config = plain_config(cfg)
         written = self.resumed.state.config
         if any(config.get(group) != written.get(group) for group in PLANNING):
             return None
         return ShardingPlan.from_json(self.resumed.state.plan)
 
 
-@contextmanager
-def owned(run_dir: Path, rank: Rank) -> Iterator[Callable[[], None]]:
-    """Own a run's folder within a block that all ranks enter.
-
-    Yields:
-        What rank 0 calls before it writes there: LostFolderError if another job has taken over.
-
-    Raises:
-        ConfigError: another job owns the folder; all ranks raise it.
-    """
-    with all_or_none():
-        owner = claim(run_dir) if rank.is_zero else None
-    try:
-        yield owner.check if owner is not None else lambda: None
-    finally:
-        if owner is not None:
-            owner.release()
-
-
-def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
+def find_start(
+    run_dir: Path, rank: Rank, *, resume: object, init_from: object, batch_size: int, seed: int
+) -> Start:
     """Return what the run begins from; a collective of all ranks.
+
+    Args:
+        resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
+        init_from: checkpoint or run whose weights the first step begins from; None for none.
 
     Raises:
         CheckpointError: a named checkpoint is damaged, or belongs to other data; or the folder has
             checkpoints, and none is good.
         ConfigError: the folder holds a run that is not to be resumed.
     """
-    resume = on_rank_zero(lambda: _mode(cfg.resume, run_dir))
+    mode = on_rank_zero(lambda: _mode(resume, run_dir))
     run, num_starts = on_rank_zero(lambda: _noted_run(run_dir))
     resumed = None
     passed_over: Mapping[Path, CheckpointError] = {}
-    if resume == "auto":
+    if mode == "auto":
         resumed, passed_over = _newest_good(run_dir, rank, run=run)
         if resumed is None and passed_over:
             with all_or_none():
@@ -114,14 +95,14 @@ def find_start(cfg: DictConfig, run_dir: Path, rank: Rank) -> Start:
                     "first step, or start in another hydra.run.dir, with resume=PATH for a "
                     "checkpoint elsewhere"
                 )
-    elif resume != "never":
-        resumed = _named(Path(resume), rank, key="resume")
+    elif mode != "never":
+        resumed = _named(Path(mode), rank, key="resume")
     weights = None
-    if cfg.init_from is not None and resumed is None:
-        weights = _named(Path(str(cfg.init_from)), rank, key="init_from")
+    if init_from is not None and resumed is None:
+        weights = _named(Path(str(init_from)), rank, key="init_from")
     if resumed is not None:
         with all_or_none():
-            _check_same_order(resumed, cfg)
+            _check_same_order(resumed, batch_size=batch_size, seed=seed)
     damaged = [p for p, why in passed_over.items() if isinstance(why, DamagedCheckpointError)]
     return Start(run, num_starts, resumed, weights, tuple(damaged))
 
@@ -168,13 +149,6 @@ def note_start(run_dir: Path, start: Start, world_size: int) -> None:
         log.info("there is no checkpoint to resume from, so the run begins at its first step")
     if start.weights is not None:
         log.info("initial weights are those of %s", start.weights.folder)
-
-
-def plain_config(cfg: DictConfig) -> dict[str, Any]:
-    """Return a config as it is read from JSON."""
-    container = OmegaConf.to_container(cfg, resolve=True)
-    plain: dict[str, Any] = json.loads(json.dumps(container, default=str))
-    return plain
 
 
 def _mode(resume: object, run_dir: Path) -> str:
@@ -260,10 +234,10 @@ def _checked(path: Path, rank: Rank) -> Manifest:
     return manifest
 
 
-def _check_same_order(manifest: Manifest, cfg: DictConfig) -> None:
+def _check_same_order(manifest: Manifest, *, batch_size: int, seed: int) -> None:
     """Check that the batches keep the order in which the checkpoint's run has seen them."""
-    for key in ("batch_size", "seed"):
-        written, given = getattr(manifest.state, key), cfg[key]
+    for key, given in (("batch_size", batch_size), ("seed", seed)):
+        written = getattr(manifest.state, key)
         if written != given:
             raise CheckpointError(
                 f"{key} is {given!r}, and {manifest.folder} was trained with {written!r}; it "

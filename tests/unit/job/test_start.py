@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.manifest import FILE_NAME
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.commands.start import RUN_FILE, Start, find_start
 from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.job.start import RUN_FILE, Start, find_start
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from tests.unit.checkpoint.cases import STATE, run_state, write
 
@@ -26,8 +25,8 @@ def rank() -> Iterator[Rank]:
         yield me
 
 
-def config(resume: str) -> DictConfig:
-    return OmegaConf.create({"resume": resume, "init_from": None, "batch_size": 4, "seed": 0})
+def begin_from(resume: str, run_dir: Path, rank: Rank) -> Start:
+    return find_start(run_dir, rank, resume=resume, init_from=None, batch_size=4, seed=0)
 
 
 def write_diverged(run_dir: Path, rank: Rank, *, step: int) -> Path:
@@ -48,7 +47,7 @@ def test_goes_on_from_the_newest_good_one(tmp_path: Path, rank: Rank) -> None:
     write_diverged(tmp_path, rank, step=4)
     (checkpoint_path(tmp_path, 3) / FILE_NAME).write_text(json.dumps({"format": 2}))
     (checkpoint_path(tmp_path, 5) / FILE_NAME).unlink()
-    start = find_start(config("auto"), tmp_path, rank)
+    start = begin_from("auto", tmp_path, rank)
     assert start.step == 2
     assert start.damaged == (checkpoint_path(tmp_path, 5), checkpoint_path(tmp_path, 4))
 
@@ -58,13 +57,13 @@ def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> No
     newest = write_diverged(tmp_path, rank, step=2)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError) as raised:
-        find_start(config("auto"), tmp_path, rank)
+        begin_from("auto", tmp_path, rank)
     assert str(raised.value).startswith(
         f"no checkpoint in {tmp_path / 'checkpoints'} can be used (2 found); the newest: {newest} "
         "is of a training that diverged: dense.over.bias has 1 values that are not finite; move "
     )
     with pytest.raises(CheckpointError, match=r"over\.bias has 1 values that are not finite$"):
-        find_start(config(str(newest)), tmp_path / "new", rank)
+        begin_from(str(newest), tmp_path / "new", rank)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -72,10 +71,10 @@ def test_checkpoints_of_another_run_alone(tmp_path: Path, rank: Rank) -> None:
     write(tmp_path, rank)
     (tmp_path / RUN_FILE).write_text(json.dumps({"run": "this run", "starts": [{}]}))
     with pytest.raises(CheckpointError, match="belongs to another run; move"):
-        find_start(config("auto"), tmp_path, rank)
+        begin_from("auto", tmp_path, rank)
 
 
 def test_killed_in_the_first_save(tmp_path: Path, rank: Rank) -> None:
     (tmp_path / "checkpoints" / ".step-0000000010.partial").mkdir(parents=True)
-    start = find_start(config("auto"), tmp_path, rank)
+    start = begin_from("auto", tmp_path, rank)
     assert start == Start(start.run)

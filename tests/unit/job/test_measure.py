@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded.calibration.run_journal import RunJournal
-from dlrm_sharded.commands.run_cost import note_run
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job.measure import note_run
 from tests.unit.calibration.test_run_journal import COST, PLAN, TASK
 
 CONTEXT = RunContext("cpu", optimizer="sgd", ranks_per_host=2)

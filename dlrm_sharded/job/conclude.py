@@ -1,0 +1,73 @@
+"""Writes the result of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from dlrm_sharded.files.errors import ConfigError, UnsavedError
+from dlrm_sharded.files.provenance import device_name
+from dlrm_sharded.job.measure import Measured
+from dlrm_sharded.job.plan import Planned
+from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import on_rank_zero
+from dlrm_sharded.runs.result import run_result, write_result
+from dlrm_sharded.runs.terminal import closing_text
+from dlrm_sharded.training.trainer import TrainingResult
+
+log = logging.getLogger(__name__)
+
+
+def conclude(
+    prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
+) -> float:
+    """Write result.json on rank 0; return the objective, or nan if the run has no value for it.
+
+    Raises:
+        LostFolderError: another job has taken over the run's folder.
+        UnsavedError: the result or the last checkpoint could not be written.
+    """
+    return on_rank_zero(lambda: _conclude(prepared, planned, measured, trained))
+
+
+def _conclude(
+    prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
+) -> float:
+    settings, device, folder = prepared.settings, prepared.rank.device, prepared.folder
+    folder.check_owner()
+    predicted = measured.prediction.predicted
+    result = run_result(
+        planned.plan,
+        planned.report,
+        measured.embeddings,
+        predicted,
+        trained,
+        device=device_name(device),
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        interruptions=prepared.start.num_interruptions,
+        estimated_peak_gib=max(of_rank.total for of_rank in planned.memory.ranks) / GIB,
+    )
+    log.info(
+        "%s",
+        closing_text(
+            planned.report,
+            measured.embeddings.cost,
+            predicted,
+            trained,
+            folder.path,
+            on_cuda=device.type == "cuda",
+        ),
+    )
+    try:
+        write_result(folder.path, result)
+    except ConfigError as error:
+        raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
+    if trained.unsaved is not None:
+        raise UnsavedError(
+            "the training is finished, but its last checkpoint could not be written: "
+            f"{trained.unsaved}"
+        )
+    value = getattr(result, settings.objective)
+    return math.nan if value is None else float(value)

@@ -1,0 +1,127 @@
+"""Makes the plan of a run, or keeps the one of an interrupted run, and checks its memory."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from dlrm_sharded.checkpoint.folder import set_aside
+from dlrm_sharded.explain.text import cached_text, forecast, halves, profile_value_text, replicas
+from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.job.memory_check import CheckedMemory, check_memory, write_memory
+from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.job.start import note_start
+from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import on_rank_zero
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan of a run, with the memory that its ranks need.
+
+    Args:
+        task: the run's task, whose tables have the plan's precisions.
+        is_new: whether the run begins with the plan, or goes on with another one than before.
+    """
+
+    plan: ShardingPlan
+    report: PlanReport
+    task: ShardingTask
+    is_new: bool
+    memory: CheckedMemory
+
+
+def plan(prepared: Prepared) -> Planned:
+    """Make the plan on rank 0, unless the run goes on with the one that it has.
+
+    A new run that fails from here on leaves its plan. A run that goes on begins to write when its
+    checkpoint is read, see `resume`.
+
+    Raises:
+        ShardingError: there is no plan, or its ranks need more memory than there is.
+    """
+    settings = prepared.settings
+    sharding_plan, report = on_rank_zero(lambda: _plan(prepared))
+    memory = check_memory(
+        sharding_plan,
+        prepared.task,
+        prepared.workload,
+        prepared.rank,
+        checkpoint=settings.trainer.checkpoint,
+        refuses=settings.check_memory and not settings.dry_run,
+        logs_all_ranks=settings.dry_run,
+    )
+    resumed = prepared.start.resumed
+    before = None if resumed is None else ShardingPlan.from_json(resumed.state.plan)
+    planned = Planned(
+        sharding_plan,
+        report,
+        with_precisions(prepared.task, sharding_plan),
+        is_new=sharding_plan != before,
+        memory=memory,
+    )
+    if settings.dry_run or resumed is None:
+        on_rank_zero(lambda: begin(prepared, planned))
+    return planned
+
+
+def begin(prepared: Prepared, planned: Planned) -> None:
+    """Write to the run's folder what is known before the first step; rank 0 calls it."""
+    folder, start, task = prepared.folder.path, prepared.start, prepared.task
+    prepared.folder.check_owner()
+    prepared.settings.write_config(folder)
+    write_json(folder / "plan.json", plan_json(planned.plan, planned.report))
+    write_json(folder / "task.json", task.to_json())
+    write_memory(folder, planned.memory.ranks)
+    if not prepared.settings.dry_run:
+        set_aside(start.damaged)
+        note_start(folder, start, task.topology.world_size)
+
+
+def _plan(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
+    """Make the plan and log what is thought of it."""
+    task, topology = prepared.task, prepared.task.topology
+    log.info(
+        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
+        len(task.tables),
+        task.table_bytes / GIB,
+        topology.world_size,
+        topology.rank_memory_text,
+        task.batch_size,
+    )
+    plan, report = _kept_or_new(prepared)
+    shards = f"{len(plan.shards)} shards{replicas(plan)}{halves(plan)}"
+    summary_of_plan = f"{report.sharder}: {shards} in {report.solve_s:.3f} s"
+    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    if plan.half_tables() and topology.compute_device == "cpu":
+        log.warning(
+            "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
+            "a 2000th of a weight are lost; on GPUs it rounds at random"
+        )
+    if report.cached is not None:
+        log.info("%s", cached_text(report.cached))
+    if report.profile_value is not None:
+        log.info("%s", profile_value_text(report.profile_value))
+    if report.standing is not None:
+        log.info("prices: %s", report.standing.text)
+    return plan, report
+
+
+def _kept_or_new(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
+    task, resumed, planner = prepared.task, prepared.start.resumed, prepared.planner
+    assert planner is not None
+    kept = prepared.start.plan_to_keep(prepared.settings.config, task.topology.world_size)
+    if kept is not None and resumed is not None:
+        try:
+            adopted = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
+        except InvalidPlanError as error:
+            log.warning("the checkpoint's plan does not fit any more: %s; a new one is made", error)
+        else:
+            log.info("the run goes on with the plan of its checkpoint")
+            return adopted
+    return planner.plan(task)

@@ -1,0 +1,109 @@
+"""Prepares a run: what it computes on, reads, begins from and plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlrm_sharded.calibration.picture import run_journal
+from dlrm_sharded.calibration.run_journal import RunJournal
+from dlrm_sharded.datasets.base import SPLITS, BatchStream, Split
+from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.detect import detect_hardware
+from dlrm_sharded.job.memory_check import traced_workload
+from dlrm_sharded.job.run_folder import RunFolder
+from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.job.start import Start, check_length, find_start
+from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import (
+    Rank,
+    all_or_none,
+    on_rank_zero,
+    patiently_on_rank_zero,
+    with_memory_of_all_ranks,
+)
+from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.training.memory import Workload
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run knows before it plans.
+
+    Args:
+        context: what the ranks compute on.
+        journal: earlier runs on this hardware; None if the run neither reads nor adds to them.
+        planner: on rank 0 alone.
+        streams: batches of this rank, by split.
+        workload: what the run does besides its tables and plan.
+    """
+
+    settings: JobSettings
+    rank: Rank
+    folder: RunFolder
+    context: RunContext
+    journal: RunJournal | None
+    planner: Planner | None
+    streams: Mapping[Split, BatchStream]
+    start: Start
+    task: ShardingTask
+    workload: Workload
+
+
+def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
+    """Read the data, the checkpoints and the hardware; a collective of all ranks.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be used; see `find_start`.
+        ConfigError: a setting cannot be used.
+    """
+    context = RunContext(
+        device=rank.device.type,
+        hardware=detect_hardware(rank),
+        optimizer=settings.optimizer.embedding,
+        ranks_per_host=rank.local_world_size,
+        fbgemm=fbgemm_version(versions()),
+    )
+    with all_or_none():
+        journal = run_journal(context, settings.journal)
+        planner = settings.new_planner(context) if rank.is_zero else None
+    # A dataset may convert its files at first use, which can take hours on rank 0.
+    patiently_on_rank_zero(lambda: settings.dataset.num_batches("train"))
+    with all_or_none():
+        streams = {split: _stream(split, settings, rank) for split in SPLITS}
+    start = find_start(
+        folder.path,
+        rank,
+        resume=settings.resume,
+        init_from=settings.init_from,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+    )
+    with all_or_none():
+        check_length(start, settings.trainer, len(streams["train"]))
+    topology = with_memory_of_all_ranks(settings.topology)
+    task = on_rank_zero(lambda: settings.task(topology))
+    with all_or_none():
+        workload = traced_workload(
+            functools.partial(settings.build_model, task),
+            settings.dataset,
+            settings.optimizer,
+            settings.trainer,
+            settings.measure,
+            world_size=rank.world_size,
+        )
+    return Prepared(
+        settings, rank, folder, context, journal, planner, streams, start, task, workload
+    )
+
+
+def _stream(split: Split, settings: JobSettings, rank: Rank) -> BatchStream:
+    return BatchStream(
+        settings.dataset,
+        split,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        shuffle_seed=settings.seed if split == "train" else None,
+    )

@@ -1,0 +1,71 @@
+"""What a run is told: the objects that its config describes, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.datasets.base import Dataset
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.model.dlrm import Dlrm
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.training.trainer import TrainerConfig
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Settings of a run, equal on all ranks.
+
+    Args:
+        topology: ranks, whose memory may not be known yet.
+        new_model: builds the model from tables, the number of dense features and a device.
+        new_planner: builds the planner of a run; called on rank 0.
+        journal: measured runs that correct predictions: "auto", a folder, or None.
+        resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
+        init_from: checkpoint or run whose weights the first step begins from; None for none.
+        objective: key of result.json whose value a run returns.
+        check_memory: whether a plan that does not fit the memory is refused.
+        dry_run: whether the run ends when its plan and memory are known.
+        config: the config, as it is read from JSON.
+        config_yaml: the config, as TensorBoard shows it.
+        write_config: writes the config to the run's folder.
+    """
+
+    dataset: Dataset
+    topology: Topology
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    measure: MeasureConfig
+    batch_size: int
+    seed: int
+    new_model: Callable[..., Dlrm]
+    new_planner: Callable[[RunContext], Planner]
+    journal: str | None
+    resume: object
+    init_from: object
+    objective: str
+    check_memory: bool
+    dry_run: bool
+    config: Mapping[str, Any]
+    config_yaml: str
+    write_config: Callable[[Path], None]
+
+    def task(self, topology: Topology) -> ShardingTask:
+        """Return what the run plans, on ranks whose memory is known."""
+        return ShardingTask(
+            self.dataset.tables, topology, self.batch_size, self.optimizer.embedding
+        )
+
+    def build_model(self, task: ShardingTask, device: torch.device) -> Dlrm:
+        """Build the model on a device, with the tables' optimizer, before it is sharded."""
+        torch.manual_seed(self.seed)
+        model = self.new_model(task.tables, self.dataset.num_dense, device=device)
+        self.optimizer.fuse_into(model)
+        return model

@@ -1,0 +1,129 @@
+"""Trains a run, and writes its events and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from dlrm_sharded.checkpoint.manifest import RunState
+from dlrm_sharded.job.build import Built
+from dlrm_sharded.job.measure import Measured
+from dlrm_sharded.job.memory_check import used_text
+from dlrm_sharded.job.plan import Planned
+from dlrm_sharded.job.predicted_step import note_step
+from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.job.trace_report import report_trace
+from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.runs.run_events import RunWriter
+from dlrm_sharded.runs.tags import HPARAMS
+from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.progress import Progress
+from dlrm_sharded.training.trainer import Trainer, TrainingResult
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    prepared: Prepared, planned: Planned, built: Built, measured: Measured, progress: Progress
+) -> TrainingResult:
+    """Train from `progress` to the end; a collective of all ranks."""
+    rank, start, folder = prepared.rank, prepared.start, prepared.folder
+    with RunWriter(folder.path, enabled=rank.is_zero, going_on=start.event_position) as writer:
+        _write_before_training(writer, prepared, planned, measured)
+        trainer = _trainer(writer, prepared, planned, built, measured, progress)
+        result = trainer.run()
+        writer.conclude(result)
+    if rank.is_zero:
+        log.info("%s", used_text(planned.memory.ranks, result.peak_gib))
+        note_step(measured.step_journal, measured.prediction, result.step_ms)
+    return result
+
+
+def _write_before_training(
+    writer: RunWriter, prepared: Prepared, planned: Planned, measured: Measured
+) -> None:
+    settings = prepared.settings
+    values = (planned.report.sharder, str(settings.batch_size), str(settings.seed))
+    writer.config(settings.config_yaml, dict(zip(HPARAMS, values, strict=True)))
+    writer.step(measured.prediction.predicted, is_new=planned.is_new)
+    writer.plan(
+        planned.plan,
+        planned.report,
+        planned.task,
+        measured.embeddings.cost,
+        step=prepared.start.step,
+        is_new=planned.is_new,
+    )
+
+
+def _trainer(
+    writer: RunWriter,
+    prepared: Prepared,
+    planned: Planned,
+    built: Built,
+    measured: Measured,
+    progress: Progress,
+) -> Trainer:
+    settings, folder = prepared.settings, prepared.folder
+    return Trainer(
+        built.model,
+        optimizer=built.optimizer,
+        lr_scheduler=LambdaLR(built.optimizer, settings.optimizer.schedule.factor),
+        train_stream=prepared.streams["train"],
+        eval_stream=prepared.streams["val"],
+        config=settings.trainer,
+        batch_size=settings.batch_size,
+        rank=prepared.rank,
+        log_scalar=writer.scalar,
+        checkpoints=Checkpoints.if_enabled(
+            folder.path,
+            settings.trainer.checkpoint,
+            built.state,
+            describe=functools.partial(_run_state, _first_state(prepared, planned, built), writer),
+            rank=prepared.rank,
+            in_background=planned.memory.has_checkpoint_copy,
+            check_owner=folder.check_owner,
+        ),
+        start=progress,
+        conclude_trace=functools.partial(
+            report_trace,
+            run_dir=folder.path,
+            plan=planned.plan,
+            report=planned.report,
+            task=planned.task,
+            measured=measured.embeddings.cost,
+            writer=writer,
+        ),
+    )
+
+
+def _first_state(prepared: Prepared, planned: Planned, built: Built) -> RunState:
+    """Describe the run before its first step."""
+    settings = prepared.settings
+    return RunState(
+        run=prepared.start.run,
+        step=0,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        epoch_batches=len(prepared.streams["train"]),
+        world_size=prepared.rank.world_size,
+        optimizers={
+            "embedding": settings.optimizer.embedding,
+            "dense": settings.optimizer.dense,
+        },
+        column_bounds=built.state.column_bounds,
+        buffers=built.state.buffers,
+        progress={},
+        plan=plan_json(planned.plan, planned.report),
+        config=settings.config,
+    )
+
+
+def _run_state(first: RunState, writer: RunWriter, progress: Progress) -> RunState:
+    """Describe the run after the steps that it has trained."""
+    return dataclasses.replace(
+        first, step=progress.step, progress=progress.to_json(), events=writer.position()
+    )
