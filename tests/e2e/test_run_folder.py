@@ -73,10 +73,15 @@ def test_a_second_job_writes_nothing(
 def test_a_run_that_was_killed_goes_on_at_once(
     living_run: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
+    """A checkpoint without its files is set aside, so that it does not count ever again."""
     living_run.kill()
     living_run.wait()
+    (tmp_path / "checkpoints" / "step-0000009999").mkdir()
     done = train_alone(tmp_path, *SMALL_RUN, "resume=auto", f"trainer.num_steps={NUM_STEPS}")
     assert done.returncode == 0, done.stderr
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert sorted(names)[0] == "set-aside-step-0000009999"
+    assert "step-0000009999" not in names
     assert "resuming at step" in done.stderr
     assert "was left without a word by process" in done.stdout + done.stderr
     losses = events_of(tmp_path).Scalars("train/loss")
