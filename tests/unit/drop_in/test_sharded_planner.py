@@ -262,6 +262,13 @@ def test_half_tables_count_as_such(name: str) -> None:
         plan(bags(), SHARDERS[name](), topology)
 
 
+@pytest.mark.parametrize("name", SHARDERS)
+def test_half_tables_have_no_replicas(name: str) -> None:
+    """The lookup that trains replicas has fp32 only."""
+    planned = plan(bags(DataType.FP16), SHARDERS[name](), replicas=True)
+    assert "data_parallel" not in types(planned[""])
+
+
 def test_precisions_that_a_plan_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"'t0' of EmbeddingBagCollection has weights in int8"):
         plan(bags(DataType.INT8), GreedySharder("dim"))

@@ -119,6 +119,17 @@ def test_a_number_that_another_process_has_meanwhile_is_not_the_owner(
     claim(tmp_path)
 
 
+def test_a_slow_contender_does_not_own_a_number_that_is_free_again(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since it looked, so many have owned the folder that the first claims are removed."""
+    (tmp_path / ".owner-1").rename(tmp_path / ".owner-12")
+    newest, before = owner_module._newest, iter([0])
+    monkeypatch.setattr(owner_module, "_newest", lambda folder: next(before, newest(folder)))
+    with pytest.raises(ConfigError, match=f"process {other.pid} on "):
+        claim(tmp_path)
+
+
 def test_on_another_host_signs_of_life_decide(other: Other, tmp_path: Path) -> None:
     rewrite_claim(tmp_path, boot="that of another host")
     with pytest.raises(ConfigError, match="in progress"):
