@@ -58,7 +58,7 @@ class Claimant:
         started_ticks: when the process started, in clock ticks since the boot.
         job: identifies the job in all its attempts; None if nothing can restart it.
         folder: the folder as the process knows it.
-        folder_inode: number of the folder's inode, which it has by every path.
+        folder_inode: number of the folder's inode, which it has by every path; None if unknown.
         since: time of the claim, ISO 8601.
         ended: time at which the owner gave the folder back; None before.
     """
@@ -69,7 +69,7 @@ class Claimant:
     started_ticks: int | None
     job: str | None
     folder: str
-    folder_inode: int
+    folder_inode: int | None = None
     since: str
     ended: str | None = None
 
@@ -285,8 +285,9 @@ def _read(path: Path) -> Claimant | None:
     """Return what a claim says; None while it is being written, or if it is damaged."""
     try:
         fields = json.loads(path.read_bytes())
-        return Claimant(**{key: fields[key] for key in Claimant.__dataclass_fields__})
-    except (OSError, ValueError, LookupError, TypeError):
+        known = Claimant.__dataclass_fields__.keys() & fields.keys()  # other versions have others
+        return Claimant(**{key: fields[key] for key in known})
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
 
 

@@ -215,6 +215,15 @@ def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(
     assert "has not said its name" in caplog.text
 
 
+def test_a_claim_of_another_version_is_read(other: Other, tmp_path: Path) -> None:
+    path = tmp_path / ".owner-1"
+    fields = json.loads(path.read_text())
+    del fields["folder_inode"]
+    path.write_text(json.dumps(fields | {"of_a_later_version": 1}))
+    with pytest.raises(ConfigError, match=f"process {other.pid}"):
+        claim(tmp_path)
+
+
 def test_one_of_many_contenders_follows(tmp_path: Path) -> None:
     for _ in range(12):
         first = Other(tmp_path)
