@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    PoolingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
@@ -36,7 +37,7 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.fused_optimizers import fuse
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
@@ -100,14 +101,26 @@ def host_rows(table: Table, i: int, world_size: int) -> list[Shard]:
     return [Shard(table.name, rank, rows, (0, table.embedding_dim)) for rank, rows in blocks]
 
 
-def bags(data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
+def all_rows(table: Table, i: int, world_size: int) -> list[Shard]:
+    return RowBlocks(range(world_size)).shards(table)
+
+
+def some_rows(table: Table, i: int, world_size: int) -> list[Shard]:
+    return [Shard.whole(table, 0)] if i == 1 else all_rows(table, i, world_size)
+
+
+def bags(
+    data_type: DataType = DataType.FP32, *, means: Sequence[int] = (), shared: bool = False
+) -> EmbeddingBagCollection:
+    """Bags of which some pool by the mean; all may look the same feature up."""
     configs = [
         EmbeddingBagConfig(
             name=f"t{i}",
             num_embeddings=rows,
             embedding_dim=64,
-            feature_names=[f"f{i}"],
+            feature_names=["f" if shared else f"f{i}"],
             data_type=data_type,
+            pooling=PoolingType.MEAN if i in means else PoolingType.SUM,
         )
         for i, rows in enumerate(ROWS)
     ]
@@ -250,6 +263,27 @@ def test_what_sequences_do_not_train_is_refused(
     with pytest.raises(InvalidPlanError, match=message):
         plan(sequences(), OwnSharder(shards))
     plan(bags(), OwnSharder(shards))
+
+
+@pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
+def test_means_are_not_split_by_rows(name: str) -> None:
+    """The memory is too small for whole tables alone."""
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
+    module_plan = plan(bags(means=[0, 2]), SHARDERS[name](), tight)[""]
+    for table in ("t0", "t2"):
+        assert module_plan[table].sharding_type == "column_wise"
+
+
+def test_row_blocks_of_means_beside_others_are_refused() -> None:
+    message = "'t0' of EmbeddingBagCollection pools by the mean .* divide those of table 't1'"
+    for means in ([0, 2], range(len(ROWS))):
+        with pytest.raises(InvalidPlanError, match=message):
+            plan(bags(means=means), OwnSharder(some_rows))
+        assert types(plan(bags(means=means), OwnSharder(all_rows))[""]) == {"row_wise"}
+    plan(bags(means=[1]), OwnSharder(some_rows))
+    with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
+        plan(bags(means=[0, 2], shared=True), OwnSharder(all_rows))
+    plan(bags(means=range(len(ROWS)), shared=True), OwnSharder(all_rows))
 
 
 @pytest.mark.parametrize("name", SHARDERS)

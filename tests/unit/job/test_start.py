@@ -93,6 +93,19 @@ def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> No
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_old_checkpoint_under_a_later_name_does_not_count(
+    tmp_path: Path, rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run would begin there at every start, whatever it has written since."""
+    for step in (1, 2):
+        write(tmp_path, rank, step=step, keep=9)
+    renamed = checkpoint_path(tmp_path, 7)
+    renamed.symlink_to(checkpoint_path(tmp_path, 1))
+    start = begin_from("auto", tmp_path, rank)
+    assert (start.step, start.damaged) == (2, ())
+    assert f"{renamed} is the checkpoint of step-0000000001; rename it" in caplog.text
+
+
 def test_checkpoints_of_another_run_alone(tmp_path: Path, rank: Rank) -> None:
     write(tmp_path, rank)
     (tmp_path / RUN_FILE).write_text(json.dumps({"run": "this run", "starts": [{}]}))

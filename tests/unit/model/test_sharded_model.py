@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_sharded.model.dlrm import sharded_model
+from dlrm_sharded.model import sharded_model
 from dlrm_sharded.model.sharded_model import exchange_codecs, fill_table
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 
