@@ -91,9 +91,9 @@ def find_start(
         if resumed is None and passed_over:
             with all_or_none():
                 raise CheckpointError(
-                    f"{_none_is_good(run_dir, passed_over)}; move that folder away to begin at the "
-                    "first step, or start in another hydra.run.dir, with resume=PATH for a "
-                    "checkpoint elsewhere"
+                    f"{_none_is_good(run_dir, passed_over)}; move {run_dir / FOLDER_NAME} away to "
+                    "begin at the first step, or start in another hydra.run.dir, with "
+                    "resume=PATH for a checkpoint elsewhere"
                 )
     elif mode != "never":
         resumed = _named(Path(mode), rank, key="resume")

@@ -90,6 +90,7 @@ def test_a_pipe_is_written_through(folder: Path) -> None:
         ("folder", "it is a folder"),
         ("link_to_folder", "it is a folder"),
         (".", "it is a folder"),
+        ("new/", "it is a folder"),
         ("..", "it is a folder"),
         ("/", "it is a folder"),
         ("loop", "Too many levels of symbolic links"),
