@@ -262,10 +262,18 @@ def _train(cfg: DictConfig, rank: Rank, run_dir: Path, check_owner: Callable[[],
         log.info("%s", used_text(memory.ranks, result.peak_gib))
         note_step(steps, prediction, result.step_ms)
     predicted = prediction.predicted
-    on_rank_zero(check_owner)
     return on_rank_zero(
         lambda: _conclude(
-            setup, planned, measured, predicted, result, start, memory.ranks, rank, run_dir
+            setup,
+            planned,
+            measured,
+            predicted,
+            result,
+            start,
+            memory.ranks,
+            rank,
+            run_dir,
+            check_owner,
         )
     )
 
@@ -345,10 +353,12 @@ def _conclude(
     memory: Sequence[RankMemory],
     rank: Rank,
     run_dir: Path,
+    check_owner: Callable[[], None],
 ) -> float:
     """Write result.json and return the objective, or nan if the run has no value for it.
 
     Raises:
+        LostFolderError: another job has taken the folder over.
         UnsavedError: the result or the last checkpoint could not be written.
     """
     result = run_result(
@@ -369,8 +379,9 @@ def _conclude(
         closing_text(planned.report, measured.cost, prediction, training, run_dir, on_cuda=on_cuda),
     )
     try:
+        check_owner()
         write_result(run_dir, result)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
     if training.unsaved is not None:
         raise UnsavedError(
