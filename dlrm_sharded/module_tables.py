@@ -201,9 +201,11 @@ def find_tables(
 
     Raises:
         ConfigError: there is no such module, it does not train, a table has a precision that cannot
-            be planned, or replicas of a table would leave its fused optimizer.
+            be planned, is in two modules or twice in the model, or has a fused optimizer that its
+            replicas would leave.
     """
     found: list[ModuleTables] = []
+    seen: dict[int, tuple[torch.Tensor, str]] = {}
     for path, module, sharder in _shardable(model, sharders):
         title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
         types = _trained_types(sharder, topology.compute_device)
@@ -220,6 +222,13 @@ def find_tables(
         sums = _pooled_by(PoolingType.SUM, module)
         parameters = sharder.shardable_parameters(module)
         for name, weight in parameters.items():
+            _, owner = seen.setdefault(id(weight), (weight, title))  # who is kept keeps its id
+            if owner != title:
+                raise ConfigError(
+                    f"table {name!r} of {title} is also one of {owner}; TorchRec shards one of the "
+                    "two or both, and then they train apart: register the module at one path of "
+                    "the model, and call it from there in both places"
+                )
             precision = configured.get(name, PRECISIONS.get(weight.dtype, str(weight.dtype)))
             if precision not in TABLE_BYTES:
                 raise ConfigError(
@@ -293,10 +302,10 @@ def with_optimizer_state(
 def _shardable(
     model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
-    """Yield the path of each module that can be sharded, the module and its sharder."""
+    """Yield each path of a module that can be sharded, the module and its sharder."""
     sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
     paths: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         # outer modules come first, and their sharders also shard the modules inside
         is_inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
         if type(module) in sharder_by_type and not is_inside:

@@ -322,6 +322,17 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
         planner.plan(model, sharders)
 
 
+@pytest.mark.parametrize("shares", ["module", "weight"])
+def test_tables_that_two_places_share_are_refused(shares: str) -> None:
+    """TorchRec would train them apart, and leave a module unsharded where it is found again."""
+    one = other = bags()
+    if shares == "weight":
+        other = bags()
+        other.embedding_bags["t0"].weight = one.embedding_bags["t0"].weight
+    with pytest.raises(ConfigError, match=r"'t0' of module 'b' .* is also one of module 'a'"):
+        plan(nn.ModuleDict({"a": one, "b": other}), GreedySharder("dim"))
+
+
 class Interaction(nn.Module):
     """The dense part of a tower."""
 
