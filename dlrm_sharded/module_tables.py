@@ -216,6 +216,8 @@ def find_tables(
             )
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
         layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
+            layouts -= {"columns"}
         tables, configured = {}, _precisions(module)
         means = _pooled_by(PoolingType.MEAN, module)
         averaged = frozenset(config.name for config in means)

@@ -10,7 +10,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import (
@@ -331,6 +331,19 @@ def test_tables_that_two_places_share_are_refused(shares: str) -> None:
         other.embedding_bags["t0"].weight = one.embedding_bags["t0"].weight
     with pytest.raises(ConfigError, match=r"'t0' of module 'b' .* is also one of module 'a'"):
         plan(nn.ModuleDict({"a": one, "b": other}), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_bag_of_torch_has_no_column_shards(name: str) -> None:
+    """TorchRec's lookup of an `nn.EmbeddingBag` fails with several of them."""
+    model = nn.ModuleDict(
+        {f"b{i}": nn.EmbeddingBag(rows, 64, mode="sum") for i, rows in enumerate(ROWS)}
+    )
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=16 * 10**6)
+    planner = ShardedPlanner(SHARDERS[name](), topology=tight, batch_size=65_536)
+    for module_plan in planner.plan(model, [EmbeddingBagSharder()]).plan.values():
+        (parameter,) = module_plan.values()
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
 
 
 class Interaction(nn.Module):
