@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 
 from dlrm_sharded.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.layouts import layout_name
@@ -282,14 +287,19 @@ def with_optimizer_state(
     """Return the topology with memory for the state of the tables' fused optimizers.
 
     All tables count the largest state of any, and never less than the topology says.
+
+    Raises:
+        ConfigError: a table has an optimizer that TorchRec does not fuse.
     """
     per_weight, per_row = 0, 0
-    for _, module, sharder in _shardable(model, sharders):
+    for path, module, sharder in _shardable(model, sharders):
         stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-        for weight in sharder.shardable_parameters(module).values():
+        if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
+        for name, weight in sharder.shardable_parameters(module).items():
             optimizer = stated
             for fused in getattr(weight, "_optimizer_classes", ()):
-                optimizer = optimizer_type_to_emb_opt_type(fused)
+                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
             if optimizer is not None:
                 state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
                 per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
@@ -299,6 +309,21 @@ def with_optimizer_state(
         bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
         optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
     )
+
+
+def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
+    """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
+
+    Raises:
+        ConfigError: there is none; the message names the path of the module or table.
+    """
+    try:
+        return optimizer_type_to_emb_opt_type(optimizer)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path!r} has the fused optimizer {optimizer.__name__}, which TorchRec cannot fuse; "
+            "use one that it can, such as torch.optim.Adam or torchrec.optim.RowWiseAdagrad"
+        ) from error
 
 
 def _shardable(

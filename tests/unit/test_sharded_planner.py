@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -31,6 +32,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.context import RunContext
@@ -320,6 +322,30 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
     planner.plan(bags(), get_default_sharders())
     with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
         planner.plan(model, sharders)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_optimizer_of_a_fused_module_is_memory() -> None:
+    """Adagrad has 8 B for a weight."""
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{i}"]
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    model = FusedEmbeddingBagCollection(
+        configs, optimizer_type=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1}, device=META
+    )
+    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 8:,} B"):
+        plan(model, GreedySharder("dim"), Topology(2, sum(ROWS) * 64 * 3, compute_device="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_optimizer_that_cannot_be_fused() -> None:
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), {"lr": 0.1})
+    with pytest.raises(ConfigError, match=r"'t0' has the fused optimizer AdamW"):
+        plan(model, GreedySharder("dim"))
 
 
 @pytest.mark.parametrize("shares", ["module", "weight"])
