@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.layouts import layout_name
@@ -201,9 +206,11 @@ def find_tables(
 
     Raises:
         ConfigError: there is no such module, it does not train, a table has a precision that cannot
-            be planned, or replicas of a table would leave its fused optimizer.
+            be planned, is in two modules or twice in the model, or has a fused optimizer that its
+            replicas would leave.
     """
     found: list[ModuleTables] = []
+    seen: dict[int, tuple[torch.Tensor, str]] = {}
     for path, module, sharder in _shardable(model, sharders):
         title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
         types = _trained_types(sharder, topology.compute_device)
@@ -214,12 +221,21 @@ def find_tables(
             )
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
         layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
+            layouts -= {"columns"}
         tables, configured = {}, _precisions(module)
         means = _pooled_by(PoolingType.MEAN, module)
         averaged = frozenset(config.name for config in means)
         sums = _pooled_by(PoolingType.SUM, module)
         parameters = sharder.shardable_parameters(module)
         for name, weight in parameters.items():
+            _, owner = seen.setdefault(id(weight), (weight, title))  # who is kept keeps its id
+            if owner != title:
+                raise ConfigError(
+                    f"table {name!r} of {title} is also one of {owner}; TorchRec shards one of the "
+                    "two or both, and then they train apart: register the module at one path of "
+                    "the model, and call it from there in both places"
+                )
             precision = configured.get(name, PRECISIONS.get(weight.dtype, str(weight.dtype)))
             if precision not in TABLE_BYTES:
                 raise ConfigError(
@@ -271,14 +287,19 @@ def with_optimizer_state(
     """Return the topology with memory for the state of the tables' fused optimizers.
 
     All tables count the largest state of any, and never less than the topology says.
+
+    Raises:
+        ConfigError: a table has an optimizer that TorchRec does not fuse.
     """
     per_weight, per_row = 0, 0
-    for _, module, sharder in _shardable(model, sharders):
+    for path, module, sharder in _shardable(model, sharders):
         stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-        for weight in sharder.shardable_parameters(module).values():
+        if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
+        for name, weight in sharder.shardable_parameters(module).items():
             optimizer = stated
             for fused in getattr(weight, "_optimizer_classes", ()):
-                optimizer = optimizer_type_to_emb_opt_type(fused)
+                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
             if optimizer is not None:
                 state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
                 per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
@@ -290,13 +311,28 @@ def with_optimizer_state(
     )
 
 
+def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
+    """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
+
+    Raises:
+        ConfigError: there is none; the message names the path of the module or table.
+    """
+    try:
+        return optimizer_type_to_emb_opt_type(optimizer)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path!r} has the fused optimizer {optimizer.__name__}, which TorchRec cannot fuse; "
+            "use one that it can, such as torch.optim.Adam or torchrec.optim.RowWiseAdagrad"
+        ) from error
+
+
 def _shardable(
     model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
-    """Yield the path of each module that can be sharded, the module and its sharder."""
+    """Yield each path of a module that can be sharded, the module and its sharder."""
     sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
     paths: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         # outer modules come first, and their sharders also shard the modules inside
         is_inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
         if type(module) in sharder_by_type and not is_inside:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dlrm_sharded.ranks.version_sets import readable_versions
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +35,7 @@ def cpu_name() -> str:
 
 def versions() -> dict[str, str]:
     """Return the installed versions of Python and of the packages that measurements depend on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **readable_versions(PACKAGES)}
 
 
 def fbgemm_version(found: Mapping[str, str]) -> str | None:

@@ -53,13 +53,18 @@ DEFAULTS: dict[Build, VersionSet] = {"cuda": SETS[0], "cpu": SETS[1]}
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that are installed and can be read."""
-    found = {}
-    for package in PACKAGES:
+    return readable_versions(PACKAGES)
+
+
+def readable_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of packages that are installed and whose metadata state one."""
+    found: dict[str, str | None] = {}
+    for package in packages:
         try:
             found[package] = version(package)
-        except (PackageNotFoundError, OSError, ValueError):
-            continue
-    return {package: text for package, text in found.items() if isinstance(text, str)}
+        except (PackageNotFoundError, OSError, ValueError, KeyError):
+            continue  # metadata without a version are None or a KeyError, by the version of Python
+    return {package: text for package, text in found.items() if text}
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:

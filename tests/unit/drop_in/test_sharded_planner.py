@@ -10,7 +10,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import (
@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -31,6 +32,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
@@ -327,6 +329,54 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
     planner.plan(bags(), get_default_sharders())
     with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
         planner.plan(model, sharders)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_optimizer_of_a_fused_module_is_memory() -> None:
+    """Adagrad has 8 B for a weight."""
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{i}"]
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    model = FusedEmbeddingBagCollection(
+        configs, optimizer_type=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1}, device=META
+    )
+    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 8:,} B"):
+        plan(model, GreedySharder("dim"), Topology(2, sum(ROWS) * 64 * 3, compute_device="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_optimizer_that_cannot_be_fused() -> None:
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), {"lr": 0.1})
+    with pytest.raises(ConfigError, match=r"'t0' has the fused optimizer AdamW"):
+        plan(model, GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("shares", ["module", "weight"])
+def test_tables_that_two_places_share_are_refused(shares: str) -> None:
+    """TorchRec would train them apart, and leave a module unsharded where it is found again."""
+    one = other = bags()
+    if shares == "weight":
+        other = bags()
+        other.embedding_bags["t0"].weight = one.embedding_bags["t0"].weight
+    with pytest.raises(ConfigError, match=r"'t0' of module 'b' .* is also one of module 'a'"):
+        plan(nn.ModuleDict({"a": one, "b": other}), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_bag_of_torch_has_no_column_shards(name: str) -> None:
+    """TorchRec's lookup of an `nn.EmbeddingBag` fails with several of them."""
+    model = nn.ModuleDict(
+        {f"b{i}": nn.EmbeddingBag(rows, 64, mode="sum") for i, rows in enumerate(ROWS)}
+    )
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=16 * 10**6)
+    planner = ShardedPlanner(SHARDERS[name](), topology=tight, batch_size=65_536)
+    for module_plan in planner.plan(model, [EmbeddingBagSharder()]).plan.values():
+        (parameter,) = module_plan.values()
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
 
 
 class Interaction(nn.Module):
