@@ -57,7 +57,6 @@ def _conclude(
     prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
 ) -> float:
     settings, device, folder = prepared.settings, prepared.rank.device, prepared.folder
-    folder.check_owner()
     predicted = measured.prediction.predicted
     result = run_result(
         planned.plan,
@@ -83,8 +82,9 @@ def _conclude(
         ),
     )
     try:
+        folder.check_owner()
         write_result(folder.path, result)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
     if trained.unsaved is not None:
         raise UnsavedError(

@@ -6,17 +6,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from dlrm_sharded.commands import job
 from dlrm_sharded.files.errors import LostFolderError, UnsavedError
+from dlrm_sharded.job import conclude as conclusion
+from dlrm_sharded.job.run_folder import RunFolder
 
 
 def conclude(monkeypatch: pytest.MonkeyPatch, run_dir: Path, owner_error: Exception) -> None:
     unused: Any = MagicMock()
     for name in ("run_result", "closing_text", "device_name"):
-        monkeypatch.setattr(job, name, unused)
-    check_owner = MagicMock(side_effect=owner_error)
-    memory = [MagicMock(total=0)]
-    job._conclude(*[unused] * 6, memory, unused, run_dir, check_owner)
+        monkeypatch.setattr(conclusion, name, unused)
+    folder = RunFolder(run_dir, MagicMock(side_effect=owner_error))
+    planned = MagicMock()
+    planned.memory.ranks = [MagicMock(total=0)]
+    conclusion._conclude(MagicMock(folder=folder), planned, unused, unused)
 
 
 def test_a_folder_that_is_gone_costs_the_result_alone(
