@@ -38,9 +38,10 @@ def _run_dir(config: DictConfig) -> Path:
     """
     hydra = HydraConfig.instance()
     known = hydra.cfg
-    hydra.set_config(config)
+    resolvable = config.copy()  # as it becomes read-only
+    hydra.set_config(resolvable)
     try:
-        return Path(config.hydra.run.dir)
+        return Path(resolvable.hydra.run.dir)
     finally:
         hydra.cfg = known
 

@@ -7,11 +7,11 @@ TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from dlrm_sharded.files.provenance import readable_versions
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, visible_gpus
 
 Build = Literal["cpu", "cuda"]
@@ -54,17 +54,6 @@ DEFAULTS: dict[Build, VersionSet] = {"cuda": SETS[0], "cpu": SETS[1]}
 def installed_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that are installed and can be read."""
     return readable_versions(PACKAGES)
-
-
-def readable_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of packages that are installed and whose metadata state one."""
-    found: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except (PackageNotFoundError, OSError, ValueError, KeyError):
-            continue  # metadata without a version are None or a KeyError, by the version of Python
-    return {package: text for package, text in found.items() if text}
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:
