@@ -7,7 +7,7 @@ TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
