@@ -1,31 +1,75 @@
-"""Decide where the embedding tables of a recommendation model go, and train with the decision."""
+"""Decide where the embedding tables of a recommendation model go, and train with the decision.
+
+All names that users import are here; other modules may move.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    DataError,
+    InfeasibleTaskError,
+    InvalidPlanError,
+    ShardingError,
+)
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded.sharders.base import Sharder, SharderContext
 
 if TYPE_CHECKING:
+    from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
+    from dlrm_sharded.hardware.context import RunContext
+    from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+    from dlrm_sharded.sharders.planning import Planner
+    from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
 
 __all__ = [
+    "CalibratedPerfEstimator",
+    "ConfigError",
+    "DataError",
+    "InfeasibleTaskError",
+    "InvalidPlanError",
+    "NeuroShardSharder",
+    "PlanCost",
+    "PlanReport",
+    "Planner",
+    "RunContext",
     "Shard",
     "ShardedPlanner",
     "Sharder",
+    "SharderContext",
+    "ShardingError",
     "ShardingPlan",
     "ShardingTask",
+    "StageCost",
     "Table",
     "Topology",
+    "learned_cost_model",
+    "read_plan",
+    "read_task",
     "validate",
 ]
+
+_LOADED_WHEN_ASKED = {
+    "CalibratedPerfEstimator": "sharders.torchrec_estimator",
+    "NeuroShardSharder": "sharders.neuroshard",
+    "Planner": "sharders.planning",
+    "RunContext": "hardware.context",
+    "ShardedPlanner": "drop_in.sharded_planner",
+    "learned_cost_model": "cost.learned",
+}
+"""Modules of names that need more than Python and NumPy."""
 
 # A log message, because a warning would be an error to those who run Python with -W error, and one
 # rank stands for all. Without a configured log, Python prints it on stderr.
@@ -34,9 +78,7 @@ if os.environ.get("RANK", "0") == "0" and (problem := version_problem(installed_
 
 
 def __getattr__(name: str) -> Any:
-    """Load the planner when it is asked for: it needs TorchRec, the values above do not."""
-    if name == "ShardedPlanner":
-        from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
-
-        return ShardedPlanner
+    """Load what needs other libraries, such as TorchRec or SciPy, when it is asked for."""
+    if name in _LOADED_WHEN_ASKED:
+        return getattr(import_module(f"{__name__}.{_LOADED_WHEN_ASKED[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
