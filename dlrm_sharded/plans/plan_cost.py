@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -47,20 +47,17 @@ class StageCost:
     @property
     def total_ms(self) -> float:
         """Sum over the stages."""
-        return self._sum_ms(STAGES)
+        return sum(self.stage_ms(stage) for stage in STAGES)
 
     @property
     def computation_ms(self) -> float:
         """Sum over `COMPUTE_STAGES`."""
-        return self._sum_ms(COMPUTE_STAGES)
+        return sum(self.stage_ms(stage) for stage in COMPUTE_STAGES)
 
     @property
     def exchange_ms(self) -> float:
         """Sum over `EXCHANGE_STAGES`."""
-        return self._sum_ms(EXCHANGE_STAGES)
-
-    def _sum_ms(self, stages: Iterable[str]) -> float:
-        return sum(self.stage_ms(stage) for stage in stages)
+        return sum(self.stage_ms(stage) for stage in EXCHANGE_STAGES)
 
     def stage_ms(self, stage: str) -> float:
         """Return the time of one of `STAGES`."""

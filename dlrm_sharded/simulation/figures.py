@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections import defaultdict
 
@@ -13,38 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dlrm_sharded.plans.plan_cost import BWD_COMM, BWD_COMPUTE, FWD_COMM, FWD_COMPUTE, INPUT_DIST
 from dlrm_sharded.simulation.cluster import SimulatedRun
-from dlrm_sharded.step.parts import (
-    ALL_REDUCE,
-    DATA,
-    DENSE_BACKWARD,
-    DENSE_FORWARD,
-    OPTIMIZER,
-    OTHER,
-    PART_LABELS,
-    PARTS,
-    WAITING,
-)
+from dlrm_sharded.step.parts import OTHER, PART_LABELS, PARTS, WAITING
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Timeline
 from dlrm_sharded.tracing.perfetto import Span, timeline_spans
 
-COLORS = dict.fromkeys(PARTS, "#e31a1c") | {
-    DATA: "#8c8c8c",
-    INPUT_DIST: "#a6cee3",
-    FWD_COMPUTE: "#1f78b4",
-    FWD_COMM: "#fdbf6f",
-    DENSE_FORWARD: "#b2df8a",
-    DENSE_BACKWARD: "#33a02c",
-    BWD_COMM: "#ff7f00",
-    BWD_COMPUTE: "#6a3d9a",
-    ALL_REDUCE: "#b15928",
-    OPTIMIZER: "#fb9a99",
-    WAITING: "#ededed",
-    OTHER: "#ffffff",
-}
-"""Colours of the parts of a step, red for further stages; waiting is light, so that it looks
-empty."""
+_COLORS = (
+    *("#8c8c8c", "#a6cee3", "#1f78b4", "#fdbf6f", "#b2df8a", "#33a02c"),
+    *("#ff7f00", "#6a3d9a", "#b15928", "#fb9a99", "#e31a1c", "#cab2d6"),
+)
+COLORS = dict(zip(PARTS, itertools.cycle(_COLORS), strict=False))
+COLORS |= {WAITING: "#ededed", OTHER: "#ffffff"}
+"""Colours of the parts of a step; waiting is light, so that it looks empty."""
 
 MAX_BARS = 32
 """Largest number of ranks whose operations are drawn as bars; more ranks are strips of pixels."""

@@ -29,7 +29,6 @@ from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
-    BWD_COMPUTE,
     COMPUTE_STAGES,
     EXCHANGE_STAGES,
     FWD_COMPUTE,
@@ -157,8 +156,7 @@ def _plan_figures(row: Row) -> dict[str, Any]:
         "predicted_slowest_rank_ms": row["predicted_compute_ms"],
         "by_rank_ms": [cost.computation_ms for cost in measured.per_rank],
         "predicted_by_rank_ms": [cost.computation_ms for cost in predicted.per_rank],
-        "fwd_compute_ms": measured.stage_max_ms(FWD_COMPUTE),
-        "bwd_compute_ms": measured.stage_max_ms(BWD_COMPUTE),
+        **{f"{stage}_ms": measured.stage_max_ms(stage) for stage in COMPUTE_STAGES},
         "predicted_comm_ms": [predicted.stage_max_ms(stage) for stage in EXCHANGE_STAGES],
         "plan": row["plan"],
     }
