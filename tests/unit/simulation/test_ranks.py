@@ -100,7 +100,7 @@ def test_equal_ranks_are_measured_once() -> None:
         *("measured", "equal", "equal", "measured", "equal", "measured", "measured", "empty")
     ]
     assert len(calls) == 4
-    assert times[7].fwd_compute_ms == times[7].bwd_compute_ms == 0.0
+    assert times[7].stages.total_ms == 0.0
 
 
 def test_shapes_tell_precisions_apart() -> None:
