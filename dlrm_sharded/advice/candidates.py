@@ -12,7 +12,7 @@ import numpy as np
 from dlrm_sharded.advice.machines import Machine
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask
@@ -21,6 +21,7 @@ from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DENSE_BACKWARD,
     DENSE_FORWARD,
+    EXCHANGES,
     OPTIMIZER,
     WAITING,
     DenseTimes,
@@ -29,8 +30,8 @@ from dlrm_sharded.step.prediction import COMPOSITION_ERROR, DensePart, predict_s
 from dlrm_sharded.step.schedule import PIPELINED, SERIAL
 
 GROUPS = {
-    "lookups": ("fwd_compute", "bwd_compute"),
-    "exchanges": (INPUT_DIST, "fwd_comm", "bwd_comm", ALL_REDUCE),
+    "lookups": COMPUTE_STAGES,
+    "exchanges": EXCHANGES,
     "dense": (DENSE_FORWARD, DENSE_BACKWARD, OPTIMIZER),
     "waiting": (WAITING,),
 }

@@ -23,10 +23,10 @@ from scipy.optimize import least_squares
 
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
-from dlrm_sharded.cost.compute import DIRECTIONS
+from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
 
 SHARED_SPREAD = 2.0
 """Standard deviation of the logarithm of the factor of all parts of a time: e^2 is 7."""
@@ -57,9 +57,6 @@ NUM_AGREEING = 3
 
 LEAST_MS = 1e-6
 """Time that stands for zero where outliers are looked for."""
-
-STAGE_NAMES = {"forward": "fwd_compute", "backward": "bwd_compute"}
-"""Stages of the directions; exchanges have their own names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +181,7 @@ def _outliers(observed: Sequence[Mapping[str, _Observed]]) -> tuple[Outlier, ...
         for ratios in (np.array([pick(logs) for logs in by_rank]) for pick in (np.max, np.min)):
             for place in np.flatnonzero(_contradicted(ratios)):
                 factor = math.exp(ratios[place] - np.median(ratios))
-                outlier = Outlier(plans[place], STAGE_NAMES.get(stage, stage), factor)
+                outlier = Outlier(plans[place], LOOKUP_STAGES.get(stage, stage), factor)
                 found.setdefault(outlier.index, outlier)
     return tuple(found[index] for index in sorted(found))
 
@@ -237,8 +234,8 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     communication = prior.for_workload(workload, hosts).communication
     parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
     times = {
-        "forward": [rank.fwd_compute_ms for rank in ranks],
-        "backward": [rank.bwd_compute_ms for rank in ranks],
+        direction: [rank.stage_ms(stage) for rank in ranks]
+        for direction, stage in LOOKUP_STAGES.items()
     }
     for kind in EXCHANGES:
         exchange = workload.exchange(for_ids=kind == INPUT_DIST)

@@ -21,7 +21,7 @@ from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_bot
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
 from dlrm_sharded.cost.codecs import codecs_from_json, codecs_to_array
-from dlrm_sharded.cost.communication import LINKS, UNMEASURED, Hosts, with_stated
+from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -266,8 +266,7 @@ def exchange_times(sample: Sample) -> Floats:
     ranks = sample.cost.per_rank
     return np.array(
         [
-            [stages.fwd_comm_ms for stages in ranks],
-            [stages.bwd_comm_ms for stages in ranks],
+            *([stages.stage_ms(kind) for stages in ranks] for kind in STEP_EXCHANGES),
             sample.cost.input_dist_ms,
         ]
     )

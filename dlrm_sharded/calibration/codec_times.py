@@ -15,6 +15,7 @@ from torch import Tensor
 from dlrm_sharded.calibration.stage_clock import max_over_ranks
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.model.sharded_model import exchange_codecs
+from dlrm_sharded.plans.plan_cost import DIRECTIONS
 from dlrm_sharded.plans.precision import (
     DEVICE_PRECISIONS,
     EXCHANGE_BYTES,
@@ -62,7 +63,7 @@ def _converting(precision: str, numbers: Tensor, timed: _Timer) -> CodecTimes:
     assert codecs is not None
     of_all_to_all = codecs["POOLED_EMBEDDINGS_ALL_TO_ALL"]
     times = {}
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         codec = getattr(of_all_to_all, direction)
         context = codec.create_context()
         encoded = codec.encode(numbers, context)

@@ -11,9 +11,11 @@ from scipy.stats import spearmanr
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
+from dlrm_sharded.cost.communication import STEP_EXCHANGES
+from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.features import Workload
 from dlrm_sharded.files.markdown import markdown_table
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 
 SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
 """Classes of ranks by the lowest and highest number of their shards."""
@@ -120,10 +122,7 @@ def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: Pla
             if count == 0:
                 continue
             expected = cost.per_rank[rank]
-            directions = (
-                expected.fwd_compute_ms + expected.bwd_compute_ms,
-                stages.fwd_compute_ms + stages.bwd_compute_ms,
-            )
+            directions = (expected.computation_ms, stages.computation_ms)
             sizes = (name for name, (low, high) in SHARD_COUNTS.items() if low <= count <= high)
             add(f"computation, {next(sizes, MORE_SHARDS)}", *directions)
             if count > 1:
@@ -132,13 +131,13 @@ def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: Pla
                 add("computation, not Zipf", *directions)
             if (workload.group_size[on_rank] > 1).any():
                 add("computation, with row-wise shards", *directions)
-            add("forward computation", expected.fwd_compute_ms, stages.fwd_compute_ms)
-            add("backward computation", expected.bwd_compute_ms, stages.bwd_compute_ms)
+            for direction, stage in LOOKUP_STAGES.items():
+                add(f"{direction} computation", expected.stage_ms(stage), stages.stage_ms(stage))
         add("plan, embedding cost", cost.cost_ms, sample.cost.cost_ms)
         add("plan, critical path", cost.critical_path_ms, sample.cost.critical_path_ms)
     if sample.world_size > 1:
         ranks = f"{sample.world_size} ranks"
-        for stage, name in (("fwd_comm", "forward"), ("bwd_comm", "backward")):
+        for stage, name in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
             predicted, measured = cost.stage_max_ms(stage), sample.cost.stage_max_ms(stage)
             add(f"{name} communication, {ranks}", predicted, measured)
         ids_ms, measured_ids_ms = cost.input_dist_max_ms, sample.cost.input_dist_max_ms

@@ -27,7 +27,6 @@ from dlrm_sharded.cost.communication import (
     reduce_terms,
 )
 from dlrm_sharded.cost.compute import (
-    DIRECTIONS,
     ComputeModel,
     DensePrices,
     PriceNet,
@@ -35,6 +34,7 @@ from dlrm_sharded.cost.compute import (
 )
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
 from dlrm_sharded.cost.widest import widest_terms, width_vectors
+from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 
 HIDDEN_WIDTH = 16
 """Width of the price nets' hidden layer."""
@@ -273,7 +273,7 @@ def fit_communication(
             times.append(exchanges_ms[i])
         weights = fit_nonnegative(np.concatenate(rows), np.concatenate(times))
         num_reduce = len(REDUCE_TERMS)
-        if kind == "bwd_comm" and any(workload.is_replica.any() for workload in workloads):
+        if kind == BWD_COMM and any(workload.is_replica.any() for workload in workloads):
             all_reduce = weights[-num_reduce:]
         exchange.append(weights[: -2 * num_reduce])
         reduce.append(weights[-2 * num_reduce : -num_reduce])
@@ -285,9 +285,9 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
 
     They are those of the all-to-all, of reductions, and of the all-reduce of gradients.
     """
-    exchange = workload.exchange(for_ids=kind == "input_dist")
+    exchange = workload.exchange(for_ids=kind == INPUT_DIST)
     volume, num_shards = exchange.volume[None], exchange.num_shards[None]
-    terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
+    terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == FWD_COMM)
     is_run = num_shards.sum() > 0  # without shards there is no all-to-all, and no latency
     columns = [np.broadcast_to(term * is_run, volume.shape)[0] for term in terms]
     zeros = np.zeros(hosts.world_size)
@@ -295,7 +295,7 @@ def communication_rows(workload: Workload, kind: str, hosts: Hosts) -> Floats:
     for reduce in exchange.reduces:
         group = hosts.group(reduce.group_size)
         reduced += reduce_terms(reduce.volume, reduce.num_shards, group)
-    gradient_bytes = exchange.replica_bytes * (kind == "bwd_comm")
+    gradient_bytes = exchange.replica_bytes * (kind == BWD_COMM)
     gradients = all_reduce_terms(np.full(hosts.world_size, gradient_bytes), hosts)
     return np.column_stack([*columns, reduced, gradients])
 

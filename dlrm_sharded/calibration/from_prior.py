@@ -15,6 +15,7 @@ import numpy as np
 from dlrm_sharded.calibration.adapt import fit_factors
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
+from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
 
@@ -83,7 +84,7 @@ def _compute_errors(predicted: PlanCost, measured: PlanCost) -> list[float]:
     return [
         error
         for ours, theirs in zip(predicted.per_rank, measured.per_rank, strict=True)
-        for stage in ("fwd_compute", "bwd_compute")
+        for stage in LOOKUP_STAGES.values()
         for error in _log_error(ours.stage_ms(stage), theirs.stage_ms(stage))
     ]
 

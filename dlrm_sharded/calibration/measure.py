@@ -22,7 +22,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.calibration.replica_stages import ReplicaStages, replica_stages
 from dlrm_sharded.calibration.stage_clock import Iteration, StageClock, max_over_ranks
 from dlrm_sharded.files.errors import check_count, check_number
-from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.plans.plan_cost import (
+    BWD_COMM,
+    BWD_COMPUTE,
+    FWD_COMM,
+    FWD_COMPUTE,
+    INPUT_DIST,
+    PlanCost,
+)
 
 MIN_ITERATIONS = 3
 """Smallest number of timed iterations, which the time budget does not reduce."""
@@ -128,16 +135,16 @@ def _time_once(
     received = timed(
         INPUT_DIST, lambda: embeddings.input_dist(context, ids).wait().wait(), waits=True
     )
-    looked_up = timed("fwd_compute", lambda: embeddings.compute(context, received))
+    looked_up = timed(FWD_COMPUTE, lambda: embeddings.compute(context, received))
     leaves = [pooled.detach().requires_grad_() for pooled in looked_up]
-    output = timed("fwd_comm", lambda: embeddings.output_dist(context, leaves).values())
+    output = timed(FWD_COMM, lambda: embeddings.output_dist(context, leaves).values())
     output_gradient = torch.zeros_like(output)
 
     def exchange_gradients() -> None:
         output.backward(output_gradient)
         replicas.all_reduce()
 
-    timed("bwd_comm", exchange_gradients)
+    timed(BWD_COMM, exchange_gradients)
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     fused = [place for place in range(len(looked_up)) if place not in replicas.places]
 
@@ -146,7 +153,7 @@ def _time_once(
             torch.autograd.backward([looked_up[i] for i in fused], [gradients[i] for i in fused])
         replicas.update(looked_up, gradients)
 
-    timed("bwd_compute", update)
+    timed(BWD_COMPUTE, update)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import ColumnShards, Layout, Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import NO_COST, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import EXCHANGE_STAGES, NO_COST, PlanCost, StageCost
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
@@ -147,7 +147,7 @@ class RankBench:
     def measure(self, shards: Sequence[Shard], ids: ShardIds) -> StageCost:
         """Measure the computation of shards that share a rank; exchanges count as 0 ms."""
         [stages] = self.measure_all(shards, ids).cost.per_rank
-        return dataclasses.replace(stages, fwd_comm_ms=0.0, bwd_comm_ms=0.0)
+        return stages.with_stages(dict.fromkeys(EXCHANGE_STAGES, 0.0))
 
     def measure_all(self, shards: Sequence[Shard], ids: ShardIds) -> MeasuredCost:
         """Measure shards that share a rank, with their launch times and spread.
@@ -207,8 +207,8 @@ class PlanBench:
             shards = [shard for shard in plan.shards if shard.rank == rank]
             measured = self._bench.measure(shards, ids) if shards else NO_COST
             ranks.append(
-                dataclasses.replace(
-                    measured, fwd_comm_ms=predicted.fwd_comm_ms, bwd_comm_ms=predicted.bwd_comm_ms
+                measured.with_stages(
+                    {stage: predicted.stage_ms(stage) for stage in EXCHANGE_STAGES}
                 )
             )
         return PlanCost(tuple(ranks))

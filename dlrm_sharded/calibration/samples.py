@@ -201,11 +201,10 @@ def _problems(sample: Sample) -> Iterator[str]:
             yield from _wrong_number(f"{name} on rank {rank} in ms", time_ms, MAX_STAGE_MS)
             if 0 < time_ms < MIN_STAGE_MS:
                 yield f"{name} of {time_ms:.3g} ms on rank {rank}, less than any clock shows"
-        computing_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
-        if computing_ms * MAX_BYTES_PER_MS < read_bytes[rank]:
+        if stages.computation_ms * MAX_BYTES_PER_MS < read_bytes[rank]:
             yield (
-                f"computation of {computing_ms:.3g} ms on rank {rank}, in which no hardware reads "
-                f"{read_bytes[rank]:.3g} B"
+                f"computation of {stages.computation_ms:.3g} ms on rank {rank}, in which no "
+                f"hardware reads {read_bytes[rank]:.3g} B"
             )
 
 

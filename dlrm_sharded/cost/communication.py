@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.cost.features import Exchange, Floats
+from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.task import Topology
 
-STEP_EXCHANGES = ("fwd_comm", "bwd_comm")
+STEP_EXCHANGES = (FWD_COMM, BWD_COMM)
 """Exchanges that are part of a plan's cost: pooled vectors, and their gradients."""
 
-EXCHANGES = (*STEP_EXCHANGES, "input_dist")
+EXCHANGES = (*STEP_EXCHANGES, INPUT_DIST)
 """All exchanges that are predicted; the last one redistributes the ids before the stages."""
 
 _LINK_TERMS = ("peers", "out", "in", "busier", "max_out", "max_in", "max_busier", "host")
@@ -244,7 +245,7 @@ class CommunicationModel:
         )
         all_reduce = self.all_reduce
         if all_reduce is not None:
-            all_reduce = all_reduce * parts[EXCHANGES.index("bwd_comm"), _REDUCE_PART]
+            all_reduce = all_reduce * parts[EXCHANGES.index(BWD_COMM), _REDUCE_PART]
         return CommunicationModel(
             self.exchange * parts[:, _EXCHANGE_PART],
             self.reduce * parts[:, _REDUCE_PART],
@@ -260,7 +261,7 @@ class CommunicationModel:
             codecs: times to convert numbers to each precision and back; none where it has none.
         """
         exchange, reduce = self.exchange.copy(), self.reduce.copy()
-        for kind, direction in zip(STEP_EXCHANGES, ("forward", "backward"), strict=True):
+        for kind, direction in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
             i = EXCHANGES.index(kind)
             name: str = getattr(precision, direction)
             exchange[i, _EXCHANGE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
@@ -274,7 +275,7 @@ class CommunicationModel:
             reduce[i, _REDUCE_PART != _FIXED] *= EXCHANGE_BYTES[name] / EXCHANGE_BYTES["fp32"]
             times = codecs.get(name, CodecTimes())
             own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
-            added_ms = times.reduce if kind == "fwd_comm" else 0.0  # gradients are gathered
+            added_ms = times.reduce if kind == FWD_COMM else 0.0  # gradients are gathered
             reduce[i, REDUCE_TERMS.index("bytes")] += own_ms + added_ms + REDUCED_SHARE * of_all_ms
         # Gradients of replicas are averaged in fp32, whatever the vectors are exchanged in.
         return CommunicationModel(exchange, reduce, self.all_reduce_weights)
@@ -316,7 +317,7 @@ class CommunicationModel:
         times = np.zeros(volume.shape[::-1]).T  # ranks along the memory, as in the terms
         if hosts.world_size == 1:
             return times
-        terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == "fwd_comm")
+        terms = exchange_terms(volume, num_shards, hosts, sends_own=kind == FWD_COMM)
         for weight, term in zip(self.exchange[i].tolist(), terms, strict=True):
             if weight:  # most fitted weights are zero
                 times += weight * term
@@ -326,7 +327,7 @@ class CommunicationModel:
     def reduces_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
         """Return [W], time of all reductions of an exchange, those of gradients of replicas too."""
         times: Floats = np.zeros(hosts.world_size)
-        if kind == "bwd_comm" and exchange.replica_bytes:
+        if kind == BWD_COMM and exchange.replica_bytes:
             times += self.all_reduce_ms(np.array([exchange.replica_bytes]), hosts)
         for reduce in exchange.reduces:
             group = hosts.group(reduce.group_size)

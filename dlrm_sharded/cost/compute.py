@@ -27,8 +27,10 @@ import numpy as np
 
 from dlrm_sharded.cost.features import CPU_WORK, DeviceWork, Floats, Workload
 from dlrm_sharded.cost.widest import NUM_COLUMNS, crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
 
-DIRECTIONS = ("forward", "backward")
+LOOKUP_STAGES = dict(zip(DIRECTIONS, (FWD_COMPUTE, BWD_COMPUTE), strict=True))
+"""The stage that the prices of each direction are of: looking tables up, and updating them."""
 
 CPU_HALF = (0.8, 3.0)
 """Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such

@@ -35,6 +35,7 @@ from dlrm_sharded.cost.communication import (
 )
 from dlrm_sharded.cost.features import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
+from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -56,7 +57,7 @@ replicas are small, whatever the task exchanges otherwise."""
 LEAST_BYTES = 1.0
 """Smallest volume at which a line is taken, for tasks that exchange nothing."""
 
-RING = {"fwd_comm": "reduce_scatter", "bwd_comm": "all_gather"}
+RING = {FWD_COMM: "reduce_scatter", BWD_COMM: "all_gather"}
 """Collectives of row blocks. Ids reach row blocks by an all-to-all."""
 
 
@@ -155,7 +156,7 @@ class ExchangeCurves:
             return CommunicationModel(exchange, reduce)
         peers = {"intra": even.ranks_per_host - 1, "inter": even.world_size - even.ranks_per_host}
         for i, kind in enumerate(EXCHANGES):
-            volume = even.id_volume if kind == "input_dist" else even.volume
+            volume = even.id_volume if kind == INPUT_DIST else even.volume
             link = self.all_to_all_ms(volume, even)[1]
             fixed_ms, ms_per_mb = _line(lambda v: self.all_to_all_ms(v, even)[0], volume)
             exchange[i, EXCHANGE_TERMS.index("one")] = fixed_ms
@@ -180,7 +181,7 @@ class ExchangeCurves:
         lines = self.at(even)
         exchange, reduce = lines.exchange.copy(), lines.reduce.copy()
         all_reduce = lines.all_reduce
-        for kind, direction in zip(STEP_EXCHANGES, ("forward", "backward"), strict=True):
+        for kind, direction in zip(STEP_EXCHANGES, DIRECTIONS, strict=True):
             i = EXCHANGES.index(kind)
             for weights, name in (
                 (exchange, getattr(precision, direction)),

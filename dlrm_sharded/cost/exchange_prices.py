@@ -23,6 +23,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 
 EVEN_BYTES, STEP_BYTES = 1e6, 1e3
 """Volume of every rank at which the slopes are taken, and the step of the difference quotient."""
@@ -132,7 +133,7 @@ class ExchangePrices:
             },
             gradients=(
                 ReducePrices.of_gradients(model, hosts)
-                if "bwd_comm" in kinds
+                if BWD_COMM in kinds
                 else ReducePrices(0.0, 0.0, 0.0)
             ),
             num_ranks=size,
@@ -219,7 +220,7 @@ class LeastExchangePrices:
         num_hosts = size // per_host
         own_mb_ms = any_mb_ms = 0.0
         # a rank's own vectors go out in the forward pass, and their gradients come in
-        for kind, own_way, other_way in (("fwd_comm", "out", "in"), ("bwd_comm", "in", "out")):
+        for kind, own_way, other_way in ((FWD_COMM, "out", "in"), (BWD_COMM, "in", "out")):
             weights = model.exchange[EXCHANGES.index(kind)].tolist()
             weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
             own_mb_ms += weight["own_bytes"] * size

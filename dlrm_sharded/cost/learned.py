@@ -21,7 +21,7 @@ from dlrm_sharded.cost.communication import (
     Hosts,
     with_stated,
 )
-from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel
+from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.exchange_curves import (
     TRIAL_VOLUMES,
     EvenVolumes,
@@ -51,7 +51,15 @@ from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_c
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import (
+    BWD_COMM,
+    BWD_COMPUTE,
+    DIRECTIONS,
+    FWD_COMM,
+    FWD_COMPUTE,
+    INPUT_DIST,
+    PlanCost,
+)
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -199,12 +207,12 @@ class LearnedCostModel:
         forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
         return PlanCost.from_stages(
             {
-                "fwd_compute": forward.tolist(),
-                "fwd_comm": self.exchange_ms("fwd_comm", workload, hosts).tolist(),
-                "bwd_comm": self.exchange_ms("bwd_comm", workload, hosts).tolist(),
-                "bwd_compute": backward.tolist(),
+                FWD_COMPUTE: forward.tolist(),
+                FWD_COMM: self.exchange_ms(FWD_COMM, workload, hosts).tolist(),
+                BWD_COMM: self.exchange_ms(BWD_COMM, workload, hosts).tolist(),
+                BWD_COMPUTE: backward.tolist(),
             },
-            input_dist_ms=self.exchange_ms("input_dist", workload, hosts).tolist(),
+            input_dist_ms=self.exchange_ms(INPUT_DIST, workload, hosts).tolist(),
         )
 
     def predict_trial(self, workload: Workload) -> PlanCost:
@@ -219,7 +227,7 @@ class LearnedCostModel:
 
     def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
         """Return [W], time of one of `communication.EXCHANGES`."""
-        exchange = workload.exchange(for_ids=kind == "input_dist")
+        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
         return self.communication.exchange_ms(kind, exchange, hosts)
 
 

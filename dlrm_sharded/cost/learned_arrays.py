@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS, REDUCE_TERMS, CommunicationModel
-from dlrm_sharded.cost.compute import DIRECTIONS, ComputeModel, DensePrices, PriceNet
+from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
 from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.hardware.artifact import Arrays
+from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
 DENSE_PRICES = {"cpu": DensePrices(0.2, 0.5), "cuda": DensePrices(0.0, 0.004)}
 """Prices of dense gradients for models that were fitted to no replicas, by the type of device."""

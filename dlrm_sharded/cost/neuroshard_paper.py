@@ -31,7 +31,7 @@ from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import BWD_COMM, BWD_COMPUTE, FWD_COMM, FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -134,10 +134,10 @@ class PaperCostModel:
                 comm = self.nets.communicate(columns[None])[0]
         return PlanCost.from_stages(
             {
-                "fwd_compute": compute[:, 0].tolist(),
-                "fwd_comm": comm[:, 0].tolist(),
-                "bwd_comm": comm[:, 1].tolist(),
-                "bwd_compute": compute[:, 1].tolist(),
+                FWD_COMPUTE: compute[:, 0].tolist(),
+                FWD_COMM: comm[:, 0].tolist(),
+                BWD_COMM: comm[:, 1].tolist(),
+                BWD_COMPUTE: compute[:, 1].tolist(),
             },
             input_dist_ms=None,
         )

@@ -117,9 +117,7 @@ class _PricedPlan:
         comm_ms = _shard_comm_ms(workload, prices)
         # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
         # shards then get their shares of that time.
-        rank_comm_ms = np.array(
-            [rank.fwd_comm_ms + rank.bwd_comm_ms for rank in self.cost.per_rank]
-        )
+        rank_comm_ms = np.array([rank.exchange_ms for rank in self.cost.per_rank])
         share = np.minimum(rank_comm_ms / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
         self._comm_ms = comm_ms * share[workload.rank]
 

@@ -217,11 +217,9 @@ def shares_of_rank(
         cost_ms = None
         if cost is not None:
             stages = cost.per_rank[rank]
-            compute_ms = stages.fwd_compute_ms + stages.bwd_compute_ms
-            comm_ms = stages.fwd_comm_ms + stages.bwd_comm_ms
             by_cols = shard.num_cols / sum_cols
             by_work = shard_work / sum_work if sum_work else by_cols
-            cost_ms = compute_ms * by_work + comm_ms * by_cols
+            cost_ms = stages.computation_ms * by_work + stages.exchange_ms * by_cols
         shares.append(
             ShardShare(
                 shard=shard,

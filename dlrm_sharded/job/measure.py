@@ -20,7 +20,7 @@ from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import on_rank_zero
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
@@ -78,7 +78,7 @@ def _measure_embeddings(prepared: Prepared, planned: Planned, built: Built) -> M
             measured.cost.critical_path_ms,
             measured.cost.imbalance,
             measured.iterations,
-            100 * measured.spread["fwd_compute"],
+            100 * measured.spread[FWD_COMPUTE],
         )
         if measured.launch_ms:
             log.info(

@@ -13,11 +13,11 @@ from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.runs.run_events import RunWriter
-from dlrm_sharded.step.parts import DENSE_BACKWARD, DENSE_FORWARD, PARTS, WAITING
+from dlrm_sharded.step.parts import DENSE_BACKWARD, DENSE_FORWARD, EXCHANGES, PARTS, WAITING
 from dlrm_sharded.step.timeline import Times
 from dlrm_sharded.tracing.findings import find
 from dlrm_sharded.tracing.perfetto import write_trace
-from dlrm_sharded.tracing.recorded import EXCHANGES, break_down
+from dlrm_sharded.tracing.recorded import break_down
 from dlrm_sharded.tracing.recorded_spans import recorded_spans, rows
 from dlrm_sharded.tracing.step_tracer import Trace
 from dlrm_sharded.tracing.trace_text import finding_lines, summary_lines, table

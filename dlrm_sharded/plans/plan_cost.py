@@ -5,40 +5,98 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+FORWARD, BACKWARD = "forward", "backward"
+DIRECTIONS = (FORWARD, BACKWARD)
+
+INPUT_DIST = "input_dist"
+"""Redistribution of the ids, which precedes the stages and does not count as cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a training step that is timed from a barrier and predicted by itself.
+
+    The stages of a direction run one after the other. Ranks meet in an exchange and compute in
+    every other stage.
+
+    Args:
+        direction: one of `DIRECTIONS`.
+        label: name in texts and pictures.
+    """
+
+    direction: str
+    label: str
+    is_exchange: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Time of the embedding stages of one training step on one rank, in ms."""
+    """Time of the embedding stages of one training step on one rank, in ms.
 
-    fwd_compute_ms: float
-    fwd_comm_ms: float
-    bwd_comm_ms: float
-    bwd_compute_ms: float
+    The fields are the table of the stages, in the order in which they run: the operations and the
+    parts of a step, the groups of stages, their labels, files and pictures follow from it.
+    """
+
+    fwd_compute_ms: Annotated[float, Stage(FORWARD, "lookups")]
+    fwd_comm_ms: Annotated[float, Stage(FORWARD, "exchange", is_exchange=True)]
+    bwd_comm_ms: Annotated[float, Stage(BACKWARD, "exchange of gradients", is_exchange=True)]
+    bwd_compute_ms: Annotated[float, Stage(BACKWARD, "update of tables")]
 
     @property
     def total_ms(self) -> float:
         """Sum over the stages."""
         return sum(self.stage_ms(stage) for stage in STAGES)
 
+    @property
+    def computation_ms(self) -> float:
+        """Sum over `COMPUTE_STAGES`."""
+        return sum(self.stage_ms(stage) for stage in COMPUTE_STAGES)
+
+    @property
+    def exchange_ms(self) -> float:
+        """Sum over `EXCHANGE_STAGES`."""
+        return sum(self.stage_ms(stage) for stage in EXCHANGE_STAGES)
+
     def stage_ms(self, stage: str) -> float:
         """Return the time of one of `STAGES`."""
         return float(getattr(self, f"{stage}_ms"))
+
+    def with_stages(self, times_ms: Mapping[str, float]) -> StageCost:
+        """Return a cost in which some stages take other times."""
+        return dataclasses.replace(self, **{f"{stage}_ms": ms for stage, ms in times_ms.items()})
 
     def to_json(self) -> dict[str, float]:
         """Return the form of `per_rank` in plan.json."""
         return {f"{stage}_ms": self.stage_ms(stage) for stage in STAGES}
 
 
-STAGES = tuple(field.name.removesuffix("_ms") for field in dataclasses.fields(StageCost))
+_TABLE: dict[str, Stage] = {
+    field.removesuffix("_ms"): hint.__metadata__[0]
+    for field, hint in get_type_hints(StageCost, include_extras=True).items()
+}
+
+STAGES = tuple(_TABLE)
 """The embedding stages of a training step, in the order in which they run."""
 
-NO_COST = StageCost(**{f"{stage}_ms": 0.0 for stage in STAGES})
-"""Cost of a rank that has no shards."""
+FWD_COMPUTE, FWD_COMM = "fwd_compute", "fwd_comm"
+BWD_COMM, BWD_COMPUTE = "bwd_comm", "bwd_compute"
 
-INPUT_DIST = "input_dist"
-"""Redistribution of the ids, which precedes the stages and does not count as cost."""
+STAGE_LABELS = {name: stage.label for name, stage in _TABLE.items()}
+"""Names of the stages in texts and pictures."""
+
+FORWARD_STAGES = tuple(name for name, stage in _TABLE.items() if stage.direction == FORWARD)
+BACKWARD_STAGES = tuple(name for name in STAGES if name not in FORWARD_STAGES)
+
+EXCHANGE_STAGES = tuple(name for name, stage in _TABLE.items() if stage.is_exchange)
+"""Stages in which ranks exchange data and wait for each other."""
+
+COMPUTE_STAGES = tuple(name for name in STAGES if name not in EXCHANGE_STAGES)
+"""Stages in which each rank computes by itself."""
+
+NO_COST = StageCost(**dict.fromkeys((f"{stage}_ms" for stage in STAGES), 0.0))
+"""Cost of a rank that has no shards."""
 
 
 @dataclass(frozen=True, slots=True)

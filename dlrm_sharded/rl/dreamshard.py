@@ -310,4 +310,4 @@ def advantages(to_come: Tensor) -> Tensor:
 
 def _rank_costs_ms(cost: StageCost) -> tuple[float, float, float]:
     """Return the measured costs of a rank in the order of `RANK_COSTS`."""
-    return cost.fwd_compute_ms, cost.fwd_comm_ms + cost.bwd_comm_ms, cost.bwd_compute_ms
+    return cost.fwd_compute_ms, cost.exchange_ms, cost.bwd_compute_ms

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlrm_sharded.explain.step_text import error_bar
 from dlrm_sharded.explain.text import difference, rounding
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.step.prediction import StepPrediction
 
@@ -91,7 +91,7 @@ def closing_text(
             "which tells nothing of how the model ranks; validate with samples of both classes"
         )
     launch_bound = []
-    if on_cuda and cost.stage_max_ms("fwd_compute") < LAUNCH_BOUND_MS:
+    if on_cuda and cost.stage_max_ms(FWD_COMPUTE) < LAUNCH_BOUND_MS:
         launch_bound = [
             f"  lookups that take less than {LAUNCH_BOUND_MS} ms mostly launch kernels, so plans "
             "hardly differ; use larger tables or a larger batch_size"

@@ -25,6 +25,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats, Workload, column_volume, workload_of_rows
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -137,7 +138,7 @@ class CalibratedPerfEstimator(ShardEstimator):
         is_there = np.array([min(entry.shard.size) > 0 for entry in priced])
         forward, backward = self._compute.work_ms(vectors, crowd).T * is_there
         comms = {kind: self._comms_ms(kind, workload) * is_there for kind in STEP_EXCHANGES}
-        times = zip(forward, comms["fwd_comm"], backward, comms["bwd_comm"], strict=True)
+        times = zip(forward, comms[FWD_COMM], backward, comms[BWD_COMM], strict=True)
         for entry, (fwd_compute, fwd_comms, bwd_compute, bwd_comms) in zip(
             priced, times, strict=True
         ):

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.simulation.ranks import (
-    COMPUTATION,
     MEASURED,
     ORIGINS,
     PRICED,
@@ -51,11 +50,11 @@ class Cluster:
         if self.sharing is None:
             return cost
         begins_ms = np.zeros(len(cost.per_rank))
-        forward_ms, backward_ms = (
-            self.sharing.ends_ms(begins_ms, np.array([r.stage_ms(stage) for r in cost.per_rank]))
-            for stage in COMPUTATION
-        )
-        return with_computation(cost, forward_ms.tolist(), backward_ms.tolist())
+        shared_ms = {}
+        for stage in COMPUTE_STAGES:
+            times_ms = np.array([rank.stage_ms(stage) for rank in cost.per_rank])
+            shared_ms[stage] = self.sharing.ends_ms(begins_ms, times_ms).tolist()
+        return with_computation(cost, shared_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections import defaultdict
 
@@ -14,20 +15,16 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from dlrm_sharded.simulation.cluster import SimulatedRun
-from dlrm_sharded.step.parts import PART_LABELS, PARTS, WAITING
+from dlrm_sharded.step.parts import OTHER, PART_LABELS, PARTS, WAITING
 from dlrm_sharded.step.timeline import COMPUTE, EXCHANGE, Timeline
 from dlrm_sharded.tracing.perfetto import Span, timeline_spans
 
-COLORS = dict(
-    zip(
-        PARTS,
-        (
-            *("#8c8c8c", "#a6cee3", "#1f78b4", "#fdbf6f", "#b2df8a", "#33a02c"),
-            *("#ff7f00", "#6a3d9a", "#b15928", "#fb9a99", "#ededed", "#ffffff"),
-        ),
-        strict=True,
-    )
+_COLORS = (
+    *("#8c8c8c", "#a6cee3", "#1f78b4", "#fdbf6f", "#b2df8a", "#33a02c"),
+    *("#ff7f00", "#6a3d9a", "#b15928", "#fb9a99", "#e31a1c", "#cab2d6"),
 )
+COLORS = dict(zip(PARTS, itertools.cycle(_COLORS), strict=False))
+COLORS |= {WAITING: "#ededed", OTHER: "#ffffff"}
 """Colours of the parts of a step; waiting is light, so that it looks empty."""
 
 MAX_BARS = 32

@@ -19,7 +19,13 @@ from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
 from dlrm_sharded.files.errors import ConfigError, check_number
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import (
+    COMPUTE_STAGES,
+    FWD_COMPUTE,
+    NO_COST,
+    PlanCost,
+    StageCost,
+)
 from dlrm_sharded.ranks.process import release_freed_memory
 from dlrm_sharded.simulation.folding import fold
 from dlrm_sharded.simulation.progress import Progress
@@ -31,9 +37,6 @@ MEASURED, EQUAL, SCALED, PRICED, EMPTY = "measured", "equal", "scaled", "priced"
 ORIGINS = (MEASURED, EQUAL, SCALED, PRICED, EMPTY)
 """How a rank's computation is known: it was measured here, or taken from a rank whose shards have
 the same shapes and ids; predicted and scaled, or priced by a prior; the rank has no shards."""
-
-COMPUTATION = ("fwd_compute", "bwd_compute")
-"""Stages in which a rank computes."""
 
 MIN_MEASURED = 4
 """Number of ranks that are measured, however long that takes."""
@@ -50,6 +53,7 @@ class RankTimes:
     """The computation of one rank.
 
     Args:
+        stages: times of which those of `COMPUTE_STAGES` count.
         origin: one of `ORIGINS`.
         num_folded: shards that had fewer rows in the measurement than in the plan.
         seconds: time that its measurements took, with all that they need.
@@ -57,13 +61,18 @@ class RankTimes:
         measurements: number of them, of which this is the median.
     """
 
-    fwd_compute_ms: float
-    bwd_compute_ms: float
+    stages: StageCost
     origin: str
     num_folded: int = 0
     seconds: float = 0.0
     core_wait_s: float = 0.0
     measurements: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of a measurement in the store."""
+        fields = dataclasses.asdict(self)
+        del fields["stages"]
+        return {f"{stage}_ms": self.stages.stage_ms(stage) for stage in COMPUTE_STAGES} | fields
 
 
 def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
@@ -109,14 +118,13 @@ class RankTimer:
         started, waited_s = time.monotonic(), _core_wait_s()
         measured = self._bench.measure(folded, ids)
         times = RankTimes(
-            measured.fwd_compute_ms,
-            measured.bwd_compute_ms,
+            measured,
             MEASURED,
             num_folded=len(ids.unfolded),
             seconds=round(time.monotonic() - started, 1),
             core_wait_s=round(_core_wait_s() - waited_s, 2),
         )
-        self._store.put(key, dataclasses.asdict(times))
+        self._store.put(key, times.to_json())
         # modules are in reference cycles, and hold the ids of a rank until these are collected
         gc.collect()
         release_freed_memory()
@@ -139,9 +147,11 @@ def stored_times(values: Mapping[str, Any] | None) -> RankTimes | None:
         for key, value in values.items():
             if key != "origin":
                 check_number(key, value)
-        for stage in COMPUTATION:
-            check_number(stage, values[f"{stage}_ms"], most=MAX_STAGE_MS, above=True)
-        times = RankTimes(**values)
+        others, times_ms = dict(values), {}
+        for stage in COMPUTE_STAGES:
+            times_ms[stage] = others.pop(f"{stage}_ms")
+            check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
+        times = RankTimes(NO_COST.with_stages(times_ms), **others)
     except (LookupError, TypeError, ConfigError) as error:
         log.warning("a rank is measured again: its times are damaged (%s)", error)
         return None
@@ -157,7 +167,7 @@ def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) ->
     Args:
         candidates: ranks with different shards.
     """
-    costly = sorted(candidates, key=lambda rank: -_computation_ms(predicted.per_rank[rank]))
+    costly = sorted(candidates, key=lambda rank: -predicted.per_rank[rank].computation_ms)
     drawn = np.random.default_rng([seed, len(costly)]).permutation(sorted(candidates)).tolist()
     order: dict[int, None] = {}
     while len(order) < len(costly):
@@ -210,15 +220,15 @@ def time_ranks(
 
     def times_of(rank: int) -> RankTimes:
         if not by_rank[rank]:
-            return RankTimes(0.0, 0.0, EMPTY)
+            return RankTimes(NO_COST, EMPTY)
         if rank in measured:
             return measured[rank]
         first = first_with[shapes(by_rank[rank])]
         if first in measured:
             return dataclasses.replace(measured[first], origin=EQUAL)
         stages = predicted.per_rank[rank]
-        forward, backward = (ratios[stage] * stages.stage_ms(stage) for stage in COMPUTATION)
-        return RankTimes(forward, backward, SCALED)
+        scaled = {stage: ratio * stages.stage_ms(stage) for stage, ratio in ratios.items()}
+        return RankTimes(stages.with_stages(scaled), SCALED)
 
     return tuple(map(times_of, range(plan.world_size)))
 
@@ -238,7 +248,10 @@ def _slowest_again(
     times = dict(measured)
     measurements = {rank: [first] for rank, first in measured.items()}
     for _ in range(len(measured)):  # at most twice the time, if all ranks are alike
-        slowest = (max(times, key=lambda rank: _stage_ms(times[rank], s)) for s in COMPUTATION)
+        slowest = (
+            max(times, key=lambda rank: times[rank].stages.stage_ms(stage))
+            for stage in COMPUTE_STAGES
+        )
         rank = next((rank for rank in slowest if len(measurements[rank]) < MEASUREMENTS), None)
         if rank is None or seconds <= 0:
             break
@@ -250,29 +263,22 @@ def _slowest_again(
 
 
 def _median(measurements: Sequence[RankTimes]) -> RankTimes:
-    forward_ms, backward_ms = (
-        statistics.median(_stage_ms(times, stage) for times in measurements)
-        for stage in COMPUTATION
-    )
+    medians = {
+        stage: statistics.median(times.stages.stage_ms(stage) for times in measurements)
+        for stage in COMPUTE_STAGES
+    }
     return dataclasses.replace(
         measurements[0],
-        fwd_compute_ms=forward_ms,
-        bwd_compute_ms=backward_ms,
+        stages=measurements[0].stages.with_stages(medians),
         seconds=sum(times.seconds for times in measurements),
         core_wait_s=sum(times.core_wait_s for times in measurements),
         measurements=len(measurements),
     )
 
 
-def _stage_ms(times: RankTimes, stage: str) -> float:
-    return float(getattr(times, f"{stage}_ms"))
-
-
 def priced_ranks(predicted: PlanCost) -> tuple[RankTimes, ...]:
     """Return the predicted computation of all ranks."""
-    return tuple(
-        RankTimes(rank.fwd_compute_ms, rank.bwd_compute_ms, PRICED) for rank in predicted.per_rank
-    )
+    return tuple(RankTimes(stages, PRICED) for stages in predicted.per_rank)
 
 
 def with_times(
@@ -283,25 +289,22 @@ def with_times(
     Args:
         added_ms: time of each rank that its forward computation does not contain; None for none.
     """
-    added = added_ms or (0.0,) * len(ranks)
-    return with_computation(
-        predicted,
-        [times.fwd_compute_ms + extra_ms for times, extra_ms in zip(ranks, added, strict=True)],
-        [times.bwd_compute_ms for times in ranks],
-    )
+    by_stage = {
+        stage: [times.stages.stage_ms(stage) for times in ranks] for stage in COMPUTE_STAGES
+    }
+    if added_ms:
+        lookups_ms = zip(by_stage[FWD_COMPUTE], added_ms, strict=True)
+        by_stage[FWD_COMPUTE] = [ms + extra_ms for ms, extra_ms in lookups_ms]
+    return with_computation(predicted, by_stage)
 
 
-def with_computation(
-    cost: PlanCost, forward_ms: Sequence[float], backward_ms: Sequence[float]
-) -> PlanCost:
-    """Return a cost with other times of the ranks' computation."""
+def with_computation(cost: PlanCost, by_stage: Mapping[str, Sequence[float]]) -> PlanCost:
+    """Return a cost with other times [W] of the ranks' stages."""
     return dataclasses.replace(
         cost,
         per_rank=tuple(
-            dataclasses.replace(stages, fwd_compute_ms=forward, bwd_compute_ms=backward)
-            for stages, forward, backward in zip(
-                cost.per_rank, forward_ms, backward_ms, strict=True
-            )
+            stages.with_stages({stage: times[rank] for stage, times in by_stage.items()})
+            for rank, stages in enumerate(cost.per_rank)
         ),
     )
 
@@ -311,12 +314,8 @@ def _ratios(
 ) -> dict[str, float]:
     """Return the measured time relative to the predicted one in the sample, by stage."""
     ratios = {}
-    for stage in COMPUTATION:
+    for stage in COMPUTE_STAGES:
         expected_ms = sum(predicted.per_rank[rank].stage_ms(stage) for rank in sample)
-        measured_ms = sum(_stage_ms(measured[rank], stage) for rank in sample)
+        measured_ms = sum(measured[rank].stages.stage_ms(stage) for rank in sample)
         ratios[stage] = measured_ms / expected_ms if expected_ms > 0 else 1.0
     return ratios
-
-
-def _computation_ms(cost: StageCost) -> float:
-    return sum(cost.stage_ms(stage) for stage in COMPUTATION)

@@ -132,8 +132,8 @@ def details(run: SimulatedRun) -> list[str]:
 
 def _wait_text(run: SimulatedRun, wait: Wait) -> str:
     stages = run.cost.per_rank
-    own_ms = stages[wait.cause].fwd_compute_ms + stages[wait.cause].bwd_compute_ms
-    mean_ms = sum(s.fwd_compute_ms + s.bwd_compute_ms for s in stages) / len(stages)
+    own_ms = stages[wait.cause].computation_ms
+    mean_ms = sum(s.computation_ms for s in stages) / len(stages)
     shards = [shard for shard in run.plan.shards if shard.rank == wait.cause]
     pooling = {table.name: table.pooling_factor for table in run.task.tables}
     costliest = max(shards, key=lambda s: s.num_cols * pooling[s.table], default=None)

@@ -3,8 +3,6 @@ prediction.
 
 How long each part takes comes from `cost`, `dense` and `calibration`.
 
-How long each part takes comes from `cost`, `dense` and `calibration`.
-
 Glossary:
     part        what time goes to, one of `PARTS`; the parts of a rank's step sum to the step
     operation   work that every rank does once in a step, for one part, on one stream

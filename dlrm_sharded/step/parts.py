@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import check_number
-from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES
+from dlrm_sharded.plans.plan_cost import (
+    BACKWARD_STAGES,
+    EXCHANGE_STAGES,
+    FORWARD_STAGES,
+    INPUT_DIST,
+    STAGE_LABELS,
+)
 
 DATA = "data"
 DENSE_FORWARD = "dense_forward"
@@ -21,10 +27,10 @@ OTHER = "other"
 PARTS = (
     DATA,
     INPUT_DIST,
-    *STAGES[:2],
+    *FORWARD_STAGES,
     DENSE_FORWARD,
     DENSE_BACKWARD,
-    *STAGES[2:],
+    *BACKWARD_STAGES,
     ALL_REDUCE,
     OPTIMIZER,
     WAITING,
@@ -34,15 +40,14 @@ PARTS = (
 ids, looking up and exchanging pooled vectors, the dense layers and back, the all-reduce of the
 dense part's gradients, the optimizer of the dense part; waiting for other ranks, and the rest."""
 
-PART_LABELS = {
+EXCHANGES = (INPUT_DIST, *EXCHANGE_STAGES, ALL_REDUCE)
+"""Parts in which ranks wait for each other."""
+
+PART_LABELS = STAGE_LABELS | {
     DATA: "data",
     INPUT_DIST: "ids redistributed",
-    "fwd_compute": "lookups",
-    "fwd_comm": "exchange",
     DENSE_FORWARD: "dense forward",
     DENSE_BACKWARD: "dense backward",
-    "bwd_comm": "exchange of gradients",
-    "bwd_compute": "update of tables",
     ALL_REDUCE: "all-reduce",
     OPTIMIZER: "optimizer",
     WAITING: "waiting for other ranks",

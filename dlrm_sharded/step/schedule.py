@@ -8,17 +8,19 @@ are. DDP reduces the gradients of the dense part when the last one of its bucket
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.plans.plan_cost import INPUT_DIST, PlanCost
+from dlrm_sharded.plans.plan_cost import BACKWARD_STAGES, FORWARD_STAGES, INPUT_DIST, PlanCost
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DATA,
     DENSE_BACKWARD,
     DENSE_FORWARD,
+    EXCHANGES,
     OPTIMIZER,
     OTHER,
     DenseTimes,
@@ -66,42 +68,47 @@ def step_operations(
     num_ranks = len(cost.per_rank)
     by_rank = [dense] * num_ranks if isinstance(dense, DenseTimes) else list(dense)
     exchange = EXCHANGE if overlap.exchanges else COMPUTE
+    spread = float(np.mean([times.spread for times in by_rank]))
     input_dist_ms = cost.input_dist_ms or (0.0,) * num_ranks
 
-    def stage_ms(stage: str) -> Times:
-        return np.array([rank.stage_ms(stage) for rank in cost.per_rank])
+    def operation(name: str, part: str, times_ms: Times, *after: str) -> Operation:
+        op = Operation(name=name, part=part, times_ms=times_ms, after=after)
+        if part in EXCHANGES:
+            return dataclasses.replace(op, stream=exchange, is_collective=True)
+        return dataclasses.replace(op, spread=spread)
 
-    def dense_ms(key: str) -> Times:
-        return np.array([getattr(times, key) for times in by_rank])
+    def beside(name: str, part: str, *after: str) -> Operation:
+        """Return an operation beside the embeddings, which has one of `DenseTimes`."""
+        times_ms = np.array([getattr(times, f"{name}_ms") for times in by_rank])
+        return operation(name, part, times_ms, *after)
 
-    def computation(name: str, part: str, times_ms: Times, *after: str) -> Operation:
-        spread = float(np.mean([times.spread for times in by_rank]))
-        return Operation(name=name, part=part, times_ms=times_ms, after=after, spread=spread)
+    def with_stages(first: Operation, stages: Iterable[str]) -> list[Operation]:
+        """Let stages follow an operation, one after the other."""
+        operations = [first]
+        for stage in stages:
+            times_ms = np.array([rank.stage_ms(stage) for rank in cost.per_rank])
+            after = _last_exchanges(operations) or (operations[-1].name,)
+            operations.append(operation(stage, stage, times_ms, *after))
+        return operations
 
-    def collective(name: str, times_ms: Times, *after: str) -> Operation:
-        return Operation(
-            name=name,
-            part=name,
-            times_ms=times_ms,
-            stream=exchange,
-            is_collective=True,
-            after=after,
-        )
-
+    ids = operation(INPUT_DIST, INPUT_DIST, np.array(input_dist_ms), DATA)
+    forward = with_stages(ids, FORWARD_STAGES)
+    backward = with_stages(beside("top_backward", DENSE_BACKWARD), BACKWARD_STAGES)
+    # The bottom layers run beside the last exchange forward, so beside the first one backward.
+    begun = 1 + max(place for place, op in enumerate(forward) if op.is_collective)
+    returned = 1 + min(place for place, op in enumerate(backward) if op.is_collective)
     operations = [
-        computation(DATA, DATA, dense_ms("data_ms")),
-        collective(INPUT_DIST, np.array(input_dist_ms), DATA),
-        computation("fwd_compute", "fwd_compute", stage_ms("fwd_compute"), INPUT_DIST),
-        collective("fwd_comm", stage_ms("fwd_comm"), "fwd_compute"),
-        computation("bottom_forward", DENSE_FORWARD, dense_ms("bottom_forward_ms")),
-        computation("top_forward", DENSE_FORWARD, dense_ms("top_forward_ms"), "fwd_comm"),
-        computation("top_backward", DENSE_BACKWARD, dense_ms("top_backward_ms")),
-        collective("bwd_comm", stage_ms("bwd_comm"), "top_backward"),
-        computation("bottom_backward", DENSE_BACKWARD, dense_ms("bottom_backward_ms")),
-        collective(ALL_REDUCE, np.full(num_ranks, all_reduce_ms), "bottom_backward"),
-        computation("bwd_compute", "bwd_compute", stage_ms("bwd_compute"), "bwd_comm"),
-        computation(OPTIMIZER, OPTIMIZER, dense_ms("optimizer_ms"), ALL_REDUCE),
-        computation(OTHER, OTHER, dense_ms("other_ms")),
+        beside(DATA, DATA),
+        *forward[:begun],
+        beside("bottom_forward", DENSE_FORWARD),
+        *forward[begun:],
+        beside("top_forward", DENSE_FORWARD, *_last_exchanges(forward)),
+        *backward[:returned],
+        beside("bottom_backward", DENSE_BACKWARD),
+        operation(ALL_REDUCE, ALL_REDUCE, np.full(num_ranks, all_reduce_ms), "bottom_backward"),
+        *backward[returned:],
+        beside(OPTIMIZER, OPTIMIZER, *_last_exchanges(backward), ALL_REDUCE),
+        beside(OTHER, OTHER),
     ]
     if overlap.next_ids:
         operations = [_a_step_later(op, INPUT_DIST) for op in operations]
@@ -110,6 +117,12 @@ def step_operations(
         read = dataclasses.replace(read, stream=READER)
         operations = [read, *(_a_step_later(op, DATA) for op in others)]
     return tuple(operations)
+
+
+def _last_exchanges(operations: Sequence[Operation]) -> tuple[str, ...]:
+    """Return the exchanges after the last computation, which what follows has to await."""
+    last = itertools.takewhile(lambda op: op.is_collective, reversed(operations))
+    return tuple(op.name for op in last)[::-1]
 
 
 def _a_step_later(op: Operation, source: str) -> Operation:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrm_sharded.step.parts import DENSE_BACKWARD, DENSE_FORWARD, PARTS
+from dlrm_sharded.step.parts import DENSE_BACKWARD, DENSE_FORWARD, EXCHANGES, PARTS
 from dlrm_sharded.step.timeline import Times
-from dlrm_sharded.tracing.recorded import EXCHANGES, Lateness, RecordedRank, RecordedSteps
+from dlrm_sharded.tracing.recorded import Lateness, RecordedRank, RecordedSteps
 
 WORTH_A_LINE = 0.05
 """Smallest share of a step that a finding takes."""

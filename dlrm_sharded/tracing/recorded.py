@@ -15,17 +15,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
 from dlrm_sharded.step.breakdown import Breakdown, sum_waits
-from dlrm_sharded.step.parts import ALL_REDUCE, OTHER, PARTS, WAITING
+from dlrm_sharded.step.parts import EXCHANGES, OTHER, PARTS, WAITING
 from dlrm_sharded.step.timeline import Times
 from dlrm_sharded.tracing.perfetto import Span
 from dlrm_sharded.tracing.regions import Collective, Segment
 
 S = TypeVar("S", Segment, Span)
-
-EXCHANGES = (INPUT_DIST, "fwd_comm", "bwd_comm", ALL_REDUCE)
-"""Parts in which ranks wait for each other."""
 
 BETWEEN_STEPS = "between_steps"
 """Name of the cause if a rank begins a step after the others."""

@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from dlrm_sharded.model.sharded_model import sharded_embeddings
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import FWD_COMM, FWD_COMPUTE, INPUT_DIST
 from dlrm_sharded.step.parts import OTHER, PARTS
 from dlrm_sharded.tracing.kernels import (
     device_collectives,
@@ -69,7 +69,7 @@ class TraceRecorder:
         """Time of this host's clock at which the record has its zero."""
 
     def start(self) -> None:
-        for name, part in (("_lookups", "fwd_compute"), ("_output_dists", "fwd_comm")):
+        for name, part in (("_lookups", FWD_COMPUTE), ("_output_dists", FWD_COMM)):
             for module in getattr(sharded_embeddings(self._model), name):
                 self._record_calls(module, f"{STAGE_PREFIX}{part}")
         self._record_input_dist()

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import BWD_COMM, BWD_COMPUTE, FWD_COMM, INPUT_DIST
 from dlrm_sharded.step.parts import (
     ALL_REDUCE,
     DATA,
@@ -40,13 +40,13 @@ REGIONS = (
     (r"## (load batch|next_batch|(inplace_)?copy_batch_to_gpu|wait_for_batch)", DATA),
     (r"## ((start|wait)_sparse_data_dist|runtime_forward_assemble_KJT)", INPUT_DIST),
     (r"## \w*(KJT|SplitsAllToAll)\w*Awaitable wait", INPUT_DIST),
-    (r"## (EmbeddingBagCollection|VariableBatch|PooledEmbeddings)\w*Awaitable wait", "fwd_comm"),
+    (r"## (EmbeddingBagCollection|VariableBatch|PooledEmbeddings)\w*Awaitable wait", FWD_COMM),
     (r"## forward", DENSE_FORWARD),
     (r"## (zero_grad|optimizer)", OPTIMIZER),
     (BACKWARD_REGION, DENSE_BACKWARD),
-    (NODE_PREFIX + r".*(All2All|ReduceScatter|AllGather)\w*Backward", "bwd_comm"),
-    (NODE_PREFIX + r".*PermutePooledEmbs", "bwd_comm"),
-    (NODE_PREFIX + r".*SplitLookupFunction", "bwd_compute"),
+    (NODE_PREFIX + r".*(All2All|ReduceScatter|AllGather)\w*Backward", BWD_COMM),
+    (NODE_PREFIX + r".*PermutePooledEmbs", BWD_COMM),
+    (NODE_PREFIX + r".*SplitLookupFunction", BWD_COMPUTE),
     (NODE_PREFIX, DENSE_BACKWARD),
 )
 _PATTERNS = tuple((re.compile(pattern), part) for pattern, part in REGIONS)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dlrm_sharded.step.parts import DATA, DENSE_BACKWARD, DENSE_FORWARD, PART_LABELS, PARTS, WAITING
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, FWD_COMM, FWD_COMPUTE, INPUT_DIST
+from dlrm_sharded.step.parts import (
+    DATA,
+    DENSE_BACKWARD,
+    DENSE_FORWARD,
+    EXCHANGES,
+    PART_LABELS,
+    PARTS,
+    WAITING,
+)
 from dlrm_sharded.tracing.findings import (
     CostlyPart,
     Findings,
@@ -13,15 +22,9 @@ from dlrm_sharded.tracing.findings import (
     Straggler,
     costliest_operators,
 )
-from dlrm_sharded.tracing.recorded import (
-    BETWEEN_STEPS,
-    EXCHANGES,
-    Lateness,
-    RecordedRank,
-    RecordedSteps,
-)
+from dlrm_sharded.tracing.recorded import BETWEEN_STEPS, Lateness, RecordedRank, RecordedSteps
 
-TABLE_PARTS = ("input_dist", "fwd_compute", "bwd_compute")
+TABLE_PARTS = (INPUT_DIST, *COMPUTE_STAGES)
 """Parts whose time depends on the tables that a rank has."""
 
 TablesOfRank = Callable[[int], Sequence[str]]
@@ -110,9 +113,8 @@ def _operator_text(operator: Operator) -> str:
 
 
 def _named(part: str) -> str:
-    names = {"input_dist": "the redistribution of ids", "all_reduce": "the all-reduce"}
-    names |= {"fwd_compute": "the lookup", "bwd_compute": "the update of tables"}
-    names |= {"fwd_comm": "the exchange of pooled vectors", "bwd_comm": "the exchange of gradients"}
+    names = {INPUT_DIST: "the redistribution of ids", FWD_COMPUTE: "the lookup"}
+    names |= {FWD_COMM: "the exchange of pooled vectors"}
     return names.get(part, f"the {PART_LABELS[part]}")
 
 

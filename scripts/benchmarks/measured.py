@@ -29,7 +29,6 @@ from benchmarks.compared import (
 )
 from benchmarks.shard_bench import (
     add_round_arguments,
-    compute_ms,
     interleaved,
     open_bench,
     random_ids,
@@ -40,7 +39,7 @@ from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 
@@ -131,11 +130,11 @@ def _row(planned: PlannedTask, rounds_by_rank: Sequence[Sequence[StageCost]]) ->
         return row
     measured = PlanCost(
         tuple(
-            StageCost(
-                statistics.median(cost.fwd_compute_ms for cost in rounds),
-                predicted.fwd_comm_ms,
-                predicted.bwd_comm_ms,
-                statistics.median(cost.bwd_compute_ms for cost in rounds),
+            predicted.with_stages(
+                {
+                    stage: statistics.median(cost.stage_ms(stage) for cost in rounds)
+                    for stage in COMPUTE_STAGES
+                }
             )
             for rounds, predicted in zip(rounds_by_rank, planned.predicted.per_rank, strict=True)
         )
@@ -144,11 +143,11 @@ def _row(planned: PlannedTask, rounds_by_rank: Sequence[Sequence[StageCost]]) ->
         "plan": planned.plan.to_json()["shards"],
         "predicted": planned.predicted.to_json(),
         "measured": measured.to_json(),
-        "rounds_ms": [[compute_ms(cost) for cost in rounds] for rounds in rounds_by_rank],
+        "rounds_ms": [[cost.computation_ms for cost in rounds] for rounds in rounds_by_rank],
         "cost_ms": measured.cost_ms,
         "predicted_ms": planned.predicted.cost_ms,
-        "compute_ms": max(map(compute_ms, measured.per_rank)),
-        "predicted_compute_ms": max(map(compute_ms, planned.predicted.per_rank)),
+        "compute_ms": max(cost.computation_ms for cost in measured.per_rank),
+        "predicted_compute_ms": max(cost.computation_ms for cost in planned.predicted.per_rank),
     }
 
 
@@ -203,8 +202,8 @@ def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
             plans.add(row["predicted_ms"], row["cost_ms"])
             costs = (PlanCost.from_json(row[key]).per_rank for key in ("predicted", "measured"))
             for predicted, measured in zip(*costs, strict=True):
-                if compute_ms(measured) > 0:
-                    ranks.add(compute_ms(predicted), compute_ms(measured))
+                if measured.computation_ms > 0:
+                    ranks.add(predicted.computation_ms, measured.computation_ms)
         cells: list[object] = [sharder]
         for pairs in (ranks, plans):
             errors = 100 * pairs.relative_errors

@@ -222,7 +222,7 @@ def predicted_step(step: MlperfStep) -> PredictedStep:
     plan = _neuroshard(model, replicate=_smallest(halved)).shard(halved)
     per_rank = model.predict(plan, halved).per_rank
     slowest = max(per_rank, key=lambda stages: stages.total_ms)
-    lookups_ms = slowest.fwd_compute_ms + slowest.bwd_compute_ms
+    lookups_ms = slowest.computation_ms
     assert spec.bf16_tflops is not None
     flop = DENSE_FLOP_PER_SAMPLE * step.batch_size / step.num_gpus
     dense_ms = flop / (DENSE_SHARE * spec.bf16_tflops * 1e9)

@@ -79,7 +79,3 @@ def interleaved(
             shards = groups[keys[i]]
             measured[keys[i]].append(bench.measure(shards, ids) if shards else NO_COST)
     return measured
-
-
-def compute_ms(cost: StageCost) -> float:
-    return cost.fwd_compute_ms + cost.bwd_compute_ms

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from benchmarks.compared import Row, add_row_arguments, interval_text, markdown, rows_of
 from benchmarks.shard_bench import (
     add_round_arguments,
-    compute_ms,
     interleaved,
     open_bench,
     random_ids,
@@ -123,14 +122,14 @@ def _measured(
     for way, parts in splits(table).items():
         groups |= {_name(way, i): [*background, piece] for i, (piece, _) in enumerate(parts)}
     measured = {
-        name: [compute_ms(cost) for cost in costs]
+        name: [cost.computation_ms for cost in costs]
         for name, costs in interleaved(bench, groups, ids, rounds=rounds, rng=rng).items()
     }
     predicted = {}
     for name, shards in groups.items():
         workload = workload_of_plan(ShardingPlan(1, tuple(shards)), task)
         cost = model.predict_workload(workload, model.hosts(task.topology)).per_rank[0]
-        predicted[name] = compute_ms(cost)
+        predicted[name] = cost.computation_ms
     return {"table": table.to_json(), "measured_ms": measured, "predicted_ms": predicted}
 
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.compared import Row, on_device, planners_of
 from benchmarks.measured import task_rows
-from benchmarks.shard_bench import compute_ms, open_bench
+from benchmarks.shard_bench import open_bench
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
@@ -28,7 +28,14 @@ from dlrm_sharded.hardware.artifact import find_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import (
+    COMPUTE_STAGES,
+    EXCHANGE_STAGES,
+    FWD_COMPUTE,
+    STAGES,
+    PlanCost,
+    StageCost,
+)
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from first_hour.step_run import StepRun
@@ -147,11 +154,10 @@ def _plan_figures(row: Row) -> dict[str, Any]:
     return {
         "slowest_rank_ms": row["compute_ms"],
         "predicted_slowest_rank_ms": row["predicted_compute_ms"],
-        "by_rank_ms": [compute_ms(cost) for cost in measured.per_rank],
-        "predicted_by_rank_ms": [compute_ms(cost) for cost in predicted.per_rank],
-        "fwd_compute_ms": measured.stage_max_ms("fwd_compute"),
-        "bwd_compute_ms": measured.stage_max_ms("bwd_compute"),
-        "predicted_comm_ms": [predicted.stage_max_ms(stage) for stage in ("fwd_comm", "bwd_comm")],
+        "by_rank_ms": [cost.computation_ms for cost in measured.per_rank],
+        "predicted_by_rank_ms": [cost.computation_ms for cost in predicted.per_rank],
+        **{f"{stage}_ms": measured.stage_max_ms(stage) for stage in COMPUTE_STAGES},
+        "predicted_comm_ms": [predicted.stage_max_ms(stage) for stage in EXCHANGE_STAGES],
         "plan": row["plan"],
     }
 
@@ -201,8 +207,7 @@ def widths(bench: RankBench, sizes: Sizes) -> dict[str, Any]:
     wide_alone = bench.measure(_whole(wide), ids)
     together = bench.measure(_whole([*narrow, *wide]), ids)
     beside = {
-        stage: together.stage_ms(stage) - wide_alone.stage_ms(stage)
-        for stage in ("fwd_compute", "bwd_compute")
+        stage: together.stage_ms(stage) - wide_alone.stage_ms(stage) for stage in COMPUTE_STAGES
     }
     return {
         "16_alone": _computation(alone),
@@ -268,12 +273,12 @@ def _stages(measured: MeasuredCost) -> dict[str, float]:
 
 
 def _computation(cost: StageCost) -> dict[str, float]:
-    return {stage: cost.stage_ms(stage) for stage in ("fwd_compute", "bwd_compute")}
+    return {stage: cost.stage_ms(stage) for stage in COMPUTE_STAGES}
 
 
 def _of_launches(figures: dict[str, Any]) -> dict[str, str]:
     first = next(iter(figures.values()))
-    times = (first[key]["fwd_compute"] for key in ("behind_sleep_ms", "without_sleep_ms"))
+    times = (first[key][FWD_COMPUTE] for key in ("behind_sleep_ms", "without_sleep_ms"))
     return {"small_lookup_without_and_with_launches": " and ".join(f"{ms:.3f} ms" for ms in times)}
 
 

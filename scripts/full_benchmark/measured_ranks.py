@@ -52,7 +52,7 @@ def _summary(row: Row) -> Row:
     if "cost_ms" not in row:
         return row
     measured = PlanCost.from_json(row["measured"])
-    comm_ms = [rank.fwd_comm_ms + rank.bwd_comm_ms for rank in measured.per_rank]
+    comm_ms = [rank.exchange_ms for rank in measured.per_rank]
     rounds_ms = (np.array(row["rounds_ms"]) + np.array(comm_ms)[:, None]).max(axis=0)
     kept = ("number", "sharder", "cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms")
     return {key: row[key] for key in kept} | {

@@ -12,6 +12,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DIFF_BLOCK = re.compile(r'^```diff title="([^"]+)"\n(.*?)^```$', re.M | re.S)
+TIME_MS = 25.0
+CHANGES = {
+    # the page's stage takes so long, measured and predicted, that a step without it is shorter
+    "dlrm_sharded/calibration/measure.py": (
+        "output.detach().clone()",
+        f"time.sleep({TIME_MS / 1000})",
+    ),
+    "dlrm_sharded/cost/learned.py": ('"fwd_copy": [0.0]', f'"fwd_copy": [{TIME_MS}]'),
+    # predicted times do not vary from step to step, so sums are exact
+    "dlrm_sharded/step/schedule.py": ("times.spread for times", "0.0 for times"),
+}
+"""Text that is replaced in the copy, by file."""
+
 SMALL_RUN = ["batch_size=64", "data.max_rows=100", "trainer.num_steps=2", "measure.iterations=3"]
 
 
@@ -31,13 +44,18 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
     diffs = DIFF_BLOCK.findall((ROOT / "docs" / "extending.md").read_text())
     for name, diff in diffs:
         apply(diff, tmp_path / name)
+    for name, (before, after) in CHANGES.items():
+        text = (tmp_path / name).read_text()
+        assert text.count(before) == 1
+        (tmp_path / name).write_text(text.replace(before, after))
     path = os.pathsep.join([str(tmp_path), str(ROOT / "launch")])
+    variables = {"PYTHONPATH": path, "DLRM_SHARDED_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "dlrm_sharded.train", *SMALL_RUN, "hydra.run.dir=run"]
 
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -49,8 +67,17 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
     assert "fwd_copy" in done.stdout + done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert result["stages_ms"]["fwd_copy"] > 0
+    assert result["stages_ms"]["fwd_copy"] >= TIME_MS
     times_ms = result["stages_ms"].values()
     assert result["critical_path_ms"] == pytest.approx(sum(times_ms), rel=1e-9)
     assert result["embedding_cost_ms"] == pytest.approx(sum(times_ms), rel=1e-9), "one rank"
-    assert plan["predicted"]["per_rank"][0]["fwd_copy_ms"] == 0.0
+    assert plan["predicted"]["per_rank"][0]["fwd_copy_ms"] == TIME_MS
+    assert result["predicted_critical_path_ms"] >= TIME_MS
+    assert result["predicted_step_ms"] >= result["predicted_critical_path_ms"], "nothing overlaps"
+    parts_ms = result["predicted_parts_ms"]
+    assert parts_ms["fwd_copy"] == pytest.approx(TIME_MS, rel=1e-9)
+    assert sum(parts_ms.values()) == pytest.approx(result["predicted_step_ms"], rel=1e-9)
+    parts = list(parts_ms)
+    place = parts.index("fwd_copy")
+    assert parts[place - 1 : place + 2] == ["fwd_comm", "fwd_copy", "dense_forward"]
+    assert f"copy of vectors {TIME_MS:.1f}" in done.stdout + done.stderr

@@ -32,7 +32,9 @@ def made_up_run(
     )
     cost = PlanCost((StageCost(1.0, 2.0, 2.0, 2.0),) * world_size, (1.0,) * world_size)
     times = [
-        RankTimes(30.0, 60.0, "measured") if rank == SLOWEST else RankTimes(10.0, 20.0, "scaled")
+        RankTimes(StageCost(30.0, 0.0, 0.0, 60.0), "measured")
+        if rank == SLOWEST
+        else RankTimes(StageCost(10.0, 0.0, 0.0, 20.0), "scaled")
         for rank in range(world_size)
     ]
     dense = DenseTimes(

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.simulation.ranks import (
     RankTimes,
     by_priority,
@@ -30,9 +31,13 @@ def one_table_each(num_ranks: int = NUM_RANKS) -> ShardingPlan:
     return ShardingPlan(num_ranks, shards)
 
 
+def computed(forward_ms: float, backward_ms: float, **others: Any) -> RankTimes:
+    return RankTimes(StageCost(forward_ms, 0.0, 0.0, backward_ms), "measured", **others)
+
+
 def three_times_predicted(shards: Sequence[Shard], repeat: int = 0) -> RankTimes:
     number = int(shards[0].table[1:]) + 1
-    return RankTimes(3.0 * number, 6.0 * number, "measured")
+    return computed(3.0 * number, 6.0 * number)
 
 
 def test_all_ranks_are_measured_if_they_may_be() -> None:
@@ -40,7 +45,7 @@ def test_all_ranks_are_measured_if_they_may_be() -> None:
         one_table_each(), predicted(), three_times_predicted, count=NUM_RANKS, seed=0, name="x"
     )
     assert {rank.origin for rank in times} == {"measured"}
-    assert times[4] == RankTimes(15.0, 30.0, "measured")
+    assert times[4] == computed(15.0, 30.0)
 
 
 def test_other_ranks_are_scaled_by_a_sample() -> None:
@@ -51,8 +56,8 @@ def test_other_ranks_are_scaled_by_a_sample() -> None:
     assert origins.count("measured") == 6
     assert origins[-3:] == ["measured"] * 3  # the costliest
     for rank, found in enumerate(times):
-        assert found.fwd_compute_ms == pytest.approx(3.0 * (rank + 1))
-        assert found.bwd_compute_ms == pytest.approx(6.0 * (rank + 1))
+        assert found.stages.fwd_compute_ms == pytest.approx(3.0 * (rank + 1))
+        assert found.stages.bwd_compute_ms == pytest.approx(6.0 * (rank + 1))
     again = time_ranks(
         one_table_each(), predicted(), three_times_predicted, count=6, seed=0, name="x"
     )
@@ -73,8 +78,8 @@ def test_other_ranks_are_scaled_by_a_sample() -> None:
     ids=lambda change: str(change)[:40],
 )
 def test_times_that_no_measurement_gives_are_measured_again(change: dict[str, object]) -> None:
-    fields = dataclasses.asdict(RankTimes(3.0, 6.0, "measured", seconds=1.0))
-    assert stored_times(fields) == RankTimes(3.0, 6.0, "measured", seconds=1.0)
+    fields = computed(3.0, 6.0, seconds=1.0).to_json()
+    assert stored_times(fields) == computed(3.0, 6.0, seconds=1.0)
     assert stored_times(fields | change) is None
 
 
@@ -95,7 +100,7 @@ def test_equal_ranks_are_measured_once() -> None:
         *("measured", "equal", "equal", "measured", "equal", "measured", "measured", "empty")
     ]
     assert len(calls) == 4
-    assert times[7].fwd_compute_ms == times[7].bwd_compute_ms == 0.0
+    assert times[7].stages.total_ms == 0.0
 
 
 def test_shapes_tell_precisions_apart() -> None:
@@ -122,15 +127,16 @@ def test_ranks_are_measured_while_there_is_time(seconds: float, num_measured: in
     assert [rank.origin for rank in times].count("measured") == num_measured
 
 
-@pytest.mark.parametrize("stage", ["fwd_compute_ms", "bwd_compute_ms"])
+@pytest.mark.parametrize("stage", COMPUTE_STAGES)
 def test_a_disturbed_measurement_does_not_decide_the_step(stage: str) -> None:
     def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
         true = three_times_predicted(shards)
         disturbed = shards[0].table == "t3" and repeat == 0
-        return dataclasses.replace(true, **{stage: 1000.0}) if disturbed else true
+        stages = true.stages.with_stages({stage: 1000.0})
+        return dataclasses.replace(true, stages=stages) if disturbed else true
 
     times = time_ranks(one_table_each(), predicted(), measure, seed=0, name="x")
-    assert times[3] == RankTimes(12.0, 24.0, "measured", measurements=3)
+    assert times[3] == computed(12.0, 24.0, measurements=3)
     assert times[NUM_RANKS - 1].measurements == 3  # the slowest, once rank 3 is not
     assert sum(rank.measurements for rank in times) == NUM_RANKS + 4
 
@@ -138,19 +144,15 @@ def test_a_disturbed_measurement_does_not_decide_the_step(stage: str) -> None:
 def test_a_rank_that_is_slow_each_time_stays_slow() -> None:
     def measure(shards: Sequence[Shard], repeat: int) -> RankTimes:
         slow = shards[0].table == "t3"
-        return (
-            RankTimes(500.0 + repeat, 900.0 - repeat, "measured")
-            if slow
-            else RankTimes(1.0, 2.0, "measured")
-        )
+        return computed(500.0 + repeat, 900.0 - repeat) if slow else computed(1.0, 2.0)
 
     times = time_ranks(one_table_each(), predicted(), measure, seed=0, name="x")
-    assert times[3] == RankTimes(501.0, 899.0, "measured", measurements=3)
+    assert times[3] == computed(501.0, 899.0, measurements=3)
     assert sum(rank.measurements for rank in times) == NUM_RANKS + 2
 
 
 def test_exchanges_stay_predicted() -> None:
-    times = [RankTimes(1.0, 2.0, "measured")] * NUM_RANKS
+    times = [computed(1.0, 2.0)] * NUM_RANKS
     cost = with_times(predicted(), times, [0.5] * NUM_RANKS)
     assert cost.per_rank[7] == StageCost(1.5, 5.0, 6.0, 2.0)
     assert with_times(predicted(), priced_ranks(predicted())) == predicted()
