@@ -126,10 +126,10 @@ def _measured(
         name: [compute_ms(cost) for cost in costs]
         for name, costs in interleaved(bench, groups, ids, rounds=rounds, rng=rng).items()
     }
-    predicted = {}
+    predicted, priced = {}, model.price(task)
     for name, shards in groups.items():
         workload = workload_of_plan(ShardingPlan(1, tuple(shards)), task)
-        cost = model.predict_workload(workload, model.hosts(task.topology)).per_rank[0]
+        cost = priced.predict_workload(workload).per_rank[0]
         predicted[name] = compute_ms(cost)
     return {"table": table.to_json(), "measured_ms": measured, "predicted_ms": predicted}
 
