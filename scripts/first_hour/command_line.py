@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.runs.owner import claim
 from first_hour.runner import Outcome, Runner, Step, closing_table
 from first_hour.worker import worker_command
 
@@ -39,6 +40,7 @@ def run_steps(
     out = options.out.resolve()
     chosen = [step for step in steps if step.name in options.steps.split(",")]
     try:
+        claim(out, key="folder")  # two runs would measure each other
         runner = Runner(
             out,
             command=lambda step, seconds: worker_command(
