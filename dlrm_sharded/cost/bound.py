@@ -36,16 +36,19 @@ LEAST_ROOM_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
 
 
-@functools.lru_cache(maxsize=8)
 def lower_bound_ms(priced: PricedTask, *, replicas: bool = True) -> float:
     """Return a cost that no valid plan undercuts, or inf if it is certain that no plan fits.
-
-    The result is cached, because the search and the report of one run both need it.
 
     Args:
         replicas: whether plans may replicate tables; the bound of those that do not is no lower.
     """
-    return Relaxation(priced).bound_ms(replicas=replicas)
+    return _relaxed(priced).bound_ms(replicas=replicas)
+
+
+@functools.lru_cache(maxsize=8)
+def _relaxed(priced: PricedTask) -> Relaxation:
+    """Return the relaxed task; cached, as the search and the report of one run both need it."""
+    return Relaxation(priced)
 
 
 @dataclass(frozen=True, slots=True)
