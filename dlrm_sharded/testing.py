@@ -25,7 +25,7 @@ import torch
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
+from dlrm_sharded.cost.base import CostModel, PricedTask, price
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
@@ -117,18 +117,19 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     rng = random.Random(0)
     plans = [_random_plan(task, rng) for _ in range(NUM_RANDOM_PLANS)]
     costs = [model.predict(plan, task) for plan in plans]
+    priced = price(model, task)
     for plan, cost in zip(plans, costs, strict=True):
         times = np.array([[rank.stage_ms(stage) for stage in STAGES] for rank in cost.per_rank])
         assert times.shape == (plan.world_size, len(STAGES)), "not every rank has a cost"
         assert np.isfinite(times).all(), "a time is not finite"
         assert model.predict(plan, task) == cost, "the cost model is not deterministic"
-        if isinstance(model, AdditiveCostModel):
+        if priced is not None:
             assert (times >= 0).all(), "a time is negative"
-            _check_computation(model, plan, cost, task)
-    if isinstance(model, AdditiveCostModel):
-        _check_exchanges(model, task)
+            _check_computation(priced, plan, cost)
+    if priced is not None:
+        _check_exchanges(priced)
         lowest_ms = min(cost.cost_ms for cost in costs)
-        assert lower_bound_ms(task, model) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
+        assert lower_bound_ms(priced) <= lowest_ms * (1 + TOLERANCE), "a plan beats the bound"
 
 
 def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (1, 2, 3)) -> None:
@@ -285,30 +286,27 @@ def packable(task: ShardingTask) -> bool:
     return False
 
 
-def _check_computation(
-    model: AdditiveCostModel, plan: ShardingPlan, cost: PlanCost, task: ShardingTask
-) -> None:
+def _check_computation(priced: PricedTask, plan: ShardingPlan, cost: PlanCost) -> None:
     """Assert the assumptions A1 and A2 for the lookups of a plan."""
-    workload = workload_of_plan(plan, task)
-    vectors = model.compute.vectors(workload)
-    sums_ms = model.compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
+    workload, compute = workload_of_plan(plan, priced.task), priced.compute
+    vectors = compute.vectors(workload)
+    sums_ms = compute.times_ms(workload.by_rank(vectors), workload.num_lookups())
     predicted_ms = [[rank.fwd_compute_ms, rank.bwd_compute_ms] for rank in cost.per_rank]
     np.testing.assert_allclose(
         predicted_ms, sums_ms, rtol=TOLERANCE, err_msg="computation is not of sums of vectors"
     )
     empty = sorted(set(range(plan.world_size)) - set(workload.rank.tolist()))
     assert not sums_ms[empty].any(), "a rank without shards computes"
-    alone_ms = model.compute.work_ms(vectors, vectors)
+    alone_ms = compute.work_ms(vectors, vectors)
     crowd = vectors + vectors.sum(axis=0)
     crowd[:, READ_MB] += 1.0
-    crowded_ms = model.compute.work_ms(vectors, crowd)
+    crowded_ms = compute.work_ms(vectors, crowd)
     assert (crowded_ms >= alone_ms * (1 - TOLERANCE)).all(), "a crowded rank computes faster"
 
 
-def _check_exchanges(model: AdditiveCostModel, task: ShardingTask) -> None:
+def _check_exchanges(priced: PricedTask) -> None:
     """Assert the assumptions A3 and A4 for all-to-alls of random volumes."""
-    model = for_task(model, task)
-    communication, hosts = model.communication, model.hosts(task.topology)
+    communication, hosts = priced.communication, priced.hosts
     weights = (communication.exchange, communication.reduce, communication.all_reduce_weights)
     assert all((weight >= 0).all() for weight in weights), "an exchange has a negative price"
     rng = np.random.default_rng(0)

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dlrm_sharded.advice.machines import Machine
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.base import price
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
@@ -151,15 +149,13 @@ def evaluate(
     except InfeasibleTaskError as error:
         missing = task.table_bytes - sum(task.topology.rank_memory_bytes)
         return Failure(str(error), max(missing, 0))
-    model = planner.cost_model
-    if not isinstance(model, LearnedCostModel) or report.cost is None:
+    priced = price(planner.cost_model, task)
+    if priced is None or report.cost is None:
         raise ConfigError("advice needs prices of exchanges: cost_model=learned")
-    of_task = model.for_task(task)
-    num_bytes = np.array([float(dense.gradient_bytes)])
-    all_reduce_ms = of_task.communication.all_reduce_ms(num_bytes, of_task.hosts(task.topology))
+    all_reduce_ms = priced.all_reduce_ms(dense.gradient_bytes)
     step = predict_step(
         report.cost,
-        DensePart((dense,) * case.num_ranks, float(all_reduce_ms[0]), dense_error),
+        DensePart((dense,) * case.num_ranks, all_reduce_ms, dense_error),
         overlap=PIPELINED if case.machine.is_gpu else SERIAL,
         batch_size=task.batch_size,
         seed=seed,

@@ -24,6 +24,7 @@ from scipy.optimize import least_squares
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, Hosts
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
+from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
@@ -231,7 +232,7 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
     """Return parts and times of the ranks that take part, by direction and exchange."""
     workload, ranks = workload_of_sample(sample), sample.cost.per_rank
     hosts = Hosts(sample.world_size, sample.ranks_per_host)
-    communication = prior.for_workload(workload, hosts).communication
+    communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
     parts = dict(zip(DIRECTIONS, prior.compute.parts_ms(workload), strict=True))
     times = {
         direction: [rank.stage_ms(stage) for rank in ranks]

@@ -18,7 +18,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.task_file import task_of_file
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import (
     cached_text,
@@ -56,7 +56,7 @@ def hydra_main(cfg: DictConfig) -> None:
             _context(cfg, task),
             diagnose=functools.partial(diagnose, alternatives=True) if cfg.explain else None,
         )
-        if cfg.explain and not isinstance(planner.cost_model, AdditiveCostModel):
+        if cfg.explain and not is_additive(planner.cost_model):
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
         write_json(cfg.out, plan_json(plan, report))

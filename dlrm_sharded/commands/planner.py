@@ -9,7 +9,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.hydra_app import instantiate
-from dlrm_sharded.cost.base import for_precision
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
@@ -34,7 +33,7 @@ def build_planner(
                 f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
             )
     precision = ExchangePrecision.parse(plain(cfg.get("exchange_precision", "fp32")))
-    sharder_context = SharderContext(context, for_precision(cost_model, precision))
+    sharder_context = SharderContext(context, cost_model, precision)
     sharder = _with_context(
         "sharder", instantiate(drop_keys_of_replaced_class(cfg.sharder)), sharder_context
     )

@@ -38,6 +38,7 @@ from dlrm_sharded.commands.simulated_cluster import (
     priced_dense,
 )
 from dlrm_sharded.commands.simulated_plans import CONFIG, Planned, plans_of, sharder_planner
+from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
 from dlrm_sharded.files.errors import (
     check_count,
@@ -119,9 +120,8 @@ def _simulate(
     if cfg.spread != MEASURED:
         dense = dataclasses.replace(dense, spread=float(cfg.spread))
     all_reduce_ms = 0.0
-    all_reduce = getattr(model, "all_reduce_ms", None)
-    if all_reduce is not None:
-        all_reduce_ms = all_reduce(dense.gradient_bytes, task)
+    if (priced := price(model, task)) is not None:
+        all_reduce_ms = priced.all_reduce_ms(dense.gradient_bytes)
     else:
         log.warning("the cost model predicts no all-reduce of the dense part: it counts as 0 ms")
     simulated = Cluster(

@@ -1,31 +1,33 @@
-"""The protocols of cost models, for planning, searching and reporting."""
+"""The protocols of cost models, and a task with its prices, on which plans are searched for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
+
+from dlrm_sharded.cost.communication import CommunicationModel, Hosts
+from dlrm_sharded.cost.compute import ComputeModel
+from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
-
-if TYPE_CHECKING:
-    from dlrm_sharded.cost.communication import CommunicationModel, Hosts
-    from dlrm_sharded.cost.compute import ComputeModel
-    from dlrm_sharded.cost.features import Workload
 
 
 class CostModel(Protocol):
     """Predicts the cost that `calibration.measure` would measure.
 
-    A cost model may have a method `caveat(topology)`, see `caveat_of`, a `standing`, see
-    `standing_of`, and a method `for_precision(precision)`, see `for_precision`.
+    A cost model may have a `standing` and a method `caveat(topology)`, see `standing_of` and
+    `caveat_of`; an `AdditiveCostModel` says both of each task that it prices.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict the stages of every rank under a valid plan, and the redistribution of ids.
 
+        Exchanges have the precision of the plan, if the model knows of precisions.
         `input_dist_ms` of the result is None if the model does not predict it.
         """
 
@@ -35,61 +37,113 @@ class AdditiveCostModel(CostModel, Protocol):
     """A cost model under which every shard adds a vector to its rank, regardless of other shards.
 
     The search, the lower bound and the diagnosis of plans need this: they price each possible shard
-    once, and a plan by sums.
-
-    An additive model may have a method `for_task(task)`, see `for_task`.
+    once, and a plan by sums. They read the prices of a `PricedTask`.
     """
-
-    @property
-    def compute(self) -> ComputeModel:
-        """Prices of lookups: the vector of each shard, and the times of sums of vectors."""
-
-    @property
-    def communication(self) -> CommunicationModel:
-        """Prices of exchanges between ranks."""
 
     def __hash__(self) -> int:
-        """Models are compared by identity, so that results under them can be cached."""
+        """Priced tasks of the same model, task and precision are equal, and share their bound."""
 
-    def hosts(self, topology: Topology) -> Hosts:
-        """Return the topology as `communication` sees it."""
+    def price(
+        self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    ) -> PricedTask:
+        """Return the task with the prices of its lookups, and of its exchanges in a precision.
 
-    def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
-        """Predict the cost of the shards of a workload, without warnings."""
+        The task of the result is the given one with an access profile for every table.
+        """
 
 
-def caveat_of(model: CostModel, topology: Topology) -> str | None:
-    """Return why a model's predictions say little about these ranks; None if nothing is known.
+@dataclass(frozen=True, slots=True)
+class PricedTask:
+    """A task and what its plans cost under an additive cost model, see `AdditiveCostModel.price`.
 
-    Reports repeat the sentence, and have no lower bound, as that is one of the predictions.
+    Args:
+        model: what priced the task.
+        task: its tables all have an access profile.
+        exchange_precision: precision of the exchanges that `communication` prices.
+        compute: prices of lookups: the vector of each shard, and the times of sums of vectors.
+        communication: prices of exchanges between the ranks of this task.
+        hosts: the ranks as `communication` sees them.
+        standing: origin of the prices and their expected error; None if nothing is known.
+        caveat: why the prices say little about these ranks; None if nothing is known. Reports
+            repeat the sentence, and have no lower bound, as that is a prediction, too.
     """
+
+    model: AdditiveCostModel
+    task: ShardingTask
+    exchange_precision: ExchangePrecision
+    compute: ComputeModel = field(compare=False)
+    communication: CommunicationModel = field(compare=False)
+    hosts: Hosts = field(compare=False)
+    standing: Standing | None = field(default=None, compare=False)
+    caveat: str | None = field(default=None, compare=False)
+
+    def with_task(self, task: ShardingTask) -> PricedTask:
+        """Return a changed task with its own prices."""
+        return self if task is self.task else self.model.price(task, self.exchange_precision)
+
+    def with_precision(self, precision: ExchangePrecision) -> PricedTask:
+        """Return the same task with exchanges in another precision."""
+        if precision == self.exchange_precision:
+            return self
+        return self.model.price(self.task, precision)
+
+    def predict(self, plan: ShardingPlan) -> PlanCost:
+        """Predict a valid plan, without warnings, and with exchanges in this precision."""
+        return self.predict_workload(workload_of_plan(plan, self.task))
+
+    def predict_workload(self, workload: Workload) -> PlanCost:
+        """Predict the cost of the shards of a workload on the ranks of the task."""
+        return workload_cost(workload, self.compute, self.communication, self.hosts)
+
+    def all_reduce_ms(self, num_bytes: float) -> float:
+        """Predict the time in which all ranks average gradients of the dense part."""
+        times_ms = self.communication.all_reduce_ms(np.array([float(num_bytes)]), self.hosts)
+        return float(times_ms[0])
+
+
+def workload_cost(
+    workload: Workload, compute: ComputeModel, communication: CommunicationModel, hosts: Hosts
+) -> PlanCost:
+    """Return the predicted cost of the shards of a workload, on any hosts."""
+    sums = workload.by_rank(compute.vectors(workload))
+    forward, backward = compute.times_ms(sums, workload.num_lookups()).T
+
+    def exchange_ms(kind: str) -> list[float]:
+        exchange = workload.exchange(for_ids=kind == "input_dist")
+        times: list[float] = communication.exchange_ms(kind, exchange, hosts).tolist()
+        return times
+
+    return PlanCost.from_stages(
+        {
+            "fwd_compute": forward.tolist(),
+            "fwd_comm": exchange_ms("fwd_comm"),
+            "bwd_comm": exchange_ms("bwd_comm"),
+            "bwd_compute": backward.tolist(),
+        },
+        input_dist_ms=exchange_ms("input_dist"),
+    )
+
+
+def is_additive(model: object) -> TypeGuard[AdditiveCostModel]:
+    """Return whether a model can price tasks; search, lower bound and diagnosis need that."""
+    return isinstance(model, AdditiveCostModel)
+
+
+def price(
+    model: CostModel | None,
+    task: ShardingTask,
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE,
+) -> PricedTask | None:
+    """Return the task with the prices of a model; None if that has none to tell."""
+    return model.price(task, exchange_precision) if is_additive(model) else None
+
+
+def caveat_of(model: CostModel | None, topology: Topology) -> str | None:
+    """Return why a model's predictions say little about these ranks; None if nothing is known."""
     caveat = getattr(model, "caveat", None)
     return None if caveat is None else caveat(topology)
 
 
-def standing_of(model: CostModel) -> Standing | None:
+def standing_of(model: CostModel | None) -> Standing | None:
     """Return what a model says of the origin of its prices; None if it says nothing."""
     return getattr(model, "standing", None)
-
-
-def for_task(model: AdditiveCostModel, task: ShardingTask) -> AdditiveCostModel:
-    """Return the model whose prices are right for a task: most models are so for all tasks.
-
-    Call it where a task and a model come in, before reading `communication`. The same model and
-    task give the same object.
-    """
-    of_task = getattr(model, "for_task", None)
-    return model if of_task is None else of_task(task)
-
-
-M = TypeVar("M", bound="CostModel | None")
-
-
-def for_precision(model: M, precision: ExchangePrecision) -> M:
-    """Return the model whose exchanges have a precision.
-
-    A model without such prices has the same ones for all precisions. The same model and precision
-    give the same object.
-    """
-    of_precision = getattr(model, "for_precision", None)
-    return model if of_precision is None else of_precision(precision)

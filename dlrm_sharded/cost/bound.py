@@ -21,12 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
-from dlrm_sharded.plans.task import ShardingTask
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""
@@ -38,17 +36,19 @@ LEAST_ROOM_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
 
 
-@functools.lru_cache(maxsize=8)
-def lower_bound_ms(task: ShardingTask, model: AdditiveCostModel, *, replicas: bool = True) -> float:
+def lower_bound_ms(priced: PricedTask, *, replicas: bool = True) -> float:
     """Return a cost that no valid plan undercuts, or inf if it is certain that no plan fits.
-
-    The result is cached, because the search and the report of one run both need it.
 
     Args:
         replicas: whether plans may replicate tables; the bound of those that do not is no lower.
     """
-    relaxation = Relaxation(with_expected_profiles(task, model.compute), model)
-    return relaxation.bound_ms(replicas=replicas)
+    return _relaxed(priced).bound_ms(replicas=replicas)
+
+
+@functools.lru_cache(maxsize=8)
+def _relaxed(priced: PricedTask) -> Relaxation:
+    """Return the relaxed task; cached, as the search and the report of one run both need it."""
+    return Relaxation(priced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,17 @@ class PlanKind:
 class Relaxation:
     """A relaxed task, in which fractions of pieces may go anywhere, so that no plan is cheaper."""
 
-    def __init__(self, task: ShardingTask, model: AdditiveCostModel) -> None:
-        model = for_task(model, task)
+    def __init__(self, priced: PricedTask) -> None:
+        task, compute, hosts = priced.task, priced.compute, priced.hosts
         self._world_size = task.topology.world_size
         memory = task.topology.rank_memory_bytes
         self._capacity, self._too_large = max(memory), task.table_bytes > sum(memory)
-        self._compute = model.compute
-        first_ms, both_ms = model.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1).tolist()
+        self._compute = compute
+        first_ms, both_ms = compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1).tolist()
         self._launch_ms, self._next_launch_ms = first_ms, both_ms - first_ms
-        hosts = model.hosts(task.topology)
-        self._prices = ExchangePrices.from_model(model.communication, hosts)
-        self._least_prices = LeastExchangePrices.from_model(model.communication, hosts)
-        shapes = Shapes.from_task(task, model.compute)
+        self._prices = ExchangePrices.from_model(priced.communication, hosts)
+        self._least_prices = LeastExchangePrices.from_model(priced.communication, hosts)
+        shapes = Shapes.from_task(task, compute)
         self._columns = self._cut_columns(shapes)
         self._row_blocks = shapes.row_blocks
         self._blocks = tuple(self._cut_rows(blocks) for blocks in shapes.row_blocks)

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_sharded.accesses.miss_ratio import curve_of
-from dlrm_sharded.cost.base import CostModel, standing_of
 from dlrm_sharded.cost.features import Floats, Workload, workload_of_plan
 from dlrm_sharded.cost.gpu_lookups import KERNEL_MS, NUM_KERNELS, REFERENCE_GB_PER_S
 from dlrm_sharded.hardware.gpus.gpu_specs import GENERIC, find_gpu_spec, gpu_specs
 from dlrm_sharded.plans.cached_memory import WEIGHT_BYTES
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import CachedTable, CacheForecast
+from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
 EXCHANGE_SHARE = 0.94
@@ -70,9 +70,8 @@ class CachePrices:
     state_bytes_per_element: int
 
     @classmethod
-    def of(cls, topology: Topology, model: CostModel | None) -> CachePrices:
+    def of(cls, topology: Topology, standing: Standing | None) -> CachePrices:
         """Return the prices of the GPU whose prices a cost model has; an H100's if it has none."""
-        standing = None if model is None else standing_of(model)
         found = None if standing is None else find_gpu_spec(standing.hardware)
         spec = found or gpu_specs()[GENERIC]
         if topology.host_bytes_per_s is not None:
@@ -105,7 +104,7 @@ class CachePrices:
 
 
 def cache_forecast(
-    plan: ShardingPlan, task: ShardingTask, model: CostModel | None
+    plan: ShardingPlan, task: ShardingTask, standing: Standing | None
 ) -> CacheForecast | None:
     """Predict what the cached tables of a valid plan add; None if the plan has none."""
     load_factors = plan.load_factors
@@ -115,7 +114,7 @@ def cache_forecast(
     workload = workload_of_plan(plan, task)
     is_cached = np.array([shard.table in load_factors for shard in plan.shards])
     by_shard = np.array([miss_ratio.get(shard.table, 0.0) for shard in plan.shards])
-    added_ms = CachePrices.of(task.topology, model).added_ms(workload, by_shard) * is_cached
+    added_ms = CachePrices.of(task.topology, standing).added_ms(workload, by_shard) * is_cached
     shard_ms: dict[str, float] = {}
     for shard, ms in zip(plan.shards, added_ms.tolist(), strict=True):
         shard_ms[shard.table] = max(shard_ms.get(shard.table, 0.0), ms)

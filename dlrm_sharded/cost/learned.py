@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from dlrm_sharded.cost.base import PricedTask, workload_cost
 from dlrm_sharded.cost.codecs import CPU_CODECS, CodecTimes, codecs_from_array, gpu_codecs
 from dlrm_sharded.cost.communication import (
     EXCHANGES,
@@ -30,7 +28,6 @@ from dlrm_sharded.cost.exchange_curves import (
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import (
     EXTENT,
-    Floats,
     Workload,
     workload_of_plan,
 )
@@ -52,12 +49,7 @@ from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
-    BWD_COMM,
-    BWD_COMPUTE,
     DIRECTIONS,
-    FWD_COMM,
-    FWD_COMPUTE,
-    INPUT_DIST,
     PlanCost,
 )
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
@@ -89,11 +81,9 @@ class LearnedCostModel:
             bandwidths that a topology states.
         standing: origin of the prices and their expected error.
         exchange_curves: times of exchanges that are not linear, of a prior; None if `communication`
-            was fitted. `for_task` replaces them by lines; before that, `communication` has the
-            lines of a made-up task.
+            was fitted. `price` takes lines that are right for a task; those in `communication` are
+            of `TRIAL_VOLUMES`, for an artefact.
         codecs: times to convert what is exchanged; None for those of hardware nobody measured.
-        exchange_precision: precision that `communication` prices, see `for_precision`.
-        exact: this model with exchanges in fp32; None if it is that model.
     """
 
     compute: ComputeModel
@@ -105,42 +95,41 @@ class LearnedCostModel:
     standing: Standing | None = None
     exchange_curves: ExchangeCurves | None = None
     codecs: Mapping[str, CodecTimes] | None = None
-    exchange_precision: ExchangePrecision = FP32_EXCHANGE
-    exact: LearnedCostModel | None = None
 
-    def for_precision(self, precision: ExchangePrecision) -> LearnedCostModel:
-        """Return the model of exchanges in a precision; the same object for the same precision."""
-        exact = self.exact or self
-        return exact if precision.is_exact else _with_precision(exact, precision)
+    def price(
+        self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    ) -> PricedTask:
+        """Return the task with its prices; tables without a profile get the expected one."""
+        return PricedTask(
+            model=self,
+            task=with_expected_profiles(task, self.compute),
+            exchange_precision=exchange_precision,
+            compute=self.compute,
+            communication=self.communication_at(EvenVolumes.of_task(task), exchange_precision),
+            hosts=Hosts.from_topology(task.topology, measured=self.measured_links),
+            standing=self.standing,
+            caveat=self.caveat(task.topology),
+        )
 
-    def for_task(self, task: ShardingTask) -> LearnedCostModel:
-        """Return the model whose `communication` is right for a task.
+    def communication_at(
+        self, even: EvenVolumes, precision: ExchangePrecision = FP32_EXCHANGE
+    ) -> CommunicationModel:
+        """Return the prices of exchanges in a precision, near even volumes.
 
-        That is this model if its exchanges were fitted. If they are curves, it is one with the
-        lines that meet them at the even volumes of the task; the same object for the same task.
+        Fitted exchanges are linear, and hold for all volumes. Curves become lines.
         """
-        if self.exchange_curves is None:
-            return self
-        return _with_lines(self, EvenVolumes.of_task(task))
-
-    def for_workload(self, workload: Workload, hosts: Hosts) -> LearnedCostModel:
-        """Return the same for the mean volumes of a workload, whose task is not known."""
-        if self.exchange_curves is None:
-            return self
-        return _with_lines(self, EvenVolumes.of_workload(workload, hosts))
+        curves, lines = self.exchange_curves, self.communication
+        if curves is not None:
+            # fewer bytes are on another part of a curve
+            lines = curves.at(even) if precision.is_exact else curves.at_precision(even, precision)
+        return lines if precision.is_exact else lines.with_precision(precision, _codecs(self))
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan; warn of assumptions and of quantities outside the fitted range.
-
-        The exchanges are those of the plan's precision, or of the model's if the plan has fp32.
-        """
-        workload = workload_of_plan(plan, with_expected_profiles(task, self.compute))
-        model = self
-        if not plan.exchange_precision.is_exact:
-            model = self.for_precision(plan.exchange_precision)
-        model = model.for_task(task)
+        """Predict a plan; warn of assumptions and of quantities outside the fitted range."""
+        priced = self.price(task, plan.exchange_precision)
+        workload = workload_of_plan(plan, priced.task)
         self._warn(workload, task.topology)
-        return model.predict_workload(workload, model.hosts(task.topology))
+        return priced.predict_workload(workload)
 
     def _warn(self, workload: Workload, topology: Topology) -> None:
         """Warn of what the model assumes for a workload."""
@@ -166,10 +155,6 @@ class LearnedCostModel:
     def caveat(self, topology: Topology) -> str | None:
         """Return the caveat for ranks of another device; None for ranks of the same."""
         return other_device_caveat(self.name, self.device, topology.compute_device)
-
-    def hosts(self, topology: Topology) -> Hosts:
-        """Return the topology as the communication model sees it."""
-        return Hosts.from_topology(topology, measured=self.measured_links)
 
     def unknown_links(self, topology: Topology) -> list[str]:
         """Return the links of the topology that are neither measured nor stated."""
@@ -200,35 +185,13 @@ class LearnedCostModel:
         return texts
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
-        """Predict the cost of the shards of a workload, on any hosts."""
-        if self.exchange_curves is not None:
-            return self.for_workload(workload, hosts).predict_workload(workload, hosts)
-        sums = workload.by_rank(self.compute.vectors(workload))
-        forward, backward = self.compute.times_ms(sums, workload.num_lookups()).T
-        return PlanCost.from_stages(
-            {
-                FWD_COMPUTE: forward.tolist(),
-                FWD_COMM: self.exchange_ms(FWD_COMM, workload, hosts).tolist(),
-                BWD_COMM: self.exchange_ms(BWD_COMM, workload, hosts).tolist(),
-                BWD_COMPUTE: backward.tolist(),
-            },
-            input_dist_ms=self.exchange_ms(INPUT_DIST, workload, hosts).tolist(),
-        )
+        """Predict the cost of the shards of a workload whose task is not known, on any hosts."""
+        communication = self.communication_at(EvenVolumes.of_workload(workload, hosts))
+        return workload_cost(workload, self.compute, communication, hosts)
 
     def predict_trial(self, workload: Workload) -> PlanCost:
         """Predict the cost on one host, for trials of the model."""
         return self.predict_workload(workload, Hosts(workload.world_size, workload.world_size))
-
-    def all_reduce_ms(self, num_bytes: int, task: ShardingTask) -> float:
-        """Predict the time in which all ranks of a task average gradients of the dense part."""
-        model = self.for_task(task)
-        hosts = model.hosts(task.topology)
-        return float(model.communication.all_reduce_ms(np.array([float(num_bytes)]), hosts)[0])
-
-    def exchange_ms(self, kind: str, workload: Workload, hosts: Hosts) -> Floats:
-        """Return [W], time of one of `communication.EXCHANGES`."""
-        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
-        return self.communication.exchange_ms(kind, exchange, hosts)
 
 
 def learned_cost_model(
@@ -312,30 +275,6 @@ def prior_cost_model(context: RunContext, gpu: Mapping[str, Any] | None = None) 
         standing=prior.standing,
         exchange_curves=prior.exchanges,
         codecs=gpu_codecs(prior.spec.memory_gb_per_s),
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _with_lines(model: LearnedCostModel, even: EvenVolumes) -> LearnedCostModel:
-    """Return the model with lines for exchanges; cached, as models are compared by identity."""
-    curves, precision = model.exchange_curves, model.exchange_precision
-    assert curves is not None
-    communication = curves.at(even)
-    if not precision.is_exact:
-        # fewer bytes are on another part of a curve
-        communication = curves.at_precision(even, precision)
-        communication = communication.with_precision(precision, _codecs(model))
-    return dataclasses.replace(model, communication=communication, exchange_curves=None)
-
-
-@functools.lru_cache(maxsize=64)
-def _with_precision(exact: LearnedCostModel, precision: ExchangePrecision) -> LearnedCostModel:
-    """Return the model of exchanges in a precision; cached like `_with_lines`."""
-    return dataclasses.replace(
-        exact,
-        communication=exact.communication.with_precision(precision, _codecs(exact)),
-        exchange_precision=precision,
-        exact=exact,
     )
 
 

@@ -14,8 +14,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_precision
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
+from dlrm_sharded.cost.base import AdditiveCostModel, PricedTask
 from dlrm_sharded.drop_in.module_tables import ModuleTables, find_tables, with_optimizer_state
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
@@ -180,11 +179,11 @@ class ShardedPlanner(TorchRecPlanner):
         if model is None:
             unknown = "" if self._replicas else ", nor what replicas would gain"
             return f"{text}; without cost_model, their critical path is not predicted{unknown}"
-        task = with_expected_profiles(task, model.compute)
-        model = for_precision(model, plan.exchange_precision)
+        priced = model.price(task, plan.exchange_precision)
+        task = priced.task
         now_ms = model.predict(plan, task).critical_path_ms
         text += f", predicted critical path {now_ms:.2f} ms"
-        if self._replicas or not (with_replicas := _with_replicas(plan, task, modules, model)):
+        if self._replicas or not (with_replicas := _with_replicas(plan, modules, priced)):
             return text
         then_ms = model.predict(with_replicas, task).critical_path_ms
         if then_ms >= now_ms:
@@ -213,18 +212,13 @@ def _module_plan(
 
 
 def _with_replicas(
-    plan: ShardingPlan,
-    task: ShardingTask,
-    modules: Sequence[ModuleTables],
-    model: AdditiveCostModel,
+    plan: ShardingPlan, modules: Sequence[ModuleTables], priced: PricedTask
 ) -> ShardingPlan | None:
     """Return a plan with replicas in the place of tables for which they pay; None if none do.
 
     Replicas that no longer fit beside those of smaller tables are left out.
-
-    Args:
-        task: its tables all have a reuse histogram.
     """
+    task = priced.task
     trained = {t.name for found in modules for t in found.tables.values() if found.has_replicas}
     tables = tuple(
         dataclasses.replace(table, layouts=table.layouts | {"replicas"})
@@ -233,7 +227,7 @@ def _with_replicas(
         for table in task.tables
     )
     world_size, capacity = task.topology.world_size, task.topology.rank_memory_bytes
-    worth = worth_replicating(dataclasses.replace(task, tables=tables), model)
+    worth = worth_replicating(priced.with_task(dataclasses.replace(task, tables=tables)))
     found: ShardingPlan | None = None
     for table in sorted(task.tables, key=task.topology.table_bytes):
         if table.name not in worth:

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import (
     Floats,
     Workload,
@@ -59,9 +58,7 @@ ALTERNATIVE_GAP = 0.002
 Indices = NDArray[np.int64]
 
 
-def diagnose(
-    plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel, *, alternatives: bool
-) -> Diagnosis:
+def diagnose(plan: ShardingPlan, task: PricedTask, *, alternatives: bool) -> Diagnosis:
     """Explain the predicted cost of a valid plan, in a few seconds at most, for plans of any size.
 
     Args:
@@ -69,8 +66,7 @@ def diagnose(
             gain; that may take 2.5 s.
     """
     started = time.perf_counter()
-    task = with_expected_profiles(task, model.compute)
-    priced = _PricedPlan(plan, task, model)
+    priced = _PricedPlan(plan, task)
     totals = [rank.total_ms for rank in priced.cost.per_rank]
     bounding = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]
     bounding.sort(key=lambda rank: -totals[rank])
@@ -82,38 +78,36 @@ def diagnose(
         num_bounding=len(bounding),
         splits=tuple(priced.splits(split, Clock(started + SEARCH_S))),
         num_split=len(split),
-        alternatives=_alternatives(task, model, priced.cost.cost_ms, started + DIAGNOSIS_S)
+        alternatives=_alternatives(task, priced.cost.cost_ms, started + DIAGNOSIS_S)
         if alternatives
         else None,
     )
 
 
-def _alternatives(
-    task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
-) -> tuple[Alternative, ...]:
+def _alternatives(task: PricedTask, cost_ms: float, deadline: float) -> tuple[Alternative, ...]:
     return tuple(
-        Alternative(change, _better_cost_ms(changed, model, cost_ms, deadline))
-        for change, changed in _changed_tasks(task)
+        Alternative(change, _better_cost_ms(task.with_task(changed), cost_ms, deadline))
+        for change, changed in _changed_tasks(task.task)
     )
 
 
 class _PricedPlan:
     """A plan, with the time that each shard adds to its rank."""
 
-    def __init__(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> None:
-        model = for_task(model, task)
+    def __init__(self, plan: ShardingPlan, priced: PricedTask) -> None:
+        task = priced.task
         self._plan = plan
         self._task = task
         self._used = np.array(plan.bytes_by_rank(task.topology))
-        self._model = model
-        self._hosts = model.hosts(task.topology)
+        self._compute, self._communication = priced.compute, priced.communication
+        self._hosts = priced.hosts
         self._tables = {table.name: table for table in task.tables}
         self._workload = workload = workload_of_plan(plan, task)
-        self._vectors = model.compute.vectors(workload)
-        self.cost: PlanCost = model.predict_workload(workload, self._hosts)
+        self._vectors = priced.compute.vectors(workload)
+        self.cost: PlanCost = priced.predict_workload(workload)
         crowd = workload.by_rank(self._vectors)[workload.rank]
-        self._compute_ms = model.compute.work_ms(self._vectors, crowd).sum(axis=1)
-        prices = ExchangePrices.from_model(model.communication, self._hosts)
+        self._compute_ms = priced.compute.work_ms(self._vectors, crowd).sum(axis=1)
+        prices = ExchangePrices.from_model(priced.communication, self._hosts)
         comm_ms = _shard_comm_ms(workload, prices)
         # Where volumes are far from even, prices sum to more than a rank's exchanges take; its
         # shards then get their shares of that time.
@@ -150,7 +144,7 @@ class _PricedPlan:
             return []
         whole = [Shard.whole(self._tables[name], 0) for name in names]
         all_whole = ShardingPlan(self._plan.world_size, tuple(whole))
-        vectors = self._model.compute.vectors(workload_of_plan(all_whole, self._task))
+        vectors = self._compute.vectors(workload_of_plan(all_whole, self._task))
         gains = []
         for i, name in enumerate(names):
             if clock.is_over:
@@ -173,7 +167,7 @@ class _PricedPlan:
 
         It is None if the table fits no rank whole.
         """
-        model, topology = self._model, self._task.topology
+        compute, topology = self._compute, self._task.topology
         if whole.num_cols > topology.max_shard_columns:
             return None
         others = np.ones(len(self._plan.shards), dtype=bool)
@@ -186,8 +180,8 @@ class _PricedPlan:
         in_columns = workload.rank[workload.group_size == 1]
         new_lookup = np.bincount(in_columns, minlength=workload.world_size) == 0
         sums = workload.by_rank(self._vectors[others])
-        without_ms = model.compute.times_ms(sums, lookups).sum(axis=1)
-        with_ms = model.compute.times_ms(sums + vector, lookups + new_lookup).sum(axis=1)
+        without_ms = compute.times_ms(sums, lookups).sum(axis=1)
+        with_ms = compute.times_ms(sums + vector, lookups + new_lookup).sum(axis=1)
         candidates = np.flatnonzero(free >= whole.bytes_on(topology))
         candidates = candidates[np.argsort(with_ms[candidates], kind="stable")[:MAX_CANDIDATES]]
         if not len(candidates):
@@ -205,7 +199,7 @@ class _PricedPlan:
         volume[places] += whole.num_cols * column_volume(workload.batch_size, workload.world_size)
         num_shards = np.repeat(exchange.num_shards[None], len(candidates), axis=0)
         num_shards[places] += 1
-        model, times = self._model.communication, np.zeros_like(volume)
+        model, times = self._communication, np.zeros_like(volume)
         for kind in STEP_EXCHANGES:
             times += model.all_to_all_ms(kind, volume, num_shards, self._hosts)
             times += model.reduces_ms(kind, exchange, self._hosts)
@@ -301,21 +295,17 @@ def _tenth_more(memory_bytes: int) -> int:
     return min(memory_bytes * 11 // 10, MAX_BYTES)
 
 
-def _better_cost_ms(
-    task: ShardingTask, model: AdditiveCostModel, cost_ms: float, deadline: float
-) -> float | None:
+def _better_cost_ms(priced: PricedTask, cost_ms: float, deadline: float) -> float | None:
     """Return the predicted cost of the plan that a search finds; None if it is no improvement."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
     if clock.is_over:
         return None
-    bound_ms = lower_bound_ms(task, model)
+    bound_ms = lower_bound_ms(priced)
     if bound_ms >= cost_ms * (1 - MIN_REPORTED_GAIN):
         return None
-    problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
+    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
     state = find_state(problem, bound_ms, 0, StoppingRule(0, ALTERNATIVE_GAP, clock))
     if state is None:
         return None
-    plan = ShardingPlan(task.topology.world_size, state_shards(state))
-    model = for_task(model, task)
-    cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    cost = priced.predict(ShardingPlan(priced.hosts.world_size, state_shards(state)))
     return cost.cost_ms if cost.cost_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

@@ -8,10 +8,8 @@ import time
 import numpy as np
 
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import ProfileValue
 from dlrm_sharded.plans.task import ShardingTask
@@ -34,9 +32,7 @@ GOOD_GAP = 0.003
 """Gap to the lower bound at which a search ends."""
 
 
-def value_profiles(
-    plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel
-) -> ProfileValue:
+def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -> ProfileValue:
     """Return the range of a plan's cost, and what a search gains from profiles, in about a second.
 
     The gain compares short searches that know the profiles with one that assumes them, as the
@@ -44,33 +40,33 @@ def value_profiles(
 
     Args:
         task: as it was given, with at least one table without a reuse histogram.
+        priced: the same task with its prices.
     """
-    model = for_task(model, task)
     unknown = [i for i, table in enumerate(task.tables) if table.reuse_histogram is None]
     costs = [
-        _cost_ms(plan, _with_skews(task, dict.fromkeys(unknown, skew)), model)
+        priced.with_task(_with_skews(task, dict.fromkeys(unknown, skew))).predict(plan).cost_ms
         for skew in range(len(SKEWS))
     ]
-    return ProfileValue(len(unknown), min(costs), max(costs), _gain(task, unknown, model))
+    return ProfileValue(len(unknown), min(costs), max(costs), _gain(task, unknown, priced))
 
 
-def _gain(task: ShardingTask, unknown: list[int], model: AdditiveCostModel) -> float | None:
+def _gain(task: ShardingTask, unknown: list[int], priced: PricedTask) -> float | None:
     if len(task.tables) * task.topology.world_size > MAX_SIZE:
         return None
     deadline = time.perf_counter() + SEARCHES_S
-    blind = _found(with_expected_profiles(task, model.compute), model, deadline)
+    blind = _found(priced.with_task(task), deadline)
     rng = np.random.default_rng(0)
     weights = list(SKEWS.values())
     gains: list[float] = []
     while blind is not None and len(gains) < NUM_DRAWN and time.perf_counter() < deadline:
         drawn = rng.choice(len(SKEWS), size=len(unknown), p=weights).tolist()
-        known = _with_skews(task, dict(zip(unknown, drawn, strict=True)))
-        best = _found(known, model, deadline)
+        known = priced.with_task(_with_skews(task, dict(zip(unknown, drawn, strict=True))))
+        best = _found(known, deadline)
         if best is None:
             break
-        blind_ms = _cost_ms(blind, known, model)
+        blind_ms = known.predict(blind).cost_ms
         # a search that knows more may still find less in its time
-        gains.append(1 - min(_cost_ms(best, known, model) / blind_ms, 1.0))
+        gains.append(1 - min(known.predict(best).cost_ms / blind_ms, 1.0))
     return float(np.mean(gains)) if gains else None
 
 
@@ -84,13 +80,8 @@ def _with_skews(task: ShardingTask, skews: dict[int, int]) -> ShardingTask:
     return dataclasses.replace(task, tables=tuple(tables))
 
 
-def _found(task: ShardingTask, model: AdditiveCostModel, deadline: float) -> ShardingPlan | None:
-    problem = build_problem(task, model, Constraints(), critical_path_share=0.0, split_error=0.0)
+def _found(priced: PricedTask, deadline: float) -> ShardingPlan | None:
+    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
     stopping = StoppingRule(0, GOOD_GAP, Clock(deadline))
-    state = find_state(problem, lower_bound_ms(task, model), 0, stopping)
-    return None if state is None else ShardingPlan(task.topology.world_size, state_shards(state))
-
-
-def _cost_ms(plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> float:
-    workload = workload_of_plan(plan, task)
-    return model.predict_workload(workload, model.hosts(task.topology)).cost_ms
+    state = find_state(problem, lower_bound_ms(priced), 0, stopping)
+    return None if state is None else ShardingPlan(problem.world_size, state_shards(state))

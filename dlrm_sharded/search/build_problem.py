@@ -1,4 +1,4 @@
-"""Builds a `Problem` from a task, a cost model and constraints.
+"""Builds a `Problem` from a task with its prices and constraints.
 
 Letters: U units, N shapes of all units, L loads, W ranks, T tables, n pieces.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
@@ -39,8 +39,7 @@ MAX_WIDTHS = 64
 
 
 def build_problem(
-    task: ShardingTask,
-    model: AdditiveCostModel,
+    priced: PricedTask,
     constraints: Constraints,
     *,
     critical_path_share: float,
@@ -48,7 +47,7 @@ def build_problem(
     max_widths: int = MAX_WIDTHS,
     all_replicas: bool = False,
 ) -> Problem:
-    """Return the search problem of a task whose tables all have a reuse histogram.
+    """Return the search problem of a task.
 
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
@@ -58,15 +57,14 @@ def build_problem(
         all_replicas: whether to offer replicas also of tables for which they do not seem to pay,
             as an earlier plan may have them.
     """
-    model = for_task(model, task)
-    shapes = Shapes.from_task(task, model.compute, max_widths=max_widths)
-    hosts = model.hosts(task.topology)
-    prices = ExchangePrices.from_model(model.communication, hosts)
+    task, hosts = priced.task, priced.hosts
+    shapes = Shapes.from_task(task, priced.compute, max_widths=max_widths)
+    prices = ExchangePrices.from_model(priced.communication, hosts)
     units = _Units.from_task(task, constraints)
     kept_shapes = _kept_shapes(shapes, units)
     columns = kept_shapes.pieces(shapes.columns)
     pricing = Pricing(
-        model=model,
+        compute=priced.compute,
         prices=prices,
         weights=LoadWeights(critical_path_share, prices),
         split_error=split_error,
@@ -99,9 +97,7 @@ def build_problem(
         groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
         blocks += (pricing.replicas(shapes.replicas, units.first_table, replicable, kind),)
     return Problem(
-        task=task,
-        model=model,
-        hosts=hosts,
+        priced=priced,
         prices=prices,
         weights=pricing.weights,
         tables=units.tables,
@@ -125,18 +121,15 @@ def build_problem(
     )
 
 
-def worth_replicating(task: ShardingTask, model: AdditiveCostModel) -> set[str]:
-    """Return the names of tables whose replicas pay off, for plans that no search makes.
-
-    The tables all have a reuse histogram.
-    """
+def worth_replicating(priced: PricedTask) -> set[str]:
+    """Return the names of tables whose replicas pay off, for plans that no search makes."""
     problem = build_problem(
-        task, model, Constraints(), critical_path_share=0.0, split_error=REPLICA_ERROR
+        priced, Constraints(), critical_path_share=0.0, split_error=REPLICA_ERROR
     )
     if problem.replicas is None:
         return set()
     units = np.flatnonzero(problem.replicas.possible).tolist()
-    return {task.tables[problem.tables[unit][0]].name for unit in units}
+    return {problem.task.tables[problem.tables[unit][0]].name for unit in units}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.base import AdditiveCostModel
-from dlrm_sharded.cost.compute import READ_MB
+from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, ReplicaShapes, Shapes
@@ -25,7 +24,7 @@ class Pricing:
         mean_read_mb: MB that a rank reads in a step on average.
     """
 
-    model: AdditiveCostModel
+    compute: ComputeModel
     prices: ExchangePrices
     weights: LoadWeights
     split_error: float
@@ -38,7 +37,7 @@ class Pricing:
             error: [n], share of the computation by which a piece is priced higher.
         """
         # Prices rise with what the whole rank reads.
-        compute_ms = self.model.compute.work_ms(pieces.vectors, self._crowd(pieces))
+        compute_ms = self.compute.work_ms(pieces.vectors, self._crowd(pieces))
         margin = self.weights.loads(compute_ms * error[:, None], 0.0 * pieces.volume)
         return self.weights.loads(compute_ms, pieces.volume) + margin, margin
 
@@ -138,14 +137,12 @@ class Pricing:
     @property
     def first_replica_ms(self) -> float:
         """Time that every rank pays as soon as there is a replica, whatever its size."""
-        launches_ms = self.model.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1)
+        launches_ms = self.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1)
         return self.prices.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
 
     def _work_ms(self, pieces: Pieces) -> Floats:
         """Return [n], computation of pieces on ranks that read as much as they do on average."""
-        work_ms: Floats = self.model.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(
-            axis=1
-        )
+        work_ms: Floats = self.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(axis=1)
         return work_ms
 
     def _crowd(self, pieces: Pieces) -> Floats:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.cost.base import AdditiveCostModel
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
 from dlrm_sharded.cost.features import Floats
@@ -200,9 +200,7 @@ class Problem:
         must_replicate: [U], units that are replicas whatever they cost.
     """
 
-    task: ShardingTask
-    model: AdditiveCostModel
-    hosts: Hosts
+    priced: PricedTask
     prices: ExchangePrices
     weights: LoadWeights
     tables: tuple[tuple[int, ...], ...]
@@ -222,6 +220,14 @@ class Problem:
     groups: tuple[RankGroup, ...]
     replica_gain_ms: Floats
     must_replicate: Mask
+
+    @property
+    def task(self) -> ShardingTask:
+        return self.priced.task
+
+    @property
+    def hosts(self) -> Hosts:
+        return self.priced.hosts
 
     @property
     def world_size(self) -> int:
@@ -276,7 +282,7 @@ class Problem:
     @property
     def has_crowding(self) -> bool:
         """Return whether pieces add more to a rank with wide shards than `load` says."""
-        return self.model.compute.widest_ms is not None
+        return self.priced.compute.widest_ms is not None
 
     def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:
         """Return the loads [..., L] that pieces and a crowd have more on one rank than apart.
@@ -286,7 +292,7 @@ class Problem:
         """
         if not self.has_crowding:
             return 0.0
-        crowding_ms = self.model.compute.crowding_ms(
+        crowding_ms = self.priced.compute.crowding_ms(
             demand[..., Demand.VECTOR], crowd[..., Demand.VECTOR]
         )
         loads: Floats = crowding_ms @ self.weights.compute

@@ -162,7 +162,7 @@ class State:
         for has_kind in has_blocks:
             num_lookups += has_kind  # a truth value counts as 0 or 1
         # Computation is no sum over pieces: prices rise with what all of them read together.
-        compute_ms = problem.model.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
+        compute_ms = problem.priced.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
         for blocks, has_kind in zip(problem.blocks, has_blocks, strict=True):

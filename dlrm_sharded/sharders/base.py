@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.cost.base import CostModel
+from dlrm_sharded.cost.base import CostModel, PricedTask, is_additive
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
+
+PriceTask = Callable[[ShardingTask], PricedTask]
 
 
 class Sharder(Protocol):
@@ -37,12 +45,42 @@ class SharderContext:
     the keys of the yaml are its other arguments.
 
     Args:
-        cost_model: the run's cost model, for exchanges in the run's precision; None with
-            `cost_model=none`.
+        cost_model: the run's cost model; None with `cost_model=none`.
+        exchange_precision: the run's precision of exchanges.
     """
 
     run: RunContext = field(default_factory=RunContext)
     cost_model: CostModel | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+
+    def pricing_for(self, sharder: str) -> PriceTask:
+        """Return the function that prices tasks, in the run's precision, for a sharder.
+
+        Raises:
+            ConfigError: the run has no additive cost model, which the sharder needs.
+        """
+        if not is_additive(self.cost_model):
+            raise ConfigError(
+                f"sharder={sharder} needs an additive cost model; choose cost_model=learned"
+            )
+        return functools.partial(self.cost_model.price, exchange_precision=self.exchange_precision)
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        """Predict a plan, which has the run's precision unless it has one of its own.
+
+        Raises:
+            ConfigError: the run has no cost model.
+        """
+        if self.cost_model is None:
+            raise ConfigError("cost_model is none, and the sharder predicts costs; choose another")
+        return self.cost_model.predict(in_precision(plan, self.exchange_precision), task)
+
+
+def in_precision(plan: ShardingPlan, precision: ExchangePrecision) -> ShardingPlan:
+    """Return a plan with exchanges in a precision, unless the plan has one of its own."""
+    if not plan.exchange_precision.is_exact:
+        return plan
+    return dataclasses.replace(plan, exchange_precision=precision)
 
 
 def sharder_name(sharder: Sharder) -> str:

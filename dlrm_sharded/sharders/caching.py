@@ -55,7 +55,7 @@ def find_cached_state(
     task, topology = problem.task, problem.task.topology
     if topology.compute_device != "cuda":
         return None
-    options = cache_options(task, CachePrices.of(topology, problem.model))
+    options = cache_options(task, CachePrices.of(topology, problem.priced.standing))
     for fill in FILLS:
         choice = choose_caches(
             options,
@@ -105,7 +105,7 @@ def where_caching_fits(problem: Problem, how: str = "") -> str | None:
         device_bytes, where = GPU_BYTES * topology.world_size, "on cuda, with "
         if task.table_bytes <= FILLS[0] * device_bytes:
             return f"they fit on cuda with {GPU_BYTES / GIB:.0f} GiB a rank"
-    options = cache_options(task, CachePrices.of(topology, problem.model))
+    options = cache_options(task, CachePrices.of(topology, problem.priced.standing))
     choice = choose_caches(options, device_bytes=int(FILLS[0] * device_bytes), host_bytes=None)
     if choice is None or not choice.load_factors:
         return None
@@ -132,7 +132,7 @@ class _CachedPieces:
     def __init__(self, problem: Problem, load_factors: Mapping[str, float]) -> None:
         self._problem = problem
         self._load_factors = load_factors
-        self._prices = CachePrices.of(problem.task.topology, problem.model)
+        self._prices = CachePrices.of(problem.task.topology, problem.priced.standing)
         self._miss_ratio = miss_ratios(problem.task, load_factors)
 
     def units(self) -> list[int]:

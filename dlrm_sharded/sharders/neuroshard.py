@@ -17,10 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -121,10 +119,7 @@ class NeuroShardSharder:
         max_moved_gib: float | None = None,
         cache_tables: str = "never",
     ) -> None:
-        if not isinstance(context.cost_model, AdditiveCostModel):
-            raise ConfigError(
-                "sharder=neuroshard needs an additive cost model; choose cost_model=learned"
-            )
+        self._price = context.pricing_for(self.name)
         check_number("sharder.critical_path_share", critical_path_share, most=1.0)
         check_count("sharder.seed", seed, least=0)
         check_number("sharder.time_budget_s", time_budget_s, above=True)
@@ -148,7 +143,6 @@ class NeuroShardSharder:
             raise ConfigError(
                 f"sharder.cache_tables is {cache_tables!r}, must be {' or '.join(CACHE_TABLES)}"
             )
-        self._cost_model = context.cost_model
         self.chooses_exchange_precision = exchange_precision is not None
         self._table_precision = table_precision
         self._finds_precision = exchange_precision == AUTO
@@ -172,36 +166,31 @@ class NeuroShardSharder:
         self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        task = with_expected_profiles(task, self._cost_model.compute)
+        priced = self._price(task)
         self._constraints.check(task)
         if self._table_precision == AUTO:
-            return plan_that_fits(task, self._plan)
+            return plan_that_fits(priced.task, lambda tried: self._plan(priced.with_task(tried)))
         if self._table_precision == "fp16":
-            return self._plan(in_half(task, [table.name for table in task.tables]))
-        return self._plan(task)
+            halves = in_half(priced.task, [table.name for table in task.tables])
+            return self._plan(priced.with_task(halves))
+        return self._plan(priced)
 
-    def _plan(self, task: ShardingTask) -> ShardingPlan:
+    def _plan(self, priced: PricedTask) -> ShardingPlan:
         """Return the best plan for tables in the precisions that the task has."""
         if self._finds_precision:
             half_s = self._time_budget_s / 2
-            return plan_of_best_precision(
-                task, self._cost_model, lambda model: self._search(task, model, half_s)
-            )
+            return plan_of_best_precision(priced, lambda tried: self._search(tried, half_s))
         if self._precision is None:
-            return self._search(task, self._cost_model, self._time_budget_s)
-        model = for_precision(self._cost_model, self._precision)
-        plan = self._search(task, model, self._time_budget_s)
+            return self._search(priced, self._time_budget_s)
+        plan = self._search(priced.with_precision(self._precision), self._time_budget_s)
         return dataclasses.replace(plan, exchange_precision=self._precision)
 
-    def _search(
-        self, task: ShardingTask, model: AdditiveCostModel, time_budget_s: float
-    ) -> ShardingPlan:
-        """Return the best plan under the prices of a model, whatever its precision."""
-        clock = _clock(time_budget_s)
+    def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
+        """Return the best plan under the prices of a task, whatever their precision."""
+        clock, task = _clock(time_budget_s), priced.task
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = build_problem(
-            task,
-            model,
+            priced,
             self._constraints,
             critical_path_share=self._critical_path_share,
             split_error=self._split_error,
@@ -221,17 +210,14 @@ class NeuroShardSharder:
         by_table = None if earlier is None else earlier.shards_by_table()
         plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
         # The search's prices are linear in exchanged bytes, so what it improves may cost more.
-        if earlier is not None and self._value_ms(plan, task, model) > self._value_ms(
-            earlier, task, model
-        ):
+        if earlier and self._value_ms(plan, priced) > self._value_ms(earlier, priced):
             plan = earlier
         plan = with_load_factors(plan, load_factors) if load_factors else plan
         return with_precisions_of(plan, task)
 
-    def _value_ms(self, plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> float:
+    def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> float:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
-        model = for_task(model, task)
-        cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+        cost = priced.predict(plan)
         share = self._critical_path_share
         return (1.0 - share) * cost.cost_ms + share * cost.critical_path_ms
 
@@ -240,11 +226,11 @@ class NeuroShardSharder:
         if why_infeasible(problem):
             return None
         # Plans that the search does not make are no reason for it to go on.
-        replicas = problem.replicas is not None
-        bound_ms = lower_bound_ms(problem.task, problem.model, replicas=replicas)
+        replicas, priced = problem.replicas is not None, problem.priced
+        bound_ms = lower_bound_ms(priced, replicas=replicas)
         if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
-            task = without_memory_limit(problem.task)
-            bound_ms = lower_bound_ms(task, problem.model, replicas=replicas)
+            unlimited = priced.with_task(without_memory_limit(priced.task))
+            bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         return find_state(problem, bound_ms, self._seed, stopping)
 

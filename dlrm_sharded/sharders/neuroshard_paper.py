@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
@@ -73,24 +73,20 @@ class NeuroShardPaperSharder:
         num_limits: int = 11,
         max_splits: int = 10,
     ) -> None:
-        if not isinstance(context.cost_model, AdditiveCostModel):
-            raise ConfigError(
-                f"sharder={NAME} needs an additive cost model; choose cost_model=learned"
-            )
+        self._price = context.pricing_for(NAME)
         check_count("sharder.beam_width", beam_width, least=1)
         check_count("sharder.num_candidates", num_candidates, least=1)
         check_count("sharder.num_limits", num_limits, least=1, most=1000)
         check_count("sharder.max_splits", max_splits, least=0)
-        self._model = context.cost_model
         self._beam_width = beam_width
         self._num_candidates = num_candidates
         self._limits = np.linspace(MIN_LIMIT, MAX_LIMIT, num_limits)
         self._max_splits = max_splits
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        task = with_profiles(task)
-        shapes = _Shapes.from_task(task, self._model)
-        inner = _GreedyGrid(task, self._model, shapes, self._limits)
+        priced = self._price(with_profiles(task))
+        shapes = _Shapes.from_task(priced)
+        inner = _GreedyGrid(priced, shapes, self._limits)
         beam = [shapes.whole]
         [best] = inner.place(beam)
         num_nodes = 1
@@ -146,12 +142,13 @@ class _Shapes:
     vectors: Floats
 
     @classmethod
-    def from_task(cls, task: ShardingTask, model: AdditiveCostModel) -> _Shapes:
+    def from_task(cls, priced: PricedTask) -> _Shapes:
+        task, compute = priced.task, priced.compute
         shapes = [(i, width) for i, table in enumerate(task.tables) for width in _widths(table)]
         table, num_cols = np.array(shapes).T
-        pieces = PiecePricer(task, model.compute).columns(table, num_cols)
+        pieces = PiecePricer(task, compute).columns(table, num_cols)
         vectors = pieces.vectors
-        alone_ms = model.compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
+        alone_ms = compute.times_ms(vectors, np.ones(len(shapes))).sum(axis=1)
         order = np.argsort(-alone_ms, kind="stable")
         place = {shapes[k]: i for i, k in enumerate(order.tolist())}
         return cls(
@@ -180,11 +177,10 @@ class _Placement:
 class _GreedyGrid:
     """The inner search, vectorized over nodes and limits, whose placements are independent."""
 
-    def __init__(
-        self, task: ShardingTask, model: AdditiveCostModel, shapes: _Shapes, limits: Floats
-    ) -> None:
-        self._model = model = for_task(model, task)
-        self._hosts = model.hosts(task.topology)
+    def __init__(self, priced: PricedTask, shapes: _Shapes, limits: Floats) -> None:
+        task = priced.task
+        self._compute, self._communication = priced.compute, priced.communication
+        self._hosts = priced.hosts
         self._shapes = shapes
         total = sum(table.embedding_dim for table in task.tables)
         self._max_cols = limits * (total / task.topology.world_size)
@@ -242,7 +238,7 @@ class _GreedyGrid:
     def _compute_ms(self, sums: Floats) -> Floats:
         """Return [...], computation in both directions of ranks with sums [..., V]."""
         flat = sums.reshape(-1, sums.shape[-1])
-        times: Floats = self._model.compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
+        times: Floats = self._compute.times_ms(flat, np.ones(len(flat))).sum(axis=1)
         return times.reshape(sums.shape[:-1])
 
     def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
@@ -252,7 +248,7 @@ class _GreedyGrid:
         volume = cols.reshape(-1, num_ranks) * self._col_bytes
         num_shards = count.reshape(-1, num_ranks)
         for kind in STEP_EXCHANGES:
-            totals += self._model.communication.all_to_all_ms(
+            totals += self._communication.all_to_all_ms(
                 kind, volume, num_shards, self._hosts
             ).reshape(totals.shape)
         costs: Floats = totals.max(axis=-1)

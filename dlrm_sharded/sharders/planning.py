@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
 from dlrm_sharded.cost.base import (
-    AdditiveCostModel,
     CostModel,
+    PricedTask,
     caveat_of,
-    for_precision,
+    price,
     standing_of,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.cached_tables import cache_forecast
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -27,12 +25,12 @@ from dlrm_sharded.plans.plan_report import Diagnosis, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder, chooses_precision, sharder_name
+from dlrm_sharded.sharders.base import Sharder, chooses_precision, in_precision, sharder_name
 
 log = logging.getLogger(__name__)
 
-Diagnose = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], Diagnosis]
-ValueProfiles = Callable[[ShardingPlan, ShardingTask, AdditiveCostModel], ProfileValue]
+Diagnose = Callable[[ShardingPlan, PricedTask], Diagnosis]
+ValueProfiles = Callable[[ShardingPlan, ShardingTask, PricedTask], ProfileValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +58,19 @@ class Planner:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.
             ConfigError: the sharder does not return a plan.
         """
-        unprofiled, task = task, self._profiled(task)
+        priced = price(self.cost_model, task, self.exchange_precision)
         if self.cost_model is not None:
-            _warn_about_assumed_profiles(unprofiled, self.cost_model)
+            _warn_about_assumed_profiles(task, is_priced=priced is not None)
+        profiled = with_profiles(task) if priced is None else priced.task
         started = time.perf_counter()
-        plan = self.sharder.shard(task)
+        plan = self.sharder.shard(profiled)
         solve_s = time.perf_counter() - started
         if not isinstance(plan, ShardingPlan):
             name = type(self.sharder).__name__
             raise ConfigError(f"{name}.shard returned {plan!r}, which is not a ShardingPlan")
         plan = self._with_precision(plan)
-        validate(plan, task)
-        return plan, self._report(plan, unprofiled, task, solve_s)
+        validate(plan, profiled)
+        return plan, self._report(plan, task, priced, solve_s)
 
     def adopt(
         self, plan: ShardingPlan, task: ShardingTask, *, solve_s: float
@@ -84,44 +83,45 @@ class Planner:
         Raises:
             InvalidPlanError: the plan does not fit the task.
         """
-        profiled, plan = self._profiled(task), self._with_precision(plan)
-        validate(plan, profiled)
-        return plan, self._report(plan, task, profiled, solve_s)
+        plan = self._with_precision(plan)
+        validate(plan, task)
+        priced = price(self.cost_model, task, plan.exchange_precision)
+        return plan, self._report(plan, task, priced, solve_s)
 
     def _with_precision(self, plan: ShardingPlan) -> ShardingPlan:
         """Return a plan with the precision of the run, unless the plan has one of its own."""
-        if chooses_precision(self.sharder) or not plan.exchange_precision.is_exact:
-            return plan
-        return dataclasses.replace(plan, exchange_precision=self.exchange_precision)
-
-    def _profiled(self, task: ShardingTask) -> ShardingTask:
-        """Return the task with an assumed profile for every table that has none."""
-        if isinstance(self.cost_model, AdditiveCostModel):
-            return with_expected_profiles(task, self.cost_model.compute)
-        return with_profiles(task)
+        return (
+            plan if chooses_precision(self.sharder) else in_precision(plan, self.exchange_precision)
+        )
 
     def _report(
-        self, plan: ShardingPlan, unprofiled: ShardingTask, task: ShardingTask, solve_s: float
+        self, plan: ShardingPlan, task: ShardingTask, priced: PricedTask | None, solve_s: float
     ) -> PlanReport:
-        task, unprofiled = with_precisions(task, plan), with_precisions(unprofiled, plan)
-        model = for_precision(self.cost_model, plan.exchange_precision)
-        cached = cache_forecast(plan, task, model)
+        """Report on a plan of a task as it was given, and with its prices."""
+        model, unprofiled = self.cost_model, with_precisions(task, plan)
+        if priced is None:
+            task = with_profiles(unprofiled)
+            standing, caveat = standing_of(model), caveat_of(model, task.topology)
+        else:
+            priced = priced.with_task(with_precisions(priced.task, plan))
+            priced = priced.with_precision(plan.exchange_precision)
+            task, standing, caveat = priced.task, priced.standing, priced.caveat
+        cached = cache_forecast(plan, task, standing)
         cost = None if model is None else _finite(model.predict(plan, task))
-        caveat = None if model is None else caveat_of(model, task.topology)
         bound_ms = diagnosis = profile_value = None
-        if isinstance(model, AdditiveCostModel):
+        if priced is not None:
             # A bound of times that do not hold here would read as one of the real times.
             # Plans that cache tables can be had in less memory, and cost no less than others.
             bounded = task if cached is None else without_memory_limit(task)
-            bound_ms = None if caveat else lower_bound_ms(bounded, model)
-            diagnosis = self.diagnose(plan, task, model) if self.diagnose else None
+            bound_ms = None if caveat else lower_bound_ms(priced.with_task(bounded))
+            diagnosis = self.diagnose(plan, priced) if self.diagnose else None
             if self.value_profiles and unprofiled != task and cached is None:
-                profile_value = self.value_profiles(plan, unprofiled, model)
+                profile_value = self.value_profiles(plan, unprofiled, priced)
         return PlanReport(
             sharder=sharder_name(self.sharder),
             solve_s=solve_s,
             cost=cost if cost is None or cached is None else cached.added_to(cost),
-            standing=None if model is None else standing_of(model),
+            standing=standing,
             caveat=caveat,
             lower_bound_ms=bound_ms,
             diagnosis=diagnosis,
@@ -142,11 +142,11 @@ def _finite(cost: PlanCost) -> PlanCost:
     return cost
 
 
-def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel) -> None:
+def _warn_about_assumed_profiles(task: ShardingTask, *, is_priced: bool) -> None:
     unknown = sum(table.reuse_histogram is None for table in task.tables)
     if not unknown:
         return
-    if isinstance(model, AdditiveCostModel):
+    if is_priced:
         assumption = f"exponents from {min(SKEWS):g} to {max(SKEWS):g}, and takes the mean price"
     else:
         assumption = f"exponent {ASSUMED_EXPONENT:g}"

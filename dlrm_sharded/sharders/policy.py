@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.base import AdditiveCostModel, CostModel, for_task
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.base import CostModel, PricedTask, price
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
 from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.rl.base import Candidate, Policy
@@ -41,6 +40,7 @@ class PolicySharder:
         replicate: whether tables may be replicated, where that pays by an additive cost model.
         cost_model: prices of the run; None to take the placement of the policy that the policy's
             own cost network rates cheapest.
+        exchange_precision: precision of exchanges for which plans are priced.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class PolicySharder:
         replicate: bool = True,
         seed: int = 0,
         cost_model: CostModel | None = None,
+        exchange_precision: ExchangePrecision = FP32_EXCHANGE,
     ) -> None:
         check_count("sharder.num_samples", num_samples, least=0)
         if not isinstance(split, bool):
@@ -67,17 +68,19 @@ class PolicySharder:
         self._replicate = replicate
         self._seed = seed
         self._cost_model = cost_model
+        self._exchange_precision = exchange_precision
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         _check_feasible(task, split=self._split)
         task = with_profiles(task)
+        priced = price(self._cost_model, task, self._exchange_precision)
         for splitting in splittings(task) if self._split else [unsplit(task)]:
             plans = self._plans(splitting)
             if plans:
-                with_replicas = splitting.with_replicas(self._worth_replicating(task))
+                with_replicas = splitting.with_replicas(self._worth_replicating(priced))
                 if with_replicas != splitting:
                     plans |= self._plans(with_replicas, " beside replicas")
-                return self._cheapest(plans, task)
+                return self._cheapest(plans, task, priced)
         raise InfeasibleTaskError(self._not_found(task))
 
     def _plans(self, splitting: Splitting, suffix: str = "") -> dict[ShardingPlan, str]:
@@ -89,11 +92,9 @@ class PolicySharder:
                 plans.setdefault(plan, candidate.origin + suffix)
         return plans
 
-    def _worth_replicating(self, task: ShardingTask) -> set[str]:
+    def _worth_replicating(self, priced: PricedTask | None) -> set[str]:
         """Return the names of tables whose replicas pay off; none without an additive model."""
-        if not self._replicate or not isinstance(self._cost_model, AdditiveCostModel):
-            return set()
-        return worth_replicating(task, self._cost_model)
+        return worth_replicating(priced) if self._replicate and priced is not None else set()
 
     def _candidates(self, splitting: Splitting) -> list[Candidate]:
         """Return placements of the pieces that fit, those of the policy first."""
@@ -113,13 +114,19 @@ class PolicySharder:
         placed = self._policy.candidates(of_pieces, num_samples=self._num_samples, seed=self._seed)
         return [*placed, *_heuristic_candidates(of_pieces, self._seed)]
 
-    def _cheapest(self, plans: dict[ShardingPlan, str], task: ShardingTask) -> ShardingPlan:
+    def _cheapest(
+        self, plans: dict[ShardingPlan, str], task: ShardingTask, priced: PricedTask | None
+    ) -> ShardingPlan:
         """Return the first plan with the lowest predicted cost; the only one without a model."""
         if self._cost_model is None:
             [plan] = plans
             return plan
-        predict_ms = _prediction(self._cost_model, task)
-        costs = {plan: predict_ms(plan) for plan in plans}
+        model = self._cost_model
+        # a priced task predicts without a warning for each plan
+        costs = {
+            plan: (model.predict(plan, task) if priced is None else priced.predict(plan)).cost_ms
+            for plan in plans
+        }
         cheapest = min(costs, key=costs.__getitem__)
         log.info(
             "sharder=%s: the cheapest of %d placements is %s, predicted %.2f ms",
@@ -161,6 +168,7 @@ def policy_sharder(
         replicate=replicate,
         seed=seed,
         cost_model=context.cost_model,
+        exchange_precision=context.exchange_precision,
     )
 
 
@@ -176,19 +184,6 @@ def _heuristic_candidates(task: ShardingTask, seed: int) -> list[Candidate]:
         ranks = tuple(rank_of[table.name] for table in task.tables)
         found.append(Candidate(ranks, f"the heuristic {weight}"))
     return found
-
-
-def _prediction(model: CostModel, task: ShardingTask) -> Callable[[ShardingPlan], float]:
-    """Return the predicted cost of plans of a task, without a warning for each if that is possible.
-
-    Args:
-        task: its tables all have a reuse histogram.
-    """
-    if not isinstance(model, AdditiveCostModel):
-        return lambda plan: model.predict(plan, task).cost_ms
-    of_task = for_task(model, task)
-    hosts = of_task.hosts(task.topology)
-    return lambda plan: of_task.predict_workload(workload_of_plan(plan, task), hosts).cost_ms
 
 
 def _check_feasible(task: ShardingTask, *, split: bool) -> None:

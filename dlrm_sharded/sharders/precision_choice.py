@@ -7,11 +7,9 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_precision, for_task
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.task import ShardingTask
 
 log = logging.getLogger(__name__)
 
@@ -27,30 +25,27 @@ CANDIDATES = tuple(
     ExchangePrecision(*directions) for directions in itertools.product(("fp32", SHORTER), repeat=2)
 )
 
-Search = Callable[[AdditiveCostModel], ShardingPlan]
+Search = Callable[[PricedTask], ShardingPlan]
 
 
-def plan_of_best_precision(
-    task: ShardingTask, model: AdditiveCostModel, search: Search
-) -> ShardingPlan:
+def plan_of_best_precision(priced: PricedTask, search: Search) -> ShardingPlan:
     """Return the cheapest plan, in fp32 unless rounding what is exchanged gains over 5 %.
 
     Plans are searched for with exchanges in fp32 and with both directions rounded. Each of them is
     then priced with every direction rounded or not.
 
     Args:
-        task: its tables all have a reuse histogram.
-        search: makes a plan under a cost model.
+        search: makes a plan under the prices of the task in a precision.
     """
-    exact = search(for_precision(model, FP32_EXCHANGE))
-    rounded = search(for_precision(model, ExchangePrecision.parse(SHORTER)))
-    exact_ms = _cost_ms(exact, task, model)
+    exact = search(priced.with_precision(FP32_EXCHANGE))
+    rounded = search(priced.with_precision(ExchangePrecision.parse(SHORTER)))
+    exact_ms = _cost_ms(exact, priced)
     candidates = [
         dataclasses.replace(plan, exchange_precision=precision)
         for plan, precision in itertools.product((exact, rounded), CANDIDATES)
     ]
-    best = min(candidates, key=lambda plan: _cost_ms(plan, task, model))
-    best_ms = _cost_ms(best, task, model)
+    best = min(candidates, key=lambda plan: _cost_ms(plan, priced))
+    best_ms = _cost_ms(best, priced)
     is_better = best_ms < exact_ms * (1 - MIN_GAIN)
     log.info(
         "exchanges in %s: predicted %.2f ms with fp32, %.2f ms with %s",
@@ -62,6 +57,5 @@ def plan_of_best_precision(
     return best if is_better else exact
 
 
-def _cost_ms(plan: ShardingPlan, task: ShardingTask, model: AdditiveCostModel) -> float:
-    model = for_task(for_precision(model, plan.exchange_precision), task)
-    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology)).cost_ms
+def _cost_ms(plan: ShardingPlan, priced: PricedTask) -> float:
+    return priced.with_precision(plan.exchange_precision).predict(plan).cost_ms

@@ -30,7 +30,6 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
@@ -44,7 +43,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.base import PriceTask, SharderContext
 from dlrm_sharded.sharders.time_box import TimeBox
 from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
 from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch
@@ -72,7 +71,7 @@ class TorchRecSharder:
             of 128 columns or fewer.
         timeout_s: the planner stops looking for better plans after this time, which includes the
             pricing of its options; it ends with an error if it has no plan by then.
-        cost_model: prices the options of an informed planner; None for TorchRec's own estimate.
+        price: prices the task of an informed planner; None for TorchRec's own estimate.
         full: whether an informed planner may also split rows on CPUs, tries the plans of TorchRec's
             dynamic programming, and balances the memory of plans that cost about the same.
         replicate: whether an informed planner may replicate tables; never done on one rank, nor
@@ -85,7 +84,7 @@ class TorchRecSharder:
         informed: bool = True,
         min_partition: int = 32,
         timeout_s: int = 300,
-        cost_model: AdditiveCostModel | None = None,
+        price: PriceTask | None = None,
         full: bool = False,
         replicate: bool = False,
     ) -> None:
@@ -102,11 +101,11 @@ class TorchRecSharder:
                 "memory of replicas; set sharder.informed=true"
             )
         self.name = "torchrec" if informed else "torchrec_blind"
-        if cost_model is not None:
+        if price is not None:
             self.name = "torchrec_calibrated"
         if full:
             self.name = "torchrec_dp"
-        self._cost_model = cost_model
+        self._price = price
         self._full = full
         self._replicate = replicate
         self._informed = informed
@@ -186,8 +185,8 @@ class TorchRecSharder:
                 constraints=constraints,
                 estimator=[
                     EmbeddingPerfEstimator(topology=topology, constraints=constraints)
-                    if self._cost_model is None
-                    else CalibratedPerfEstimator(self._cost_model, task),
+                    if self._price is None
+                    else CalibratedPerfEstimator(self._price(task)),
                     _TableStorage(task.topology, memory),
                 ],
             ),
@@ -232,13 +231,8 @@ def calibrated_sharder(
     Raises:
         ConfigError: the run has no additive cost model.
     """
-    if not isinstance(context.cost_model, AdditiveCostModel):
-        raise ConfigError(
-            "sharder=torchrec_calibrated needs an additive cost model; choose cost_model=learned"
-        )
-    return TorchRecSharder(
-        min_partition=min_partition, timeout_s=timeout_s, cost_model=context.cost_model
-    )
+    price = context.pricing_for("torchrec_calibrated")
+    return TorchRecSharder(min_partition=min_partition, timeout_s=timeout_s, price=price)
 
 
 def full_sharder(

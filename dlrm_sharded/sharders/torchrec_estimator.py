@@ -18,16 +18,14 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import Perf, Shard, ShardEstimator, ShardingOption
 from torchrec.distributed.types import ShardingType
 
-from dlrm_sharded.cost.base import AdditiveCostModel, for_task
+from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_prices import ExchangePrices
-from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats, Workload, column_volume, workload_of_rows
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 
 COLUMN_TYPES = (
     ShardingType.TABLE_WISE.value,
@@ -60,20 +58,16 @@ class CalibratedPerfEstimator(ShardEstimator):
     the fused kernel. All others get an infinite price, so that no plan has them.
 
     Args:
-        cost_model: such as `cost.learned.learned_cost_model` loads.
-        task: tables, ranks and global batch size. Tables are found by the names that they have in
-            the model; the accesses of tables without a reuse histogram are assumed.
+        priced: a task under a cost model such as `cost.learned.learned_cost_model` loads. Its
+            tables are found by the names that they have in the model.
     """
 
-    def __init__(self, cost_model: AdditiveCostModel, task: ShardingTask) -> None:
-        cost_model = for_task(cost_model, task)
-        task = with_expected_profiles(task, cost_model.compute)
-        self._task = task
+    def __init__(self, priced: PricedTask) -> None:
+        self._task = task = priced.task
         self._tables = {table.name: table for table in task.tables}
-        self._compute = cost_model.compute
-        hosts = cost_model.hosts(task.topology)
+        self._compute = priced.compute
         self._exchanges = {
-            kind: ExchangePrices.from_model(cost_model.communication, hosts, kinds=[kind])
+            kind: ExchangePrices.from_model(priced.communication, priced.hosts, kinds=[kind])
             for kind in STEP_EXCHANGES
         }
         whole = self._workload(

@@ -22,10 +22,10 @@ from dlrm_sharded.accesses.patterns import (
 )
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew, with_profiles
 from dlrm_sharded.accesses.zipf import Zipf
-from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import Floats, workload_of_plan
+from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.task_sets import paper_tasks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
     quiet()
     planner = planner_of("neuroshard,sharder.patience=0")
     model = planner.cost_model
-    assert isinstance(model, AdditiveCostModel)
+    assert isinstance(model, LearnedCostModel)
     rng = np.random.default_rng(options.seed)
     lines = []
     for pattern, draw in PATTERNS_AND_MIX.items():

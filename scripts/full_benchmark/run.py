@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.compared import planner_of
+from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.provenance import commit, device_name, versions
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.ranks.devices import device_type
@@ -106,7 +107,7 @@ def _minutes(seconds: Mapping[str, float]) -> str:
 def _prices(device: torch.device) -> str:
     """Say how well the cost model knows this machine, on which predictions depend."""
     planner = planner_of(REFERENCE, device=device.type, hardware=local_hardware(device))
-    standing = getattr(planner.cost_model, "standing", None)
+    standing = standing_of(planner.cost_model)
     return "not known" if standing is None else standing.text
 
 

@@ -74,8 +74,12 @@ def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
         stage: predicted.stage_max_ms(stage) for stage in STAGES
     }
     assert result["predicted_input_dist_ms"] == predicted.input_dist_max_ms
-    assert result["lower_bound_ms"] == written["lower_bound_ms"] == lower_bound_ms(task, model)
-    assert result["gap"] == written["gap"] == predicted.cost_ms / lower_bound_ms(task, model) - 1
+    assert (
+        result["lower_bound_ms"] == written["lower_bound_ms"] == lower_bound_ms(model.price(task))
+    )
+    assert (
+        result["gap"] == written["gap"] == predicted.cost_ms / lower_bound_ms(model.price(task)) - 1
+    )
     events = events_of(run_dir)
     shown = {tag: events.Scalars(f"plan/{tag}")[0].value for tag in ("predicted_ms", "gap")}
     expected = {"predicted_ms": predicted.cost_ms, "gap": written["gap"]}

@@ -55,7 +55,7 @@ def test_no_plan_of_a_tiny_task_is_cheaper(name: str, shape: str) -> None:
     for seed in range(3):
         task, plans = plans_of(shape, seed)
         model = model_of(name, seed)
-        assert lower_bound_ms(task, model) <= least_ms(task, plans, model) * (1 + ROUNDING)
+        assert lower_bound_ms(model.price(task)) <= least_ms(task, plans, model) * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,7 +65,7 @@ def test_exact_where_there_is_one_plan(name: str) -> None:
         narrow = dataclasses.replace(task.tables[0], embedding_dim=4)
         task = dataclasses.replace(task, tables=(narrow,))
         cost_ms = predicted((Shard.whole(task.tables[0], 0),), task, model_of(name, seed)).cost_ms
-        bound_ms = lower_bound_ms(task, model_of(name, seed))
+        bound_ms = lower_bound_ms(model_of(name, seed).price(task))
         assert cost_ms * (1 - HALVINGS) <= bound_ms <= cost_ms * (1 + ROUNDING)
 
 
@@ -79,7 +79,7 @@ def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
         plans = [random_plan(rng, task) for _ in range(30)]
         # all on one rank: nothing is even
         plans.append(tuple(Shard.whole(table, 0) for table in task.tables))
-        bound_ms = lower_bound_ms(task, model)
+        bound_ms = lower_bound_ms(model.price(task))
         assert 0 < bound_ms <= least_ms(task, plans, model) * (1 + ROUNDING)
 
 
@@ -88,7 +88,7 @@ def test_no_random_plan_is_cheaper(name: str, hosts: tuple[int, int]) -> None:
 def test_no_plan_is_cheaper(of: Planned, name: str, seed: int) -> None:
     plan, task = of
     cost_ms = predicted(plan.shards, task, model_of(name, seed)).cost_ms
-    assert lower_bound_ms(task, model_of(name, seed)) <= cost_ms * (1 + ROUNDING)
+    assert lower_bound_ms(model_of(name, seed).price(task)) <= cost_ms * (1 + ROUNDING)
 
 
 def test_pieces_of_one_table_on_one_rank() -> None:
@@ -99,7 +99,7 @@ def test_pieces_of_one_table_on_one_rank() -> None:
         Shard("t0", rank, (0, 5000), (4 * i, 4 * i + 4)) for i, rank in enumerate([0, 1, 0, 1])
     )
     for name in MODELS:
-        assert lower_bound_ms(task, model_of(name)) <= predicted(
+        assert lower_bound_ms(model_of(name).price(task)) <= predicted(
             shards, task, model_of(name)
         ).cost_ms * (1 + ROUNDING)
 
@@ -116,7 +116,7 @@ def test_a_reduction_on_one_host_is_paid_there_alone(fixed_ms: float) -> None:
     tables = (Table("a", 1000, 4, 0.01), Table("b", 1, 4, 200.0))
     topology = Topology(4, 10_000, 2, compute_device="cpu")
     task = with_profiles(ShardingTask(tables, topology, 2048))
-    assert lower_bound_ms(task, model) <= least_ms(task, list(all_plans(task)), model)
+    assert lower_bound_ms(model.price(task)) <= least_ms(task, list(all_plans(task)), model)
 
 
 def test_a_rank_may_wait_for_nothing() -> None:
@@ -125,7 +125,7 @@ def test_a_rank_may_wait_for_nothing() -> None:
     task = with_profiles(ShardingTask((Table("a", 10, 4, 5.0),), topology, 2048))
     for seed in range(20):
         model = model_of("receiving", seed)
-        assert lower_bound_ms(task, model) <= least_ms(task, list(all_plans(task)), model) * (
+        assert lower_bound_ms(model.price(task)) <= least_ms(task, list(all_plans(task)), model) * (
             1 + ROUNDING
         )
 
@@ -137,7 +137,9 @@ def test_order_of_tables_is_nothing(of: Planned, name: str, data: st.DataObject)
     tables = tuple(data.draw(st.permutations(task.tables)))
     other = dataclasses.replace(task, tables=tables)
     model = model_of(name)
-    assert lower_bound_ms(other, model) == pytest.approx(lower_bound_ms(task, model), rel=HALVINGS)
+    assert lower_bound_ms(model.price(other)) == pytest.approx(
+        lower_bound_ms(model.price(task)), rel=HALVINGS
+    )
 
 
 @given(of=planned(), name=st.sampled_from(MODELS), exponents=st.lists(st.floats(0.0, 1.2)))
@@ -148,10 +150,10 @@ def test_memory_never_costs(of: Planned, name: str, exponents: list[float]) -> N
     before = math.inf
     for exponent in sorted(exponents):
         memory_bytes = max(int(task.table_bytes**exponent), 1)
-        bound_ms = lower_bound_ms(with_memory(task, memory_bytes), model)
+        bound_ms = lower_bound_ms(model.price(with_memory(task, memory_bytes)))
         assert bound_ms <= before * (1 + HALVINGS)
         one_has_more = [*[memory_bytes] * (task.topology.world_size - 1), 2 * memory_bytes]
-        more_ms = lower_bound_ms(with_memory(task, *one_has_more), model)
+        more_ms = lower_bound_ms(model.price(with_memory(task, *one_has_more)))
         assert more_ms <= bound_ms * (1 + HALVINGS)
         before = bound_ms
 
@@ -161,16 +163,16 @@ def test_infinite_where_surely_none_fits(name: str) -> None:
     model = model_of(name)
     table = Table("t0", 1000, 8, 3.0)
     task = with_profiles(ShardingTask((table,), Topology(4, 2**30, 2, compute_device="cpu"), 512))
-    assert lower_bound_ms(with_memory(task, 250 * 8 * 4), model) < math.inf
-    assert lower_bound_ms(with_memory(task, 250 * 8 * 4 - 1), model) == math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 250 * 8 * 4))) < math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 250 * 8 * 4 - 1))) == math.inf
     few_rows = Table("t0", 3, 8, 3.0)  # too few for blocks on all ranks, enough for those of a host
     task = with_profiles(dataclasses.replace(task, tables=(few_rows,)))
-    assert lower_bound_ms(with_memory(task, 3 * 4 * 4), model) < math.inf
-    assert lower_bound_ms(with_memory(task, 3 * 4 * 4 - 1), model) == math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 3 * 4 * 4))) < math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 3 * 4 * 4 - 1))) == math.inf
     narrow = tuple(Table(f"t{i}", 100, 4, 1.0) for i in range(9))  # fits no four ranks together
     task = with_profiles(dataclasses.replace(task, tables=narrow))
-    assert lower_bound_ms(with_memory(task, 100 * 4 * 4 * 9 // 4), model) < math.inf
-    assert lower_bound_ms(with_memory(task, 100 * 4 * 4 * 9 // 4 - 1), model) == math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 100 * 4 * 4 * 9 // 4))) < math.inf
+    assert lower_bound_ms(model.price(with_memory(task, 100 * 4 * 4 * 9 // 4 - 1))) == math.inf
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -180,7 +182,7 @@ def test_a_table_more_never_costs_less(name: str) -> None:
         task = roomy_task(rng, (2, 2), 6)
         bounds = [
             lower_bound_ms(
-                dataclasses.replace(task, tables=task.tables[:num]), model_of(name, seed)
+                model_of(name, seed).price(dataclasses.replace(task, tables=task.tables[:num]))
             )
             for num in range(1, 7)
         ]

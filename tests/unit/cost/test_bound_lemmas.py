@@ -168,7 +168,7 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
 ) -> None:
     """The mean of the relaxation without a limit is below that of every plan of the kind."""
     workload = workload_of_plan(*of)
-    relaxation = Relaxation(of[1], model)
+    relaxation = Relaxation(model.price(of[1]))
     mean_ms = by_rank_ms(predicted(of[0].shards, of[1], model)).mean()
     assert at_least(mean_ms, relaxation.mean_ms(math.inf, kind_of(workload, relaxation)))
 
@@ -176,7 +176,7 @@ def test_l4_tables_cost_at_least_their_cheapest_pieces(
 @given(of=planned(), model=models)
 @EXAMPLES
 def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel) -> None:
-    workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
+    workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
     exchange = workload.exchange(for_ids=False)
     cost = predicted(of[0].shards, of[1], model)
     prices = LeastExchangePrices.from_model(model.communication, hosts)
@@ -194,7 +194,7 @@ def test_l5_no_piece_alone_exceeds_the_cost(of: Planned, model: LearnedCostModel
 def test_l5_a_limit_that_a_plan_keeps_never_raises_the_mean_above_it(
     of: Planned, model: LearnedCostModel, factor: float
 ) -> None:
-    relaxation = Relaxation(of[1], model)
+    relaxation = Relaxation(model.price(of[1]))
     kind = kind_of(workload_of_plan(*of), relaxation)
     cost_ms = predicted(of[0].shards, of[1], model).cost_ms * (1 + TOLERANCE)
     mean_ms = relaxation.mean_ms(cost_ms, kind)
@@ -248,7 +248,7 @@ def test_l7_holds_term_by_term(hosts: Hosts) -> None:
 def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
     of: Planned, model: LearnedCostModel
 ) -> None:
-    kind = kind_of(workload_of_plan(*of), Relaxation(of[1], model))
+    kind = kind_of(workload_of_plan(*of), Relaxation(model.price(of[1])))
     exchange_ms = exchanges_by_rank_ms(predicted(of[0].shards, of[1], model))
     assert at_least(exchange_ms, kind.every_rank_fixed_ms)
     assert at_least(exchange_ms.mean(), kind.fixed_ms)
@@ -259,7 +259,7 @@ def test_l8_every_plan_pays_the_fixed_costs_of_its_kind(
 def test_l10_every_rank_pays_for_all_replicas(of: Planned, model: LearnedCostModel) -> None:
     plan, task = of
     workload = workload_of_plan(plan, task)
-    hosts = model.hosts(task.topology)
+    hosts = model.price(task).hosts
     gradients = ExchangePrices.from_model(model.communication, hosts).gradients
     work_ms = stand_alone_ms(workload, model) * workload.is_replica
     num_bytes = workload.by_rank(workload.replica_bytes())
@@ -287,9 +287,9 @@ def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) ->
 def test_worked_example() -> None:
     """The numbers of docs/lower_bound.md."""
     task, model = worked_task(), worked_model()
-    prices = LeastExchangePrices.from_model(model.communication, model.hosts(task.topology))
+    prices = LeastExchangePrices.from_model(model.communication, model.price(task).hosts)
     assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))
-    relaxation = Relaxation(task, model)
+    relaxation = Relaxation(model.price(task))
     columns, rows, mixed, *with_replicas = relaxation.kinds()
     means = {2.3: 3.79, 2.5: 2.79, 3.0: 2.0667 + 0.39}
     for limit_ms, mean_ms in means.items():
@@ -297,6 +297,6 @@ def test_worked_example() -> None:
     kinds = (columns, rows, mixed, *with_replicas)
     by_kind = [relaxation.bound_of_kind_ms(kind) for kind in kinds]
     assert by_kind == pytest.approx([2.79, 2.95, 3.05, 3.05, 3.95, 4.05, 2.95], rel=1e-5)
-    assert lower_bound_ms(task, model) == by_kind[0]
+    assert lower_bound_ms(model.price(task)) == by_kind[0]
     costs = [predicted(shards, task, model).cost_ms for shards in all_plans(task)]
     assert min(costs) == pytest.approx(2.89)

@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts
-from dlrm_sharded.cost.base import for_precision
+from dlrm_sharded.cost.base import price
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import (
     CPU_CODECS,
@@ -134,32 +134,36 @@ def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -
     for ours, theirs in zip(found.per_rank, exact.per_rank, strict=True):
         assert ours.fwd_comm_ms != theirs.fwd_comm_ms
         assert dataclasses.replace(ours, fwd_comm_ms=theirs.fwd_comm_ms) == theirs
-    assert of_device.for_precision(FP16_FORWARD).predict(PLAN, of_task) == found
+    assert of_device.price(of_task, FP16_FORWARD).predict(PLAN) == found
 
 
-def test_the_same_precision_is_the_same_model(of_device: LearnedCostModel) -> None:
-    assert of_device.for_precision(FP32_EXCHANGE) is of_device
-    rounded = of_device.for_precision(FP16)
-    assert rounded is not of_device
-    assert of_device.for_precision(ExchangePrecision.parse("fp16")) is rounded
-    assert rounded.for_precision(FP32_EXCHANGE) is of_device
-    assert rounded.for_precision(INT8) is of_device.for_precision(INT8)
-    assert for_precision(None, FP16) is None
-    paper = paper_cost_model(RunContext())
-    assert for_precision(paper, FP16) is paper
+def test_a_priced_task_has_equal_prices_in_the_same_precision(of_device: LearnedCostModel) -> None:
+    exact = of_device.price(task(of_device.device))
+    rounded = exact.with_precision(FP16)
+    assert exact.exchange_precision == FP32_EXCHANGE
+    assert exact.with_precision(FP32_EXCHANGE) is exact
+    assert rounded != exact
+    assert rounded == of_device.price(exact.task, ExchangePrecision.parse("fp16"))
+    assert rounded.with_precision(FP32_EXCHANGE).predict(PLAN) == exact.predict(PLAN)
+    assert rounded.with_precision(INT8) == exact.with_precision(INT8)
+
+
+def test_a_model_that_is_not_additive_prices_no_task() -> None:
+    assert price(None, task("cpu")) is None
+    assert price(paper_cost_model(RunContext()), task("cpu"), FP16) is None
 
 
 def test_no_plan_undercuts_the_bound_of_its_precision(of_device: LearnedCostModel) -> None:
     of_task = task(of_device.device)
-    model = of_device.for_precision(FP16)
-    assert model.predict(PLAN, of_task).cost_ms >= lower_bound_ms(of_task, model) > 0
+    priced = of_device.price(of_task, FP16)
+    assert priced.predict(PLAN).cost_ms >= lower_bound_ms(priced) > 0
 
 
 def test_large_exchanges_gain_on_gpus() -> None:
     gpu = prior_cost_model(RunContext("cuda"), {"memory_gb_per_s": 2000, "link_gb_per_s": 300})
     of_task = task("cuda", batch_size=2**18)
     exact, rounded = (
-        gpu.for_precision(precision).predict(PLAN, of_task).per_rank[0].fwd_comm_ms
+        gpu.price(of_task, precision).predict(PLAN).per_rank[0].fwd_comm_ms
         for precision in (FP32_EXCHANGE, FP16)
     )
     assert 0.5 * exact < rounded < exact

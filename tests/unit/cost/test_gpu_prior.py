@@ -65,15 +65,23 @@ def test_search_and_bound_may_rely_on_it_between_hosts() -> None:
     check_cost_model(learned_cost_model(H100), dataclasses.replace(task, topology=topology))
 
 
-def test_the_same_task_has_the_same_model() -> None:
+def test_the_same_task_has_equal_prices_and_shares_its_bound() -> None:
     model = learned_cost_model(H100)
-    assert model.for_task(mlperf()) is model.for_task(mlperf())
-    assert model.for_task(mlperf()) is not model.for_task(mlperf(16))
-    assert model.for_task(mlperf()).for_task(mlperf()) is model.for_task(mlperf())
+    assert model.price(mlperf()) == model.price(mlperf())
+    assert hash(model.price(mlperf())) == hash(model.price(mlperf()))
+    assert model.price(mlperf()) != model.price(mlperf(16))
+    assert model.price(mlperf()) != learned_cost_model(H100).price(mlperf())
 
 
-def test_a_fitted_model_is_right_for_all_tasks(model: LearnedCostModel) -> None:
-    assert model.for_task(mlperf()) is model
+def test_a_task_has_the_lines_of_its_own_volumes() -> None:
+    priced = learned_cost_model(H100).price(mlperf())
+    other = priced.with_task(mlperf(16))
+    assert (other.communication.exchange != priced.communication.exchange).any()
+    assert priced.with_task(priced.task) is priced
+
+
+def test_a_fitted_model_has_the_same_exchanges_for_all_tasks(model: LearnedCostModel) -> None:
+    assert model.price(mlperf()).communication is model.communication
 
 
 def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +90,7 @@ def test_mlperfs_tables_take_milliseconds(caplog: pytest.LogCaptureFixture) -> N
     model = learned_cost_model(H100)
     plan = whole_tables(task, [i % 8 for i in range(len(task.tables))])
     cost = model.predict(plan, task)
-    assert 1.0 < lower_bound_ms(task, model) <= cost.cost_ms < 20.0
+    assert 1.0 < lower_bound_ms(model.price(task)) <= cost.cost_ms < 20.0
     assert min(rank.fwd_comm_ms for rank in cost.per_rank) > 0.1
     assert model.caveat(task.topology) is None
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -137,7 +137,7 @@ def test_more_ids_never_cost_less_where_a_step_uses_every_row(model: LearnedCost
 @many
 def test_ranks_have_no_numbers(model: LearnedCostModel, of: Planned, data: st.DataObject) -> None:
     """Other names for the ranks: the same costs under other names, and nothing else."""
-    workload, hosts = workload_of_plan(*of), model.hosts(of[1].topology)
+    workload, hosts = workload_of_plan(*of), model.price(of[1]).hosts
     new_rank = data.draw(relabellings(of[1].topology))
     renamed = dataclasses.replace(workload, rank=np.array(new_rank)[workload.rank])
     before, after = (model.predict_workload(named, hosts) for named in (workload, renamed))
@@ -281,7 +281,7 @@ def test_scaled_times_are_times_the_factors(model: LearnedCostModel) -> None:
 def test_parts_sum_to_times(model: LearnedCostModel, of: Planned) -> None:
     plan, task = of
     workload = workload_of_plan(plan, task)
-    hosts, cost = model.hosts(task.topology), model.predict(plan, task)
+    hosts, cost = model.price(task).hosts, model.predict(plan, task)
     forward, backward = model.compute.parts_ms(workload).sum(axis=2)
     assert forward == pytest.approx([rank.fwd_compute_ms for rank in cost.per_rank])
     assert backward == pytest.approx([rank.bwd_compute_ms for rank in cost.per_rank])
@@ -296,7 +296,7 @@ def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
     def all_reduce_ms(world_size: int, num_bytes: int) -> float:
         topology = Topology(world_size, memory_bytes=GIB, local_world_size=min(8, world_size))
         task = ShardingTask((Table("a", 100, 16, 2.0),), topology, 64 * world_size)
-        return model.all_reduce_ms(num_bytes, task)
+        return model.price(task).all_reduce_ms(num_bytes)
 
     assert all_reduce_ms(1, 10**8) == 0.0
     assert 0 < all_reduce_ms(8, 10**6) < all_reduce_ms(8, 10**8) < all_reduce_ms(64, 10**8)

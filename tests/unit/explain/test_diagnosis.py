@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
 from dlrm_sharded.explain.diagnosis import (
@@ -65,7 +64,7 @@ def limited(draw: st.DrawFn) -> Planned:
 
 
 def cost_of(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> PlanCost:
-    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    return model.price(task).predict(plan)
 
 
 def gain_ms(
@@ -89,7 +88,7 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
     """What is said of ranks, shards and splits is what the model predicts."""
     model = model_of(name)
     plan, task = data.draw(limited())
-    found = diagnose(plan, task, model, alternatives=False)
+    found = diagnose(plan, model.price(task), alternatives=False)
     cost = cost_of(plan, task, model)
     assert found.cost_ms == cost.cost_ms
     assert found.alternatives is None
@@ -102,7 +101,7 @@ def test_any_plan(name: str, data: st.DataObject) -> None:
 @settings(max_examples=3, deadline=None)
 @given(of=limited())
 def test_alternatives_of_any_plan_cost_less(name: str, of: Planned) -> None:
-    found = diagnose(*of, model_of(name), alternatives=True)
+    found = diagnose(of[0], model_of(name).price(of[1]), alternatives=True)
     assert pickle.loads(pickle.dumps(found)) == found
     for other in found.alternatives or ():
         assert other.cost_ms is None or other.cost_ms < found.cost_ms
@@ -155,7 +154,7 @@ MODEL = model_of("shipped")
 
 def diagnosed(plan: ShardingPlan, task: ShardingTask) -> Diagnosis:
     """As every run does it, without a search."""
-    return diagnose(plan, task, MODEL, alternatives=False)
+    return diagnose(plan, MODEL.price(task), alternatives=False)
 
 
 def halves(table: Table) -> list[Shard]:
@@ -219,7 +218,7 @@ def test_alternatives_to_a_bad_plan(
     )
     task = ShardingTask(tables, topology, 4096)
     plan = ShardingPlan(world_size, tuple(Shard.whole(table, 0) for table in tables))
-    found = diagnose(plan, task, MODEL, alternatives=True)
+    found = diagnose(plan, MODEL.price(task), alternatives=True)
     costs = changes_of(found)
     assert list(costs) == ["another plan", more, "10 % more memory"]
     assert costs[more] is not None
@@ -227,13 +226,13 @@ def test_alternatives_to_a_bad_plan(
         assert costs["another plan"] is None
         return
     assert costs["another plan"] is not None
-    assert lower_bound_ms(task, MODEL) <= costs["another plan"] < found.cost_ms
+    assert lower_bound_ms(MODEL.price(task)) <= costs["another plan"] < found.cost_ms
     assert costs[more] < costs["another plan"]
 
 
 def test_nothing_better_is_found_where_there_is_nothing() -> None:
     task = ShardingTask((IDLE,), Topology(1, 10**6, compute_device="cpu"), 64)
-    found = diagnose(ShardingPlan(1, (Shard.whole(IDLE, 0),)), task, MODEL, alternatives=True)
+    found = diagnose(ShardingPlan(1, (Shard.whole(IDLE, 0),)), MODEL.price(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
 
 
@@ -242,7 +241,7 @@ def test_memory_that_a_plan_lacks() -> None:
     tables = tuple(Table(f"t{i}", 1, 4, 1000.0 if i == 0 else 300.0) for i in range(4))
     task = ShardingTask(tables, Topology(2, 47, compute_device="cpu"), 4096)
     shards = tuple(Shard.whole(table, i // 2) for i, table in enumerate(tables))
-    found = diagnose(ShardingPlan(2, shards), task, MODEL, alternatives=True)
+    found = diagnose(ShardingPlan(2, shards), MODEL.price(task), alternatives=True)
     costs = changes_of(found)
     assert costs["another plan"] is None
     alone = tuple(Shard.whole(table, min(i, 1)) for i, table in enumerate(tables))
@@ -265,7 +264,7 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     """And no split is priced; what it costs to explain a plan has an end."""
     monkeypatch.setattr(module, "SEARCH_S", 0.0)
     task = ShardingTask((BUSY,), HALVES, 1024)
-    found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), task, MODEL, alternatives=True)
+    found = diagnose(ShardingPlan(2, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
     assert set(changes_of(found).values()) == {None}
     assert (found.splits, found.num_split) == ((), 1)
     (line,) = sections(found)[1].lines
@@ -277,7 +276,7 @@ def test_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The prediction of the plan has said what the model assumes."""
     task = ShardingTask((BUSY,), Topology(8, 10**9, 2, compute_device="cpu"), 65_536)
     with caplog.at_level(logging.DEBUG):
-        diagnose(ShardingPlan(8, tuple(halves(BUSY))), task, MODEL, alternatives=True)
+        diagnose(ShardingPlan(8, tuple(halves(BUSY))), MODEL.price(task), alternatives=True)
     assert caplog.messages == []
 
 
@@ -380,8 +379,7 @@ def test_more_memory_than_a_topology_may_have(by_rank: tuple[int, ...] | None) -
     topology = Topology(2, MAX_BYTES, memory_bytes_by_rank=by_rank)
     found = diagnose(
         ShardingPlan(2, tuple(halves(BUSY))),
-        ShardingTask((BUSY,), topology, 1024),
-        MODEL,
+        MODEL.price(ShardingTask((BUSY,), topology, 1024)),
         alternatives=True,
     )
     assert found.alternatives is not None

@@ -24,7 +24,7 @@ PLAN = ShardingPlan(2, tuple(Shard.whole(table, i % 2) for i, table in enumerate
 
 
 def test_the_range_has_the_cost_at_every_skew() -> None:
-    value = value_profiles(PLAN, TASK, MODEL)
+    value = value_profiles(PLAN, TASK, MODEL.price(TASK))
 
     costs = [
         MODEL.predict(
@@ -44,7 +44,7 @@ def test_the_range_has_the_cost_at_every_skew() -> None:
 
 def test_large_tasks_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_value, "MAX_SIZE", 19)
-    value = value_profiles(PLAN, TASK, MODEL)
+    value = value_profiles(PLAN, TASK, MODEL.price(TASK))
     assert value.gain is None
     assert "search" not in profile_value_text(value)
 

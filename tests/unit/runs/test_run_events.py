@@ -84,7 +84,7 @@ def test_the_plan_and_its_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alternatives", [False, True])
 def test_what_the_cost_model_says_of_the_plan(tmp_path: Path, alternatives: bool) -> None:
     model = learned_cost_model(RunContext())
-    diagnosis = diagnose(PLAN, TASK, model, alternatives=alternatives)
+    diagnosis = diagnose(PLAN, model.price(TASK), alternatives=alternatives)
     with RunWriter(tmp_path, enabled=True) as writer:
         writer.plan(PLAN, dataclasses.replace(REPORT, diagnosis=diagnosis), TASK, MEASURED)
     explained = text(read(tmp_path), "plan/explained")

@@ -23,7 +23,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
 )
 from dlrm_sharded.cost.compute import ComputeModel, DensePrices, PriceNet
-from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE, workload_of_plan
+from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.files.errors import InvalidPlanError
@@ -125,8 +125,7 @@ def problem_of(
     split_error: float = 0.0,
 ) -> Problem:
     return build_problem(
-        with_profiles(task),
-        model,
+        model.price(with_profiles(task)),
         constraints or Constraints(),
         critical_path_share=critical_path_share,
         split_error=split_error,
@@ -161,7 +160,7 @@ def neuroshard(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> 
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:
     """What `model.predict` gives, without its warnings; the tables have reuse histograms."""
     plan = ShardingPlan(task.topology.world_size, shards)
-    return model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    return model.price(task).predict(plan)
 
 
 def all_plans(task: ShardingTask) -> Iterator[tuple[Shard, ...]]:

@@ -8,7 +8,7 @@ import pytest
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.compute import PriceNet
-from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE, workload_of_plan
+from dlrm_sharded.cost.features import DEVICE_WORK, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -87,7 +87,7 @@ def test_separates_narrow_tables_from_wide_ones(
         SharderContext(cost_model=model), time_budget_s=1e6, patience=3, **COST_ALONE
     )
     cost_ms = predicted(sharder.shard(task).shards, task, model).cost_ms
-    assert lower_bound_ms(task, model) <= cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model.price(task)) <= cost_ms * (1 + 1e-9)
     assert cost_ms <= separated_ms(task, model)
 
 
@@ -114,7 +114,7 @@ def test_costs_kept_while_editing_are_those_predicted() -> None:
             state.refresh()
     state.refresh()
     plan = ShardingPlan(3, state_shards(state))
-    cost = model.predict_workload(workload_of_plan(plan, task), model.hosts(task.topology))
+    cost = model.price(task).predict(plan)
     kept, expected = compute_loads(state, cost)
     np.testing.assert_allclose(kept, expected, rtol=1e-9)
 

@@ -32,7 +32,7 @@ def found(
     clock: CountingClock | None = None,
 ) -> State:
     """Search, and check that there is a complete plan."""
-    bound_ms = lower_bound_ms(problem.task, problem.model)
+    bound_ms = lower_bound_ms(problem.priced)
     stopping = StoppingRule(patience, good_gap, clock or CountingClock())
     state = find_state(problem, bound_ms, seed, stopping)
     assert state is not None
@@ -45,7 +45,7 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
     problem = searched_problem(seed, full=0.8)
     plain = problem.without_margin()
     costs = [found(problem, patience=patience).copy_for(plain).objective_ms for patience in (0, 5)]
-    bound_ms = lower_bound_ms(problem.task, problem.model)
+    bound_ms = lower_bound_ms(problem.priced)
     start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
     assert start is not None
     assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ

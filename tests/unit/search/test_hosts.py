@@ -67,7 +67,7 @@ def plan_of_a_short_search(task: ShardingTask, model: LearnedCostModel) -> Shard
     problem = problem_of(task, model, Constraints(replicate="never"))
     stopping = StoppingRule(patience=0, good_gap=0.03, clock=CountingClock(1000))
     state = find_state(
-        problem, lower_bound_ms(task, model, replicas=False), seed=0, stopping=stopping
+        problem, lower_bound_ms(model.price(task), replicas=False), seed=0, stopping=stopping
     )
     assert state is not None
     return ShardingPlan(task.topology.world_size, state_shards(state))

@@ -62,7 +62,7 @@ def test_plans_are_valid_and_not_below_the_bound(seed: int) -> None:
     plan = neuroshard(name, time_budget_s=1e6, patience=2, **COST_ALONE).shard(task)
     validate(plan, task)
     cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
-    assert lower_bound_ms(task, model_of(name)) <= cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model_of(name).price(task)) <= cost_ms * (1 + 1e-9)
 
 
 def test_shards_of_a_table_on_one_rank_are_not_below_the_bound() -> None:
@@ -71,7 +71,9 @@ def test_shards_of_a_table_on_one_rank_are_not_below_the_bound() -> None:
     plan = equal_shards(task, 2)
     validate(plan, task)
     model = model_of("plain")
-    assert lower_bound_ms(task, model) <= predicted(plan.shards, task, model).cost_ms * (1 + 1e-9)
+    assert lower_bound_ms(model.price(task)) <= predicted(plan.shards, task, model).cost_ms * (
+        1 + 1e-9
+    )
 
 
 @pytest.mark.parametrize("width", [LIMIT + 4, 3 * LIMIT, 16_380])
@@ -118,6 +120,6 @@ def test_an_earlier_plan_whose_shards_would_merge_is_refused(tmp_path: Path) -> 
 def test_a_diagnosis_does_not_price_what_cannot_be_looked_up() -> None:
     task = task_of(2 * LIMIT, world_size=2)
     plan = neuroshard("shipped", **COST_ALONE).shard(task)
-    diagnosis = diagnose(plan, task, model_of("shipped"), alternatives=False)
+    diagnosis = diagnose(plan, model_of("shipped").price(task), alternatives=False)
     gain = {split.table: split.gain_ms for split in diagnosis.splits}
     assert gain["wide0"] is None

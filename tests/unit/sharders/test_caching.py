@@ -126,14 +126,16 @@ def test_the_report_says_what_is_cached() -> None:
     text = cached_text(report.cached)
     assert f"{len(plan.load_factors)} tables are in host memory" in text
     assert re.search(r"t\d: load factor 0\.\d+, [\d.]+ % of unique ids miss, [\d.]+ ms", text)
-    diagnose(plan, task, MODEL, alternatives=True)  # has nothing to say of caches, and ends
+    diagnose(plan, MODEL.price(task), alternatives=True)  # has nothing to say of caches, and ends
 
 
 def test_the_search_counts_what_a_plan_has() -> None:
     """Memory and loads of the problem with caches are those of the plan that comes of it."""
     task = task_of(3, memory_mib=1, memory_bytes_by_rank=(400 * MIB, 150 * MIB, 80 * MIB))
     plan, report = planned(task)
-    problem = build_problem(task, MODEL, Constraints(), critical_path_share=0.0, split_error=0.0)
+    problem = build_problem(
+        MODEL.price(task), Constraints(), critical_path_share=0.0, split_error=0.0
+    )
     cached = cached_problem(problem, plan.load_factors)
     states = State(problem), State(cached)
     for state in states:
@@ -212,16 +214,18 @@ def test_wrong_key() -> None:
 def test_prices_follow_the_hardware() -> None:
     topology = task_of().topology
     h100 = CachePrices.of(topology, None)
-    a100 = CachePrices.of(topology, MODEL)
+    a100 = CachePrices.of(topology, MODEL.standing)
     assert a100.row_byte_ms == pytest.approx(2 * h100.row_byte_ms), "PCIe 4.0 and 5.0"
     stated = dataclasses.replace(topology, host_bytes_per_s=1e9)
-    assert CachePrices.of(stated, MODEL).row_byte_ms == pytest.approx(1e-6)
+    assert CachePrices.of(stated, MODEL.standing).row_byte_ms == pytest.approx(1e-6)
     crowded = Topology(64, 10**9)
-    assert CachePrices.of(crowded, MODEL).row_byte_ms > a100.row_byte_ms, "one host's memory"
+    assert CachePrices.of(crowded, MODEL.standing).row_byte_ms > a100.row_byte_ms, (
+        "one host's memory"
+    )
 
 
 def test_a_bound_knows_no_memory() -> None:
     task = task_of()
-    assert lower_bound_ms(task, MODEL) == np.inf
-    assert np.isfinite(lower_bound_ms(without_memory_limit(task), MODEL))
+    assert lower_bound_ms(MODEL.price(task)) == np.inf
+    assert np.isfinite(lower_bound_ms(MODEL.price(without_memory_limit(task))))
     assert cache_forecast(planned(task_of(memory_mib=700))[0], task, MODEL) is None

@@ -67,7 +67,7 @@ def workloads_of_all_plans(task: ShardingTask) -> list[Workload]:
 
 
 def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[float]:
-    hosts = model.hosts(task.topology)
+    hosts = model.price(task).hosts
     return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
 
 
@@ -147,7 +147,7 @@ def test_a_plan_wherever_a_heuristic_has_one(caplog: pytest.LogCaptureFixture) -
             solved["neuroshard"] += 1
             validate(plan, task)
             cost_ms = predicted(plan.shards, task, model_of(name)).cost_ms
-            assert cost_ms >= lower_bound_ms(task, model_of(name)) * (1 - ROUNDING)
+            assert cost_ms >= lower_bound_ms(model_of(name).price(task)) * (1 - ROUNDING)
     assert solved["heuristics"] > NUM_TASKS / 3
     assert solved["neuroshard"] > solved["heuristics"] + NUM_TASKS / 10
 
@@ -326,7 +326,7 @@ def test_odd_tasks_without_plans(task: str) -> None:
             neuroshard(name).shard(impossible)
         assert f"{impossible.table_bytes:,} B" in str(raised.value)
         if impossible.topology.memory_bytes_by_rank is None:
-            assert lower_bound_ms(impossible, model_of(name)) == math.inf
+            assert lower_bound_ms(model_of(name).price(impossible)) == math.inf
 
 
 def with_codecs(codec_ms: float) -> LearnedCostModel:

@@ -62,9 +62,11 @@ def test_tiny_tables_are_replicated_where_that_pays() -> None:
     assert cost_ms(auto) < 0.97 * cost_ms(never)
     rows = {table.name: table.num_embeddings for table in TASK.tables}
     assert max(rows[name] for name in auto.replicated_tables) < 10_000
-    bound_ms = lower_bound_ms(TASK, MODEL)
+    bound_ms = lower_bound_ms(MODEL.price(TASK))
     assert bound_ms <= cost_ms(auto) < 1.1 * bound_ms
-    assert bound_ms <= lower_bound_ms(TASK, MODEL, replicas=False) <= cost_ms(never) * (1 + 1e-9)
+    assert (
+        bound_ms <= lower_bound_ms(MODEL.price(TASK), replicas=False) <= cost_ms(never) * (1 + 1e-9)
+    )
 
 
 @pytest.mark.parametrize("names", [[], ["cat_0"], ["cat_2", "cat_8"]], ids=len)
@@ -80,7 +82,9 @@ def test_adam_has_no_replicas() -> None:
         assert not plan_of(task).replicated_tables
         with pytest.raises(ConfigError, match=r"names \['cat_0'\].*'adam'.*sgd or rowwise_adagrad"):
             plan_of(task, replicate=["cat_0"])
-        assert lower_bound_ms(task, MODEL) == lower_bound_ms(task, MODEL, replicas=False)
+        assert lower_bound_ms(MODEL.price(task)) == lower_bound_ms(
+            MODEL.price(task), replicas=False
+        )
 
 
 def test_one_rank_has_no_replicas() -> None:

@@ -142,7 +142,7 @@ def test_the_catalogue_prices_what_plans_cost(of_device: AdditiveCostModel) -> N
         parts, of_device.compute.times_ms(sums, workload.num_lookups()), rtol=1e-9
     )
     cost = of_device.predict(plan, TASK)
-    assert cost.cost_ms >= lower_bound_ms(task, of_device) > 0
+    assert cost.cost_ms >= lower_bound_ms(of_device.price(task)) > 0
 
 
 def auto(model: AdditiveCostModel, precision: str = "auto") -> NeuroShardSharder:

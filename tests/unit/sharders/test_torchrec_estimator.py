@@ -54,7 +54,7 @@ def options_of(
         topology=topology,
         batch_size=task.batch_size // ranks.world_size,
         estimator=[
-            estimator or CalibratedPerfEstimator(MODEL, task),
+            estimator or CalibratedPerfEstimator(MODEL.price(task)),
             EmbeddingStorageEstimator(topology=topology),
         ],
     )
@@ -151,7 +151,7 @@ def test_empty_blocks_cost_nothing() -> None:
     ids=["missing", "other_shape"],
 )
 def test_the_task_has_the_tables_of_the_model(tables: tuple[Table, ...], message: str) -> None:
-    estimator = CalibratedPerfEstimator(MODEL, dataclasses.replace(TASK, tables=tables))
+    estimator = CalibratedPerfEstimator(MODEL.price(dataclasses.replace(TASK, tables=tables)))
     with pytest.raises(ConfigError, match=message):
         options_of(TASK, estimator)
 
