@@ -55,7 +55,7 @@ PARTS = {
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,8 +65,9 @@ def main() -> None:
     options = parser.parse_args(sys.argv[1:] or [WHOLE])
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
-    PARTS[options.part].run(options)
+    code: int | None = PARTS[options.part].run(options)
+    return code or 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def tied_command(command: Sequence[str]) -> list[str]:
     """Return the command that runs another one as a child that ends with this process."""
-    return module_command("first_hour.tied", str(os.getpid()), *command)
+    return module_command("studies.tied", str(os.getpid()), *command)
 
 
 def main(parent: int, command: Sequence[str]) -> None:

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.files.provenance import commit, versions
-from first_hour.cases import Cases, cases_path, changes, conditions
-from first_hour.step_run import figures_path
-from first_hour.tied import tied_command
+from studies.store import Cases, cases_path, changes, claim, conditions
+from studies.study import Study, figures_path
+from studies.tied import tied_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = (ROOT, ROOT / "launch", ROOT / "scripts")
@@ -34,22 +33,6 @@ MOST_NAMES = 8
 
 NUM_LAST_LINES = 15
 """Lines of the log of a step that did not succeed, in its JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step and its time.
-
-    Args:
-        limit_s: time after which it is killed.
-        least_s: time below which it is not started, as it would find out nothing.
-        needs: patterns of files of earlier steps, of which it needs one.
-    """
-
-    name: str
-    limit_s: float
-    least_s: float
-    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +86,15 @@ class Runner:
         self,
         out: Path,
         *,
-        command: Callable[[Step, float], Sequence[str]],
+        command: Callable[[Study, float], Sequence[str]],
         settings: Mapping[str, Any],
     ) -> None:
         self._out = out
         self._command = command
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / "settings.json"
-        if path.exists() and read_json_object(path, noun="settings") != settings:
-            raise ConfigError(f"{out} has steps with other settings ({path}); give another folder")
-        write_json(path, settings)
+        claim(out, settings)
         self._conditions = conditions()
 
-    def run(self, steps: Sequence[Step], limit_s: float) -> list[Outcome]:
+    def run(self, steps: Sequence[Study], limit_s: float) -> list[Outcome]:
         """Run the steps that have not succeeded yet, for at most `limit_s` in all."""
         ends_at = time.monotonic() + limit_s
         outcomes: list[Outcome] = []
@@ -125,7 +104,7 @@ class Runner:
             print(f"{step.name}: {_status_text(outcomes[-1])}", flush=True)
         return outcomes
 
-    def _outcome(self, step: Step, ends_at: float) -> Outcome:
+    def _outcome(self, step: Study, ends_at: float) -> Outcome:
         cases_file = cases_path(self._out, step.name)
         earlier = self.earlier(step)
         if earlier is not None and earlier.status == "ok":
@@ -157,7 +136,7 @@ class Runner:
             cases_file.unlink(missing_ok=True)  # who removes the JSON file repeats the whole step
         return outcome
 
-    def _run(self, step: Step, seconds: float) -> Outcome:
+    def _run(self, step: Study, seconds: float) -> Outcome:
         write_json(figures_path(self._out, step.name), {})  # it is there while the step runs
         log_path = self._out / f"{step.name}.log"
         load_before, started = os.getloadavg(), time.monotonic()
@@ -195,7 +174,7 @@ class Runner:
             **left_behind,
         )
 
-    def earlier(self, step: Step) -> Outcome | None:
+    def earlier(self, step: Study) -> Outcome | None:
         """Return how the step ended the last time that it ran; None if it never ran."""
         path, figures = self._json_path(step.name), figures_path(self._out, step.name)
         written = path.stat().st_mtime_ns if path.exists() else 0
@@ -206,13 +185,13 @@ class Runner:
             return None
         return Outcome(**read_json_object(path, noun="step") | {"is_earlier": True})
 
-    def _left_behind(self, step: Step, *, is_ok: bool) -> dict[str, Any]:
+    def _left_behind(self, step: Study, *, is_ok: bool) -> dict[str, Any]:
         """Return the fields of `Outcome` that the step has written, and which cases it lacks."""
         path = figures_path(self._out, step.name)
         fields = read_json_object(path, noun="figures") if path.exists() else {}
         return fields if is_ok else fields | self._progress(step)
 
-    def _progress(self, step: Step) -> dict[str, Any]:
+    def _progress(self, step: Study) -> dict[str, Any]:
         """Return the fields of `Outcome` about cases of a step that has not succeeded."""
         cases = Cases(cases_path(self._out, step.name))
         return {"num_finished": cases.num_finished, "missing": cases.missing}

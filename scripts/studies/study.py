@@ -1,24 +1,67 @@
-"""The side of a step: what it is given, and how it keeps what it finds out."""
+"""What a study is, and what it is given while it runs.
+
+A study is a module with a function `run(study: StudyRun)`. It consists of cases, of which each is
+done whole or not at all and is on disk as soon as it ends; of the figures that they give; of checks
+that decide whether it succeeded; and of a headline, which tables and reports show. `studies.runner`
+runs it in a process of its own, with a time limit. The command line calls a study a step.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name
-from first_hour.cases import Cases, cases_path
-from first_hour.tied import tied_command
+from studies.store import Cases, cases_path
+from studies.tied import tied_command
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A step and its time.
+
+    Args:
+        limit_s: time after which it is killed.
+        least_s: time below which it is not started, as it would find out nothing.
+        needs: patterns of files of earlier steps, of which it needs one.
+    """
+
+    name: str
+    limit_s: float
+    least_s: float
+    needs: tuple[str, ...] = ()
+
+
+Row = dict[str, Any]
+"""Figures of a case by name."""
+
+Basis = Literal["measured", "predicted", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A piece of work of a study whose figures are rows, such as one plan of one task.
+
+    Args:
+        key: unique in its study; it says what the work depends on.
+        run: does the work and returns its rows.
+    """
+
+    key: str
+    run: Callable[[], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +84,7 @@ def figures_path(out: Path, name: str) -> Path:
     return out / f"{name}.figures.json"
 
 
-class StepRun:
+class StudyRun:
     """A run of a step.
 
     Every figure is on disk as soon as it is recorded, so that a step that is killed keeps it.
@@ -53,6 +96,7 @@ class StepRun:
     """
 
     def __init__(self, name: str, out: Path, *, seconds: float, small: bool) -> None:
+        self._name = name
         self.out = out
         self.small = small
         self._path = figures_path(out, name)
@@ -126,6 +170,27 @@ class StepRun:
         self.cases.add(name, figures, self.failures[num_failures:])
         return figures
 
+    def rows(self, cases: Iterable[Case], basis: Basis) -> None:
+        """Run cases, and record the rows of all that have ended.
+
+        Args:
+            basis: what the figures are; every row says it, beside the study and the case.
+        """
+        cases, rows = list(cases), []
+        seconds, loads = 0.0, []
+        self.cases.plan(case.key for case in cases)
+        for case in cases:
+            print(case.key, flush=True)
+            found = self.case(case.key, functools.partial(_timed, case))
+            names = {"study": self._name, "basis": basis, "case": case.key}
+            rows += [names | row for row in found["rows"]]
+            seconds += found["seconds"]
+            loads.append(found["load"])
+            self.record("rows", rows)
+            self.record("seconds", seconds)
+            self.record("loads", [min(loads), max(loads)])
+        self.show(rows=str(len(rows)))
+
     def has_time(self, name: str, seconds: float) -> bool:
         """Return whether there is time for a part of the step, which fails if it is left out.
 
@@ -171,6 +236,12 @@ class StepRun:
                 "figures": self._figures,
             },
         )
+
+
+def _timed(case: Case) -> dict[str, Any]:
+    """Run a case; return its rows, its seconds, and the load of the machine before it."""
+    load, started = os.getloadavg()[0], time.perf_counter()
+    return {"rows": case.run(), "seconds": time.perf_counter() - started, "load": load}
 
 
 def _rounded(value: Any) -> Any:

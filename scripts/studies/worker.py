@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 
 from dlrm_sharded.files.errors import UserError
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.study import StudyRun
+from studies.tied import module_command
 
 
 def worker_command(step: str, out: Path, seconds: float, small: bool) -> list[str]:
@@ -36,7 +36,7 @@ def main() -> int:
     # TorchRec uses what torch deprecates; nobody here can change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     name = options.step.rpartition(".")[2]
-    run = StepRun(name, options.out, seconds=options.seconds, small=options.small)
+    run = StudyRun(name, options.out, seconds=options.seconds, small=options.small)
     step = importlib.import_module(options.step)
     try:
         step.run(run)
