@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import Row, markdown
+from benchmarks.compared import Row, add_row_arguments, markdown, rows_of
 from benchmarks.noise import MEDIAN_FACTOR
 from dlrm_sharded.step.parts import PART_LABELS, PARTS
+from studies.processes import run_python
 
 SIMULATE = Path(__file__).parents[1] / "simulate.py"
 NUM_STEPS = 30
@@ -49,30 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sharders", nargs="+", default=["neuroshard", "random"])
     parser.add_argument("--rounds", type=int, default=3, help="runs and simulations of each case")
-    parser.add_argument("--jsonl", type=Path, help="file that gets a line for each case")
+    add_row_arguments(parser, row="case")
 
 
 def run(options: argparse.Namespace) -> None:
-    rows = []
-    for row in _rows(options):
-        rows.append(row)
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        print(
-            f"{row['ranks']} ranks, {row['case']}, {row['sharder']}: "
-            f"real {np.median(row['real_ms']):.1f} ms, "
-            f"simulated {np.median(row['simulated_ms']):.1f} ms",
-            flush=True,
-        )
-    report(rows)
+    report(rows_of(options, _rows(options)))
 
 
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     for num_ranks in options.ranks:
         for case in options.cases:
             for sharder in options.sharders:
-                yield _row(case, sharder, num_ranks, rounds=options.rounds)
+                row = _row(case, sharder, num_ranks, rounds=options.rounds)
+                yield row
+                print(
+                    f"{num_ranks} ranks, {case}, {sharder}: "
+                    f"real {np.median(row['real_ms']):.1f} ms, "
+                    f"simulated {np.median(row['simulated_ms']):.1f} ms",
+                    flush=True,
+                )
 
 
 def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
@@ -111,7 +105,7 @@ class _Compared:
         """Return the result of a run on real ranks."""
         out = self.folder / f"run-{number}"
         sharder = ["plan_file", f"sharder.path={self._plan}"] if number else [self.sharder]
-        _call(
+        run_python(
             *("-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", str(self.num_ranks)),
             *("-m", "dlrm_sharded.train", *self.overrides, f"sharder={sharder[0]}", *sharder[1:]),
             *(f"topology.memory_gib={MEMORY_GIB}", f"trainer.num_steps={NUM_STEPS}"),
@@ -125,7 +119,7 @@ class _Compared:
         """Return the simulation of the same plan."""
         out = self.folder / f"simulation-{number}"
         cores = min(self.num_ranks, len(os.sched_getaffinity(0)))
-        _call(
+        run_python(
             *(str(SIMULATE), *self.overrides, f"topology.world_size={self.num_ranks}"),
             f"topology.memory_gib={MEMORY_GIB}",
             *(f"host_cores={cores}", "journal=none"),
@@ -138,13 +132,6 @@ class _Compared:
     @property
     def _plan(self) -> Path:
         return self.folder / "run-0" / "plan.json"
-
-
-def _call(*arguments: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr.decode()[-2000:]}")
 
 
 def report(rows: Sequence[Row]) -> None:

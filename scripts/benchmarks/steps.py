@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
-from benchmarks.compared import Row, planner_of, quiet
+from benchmarks.compared import Row, add_row_arguments, planner_of, quiet, rows_of
 from benchmarks.step_errors import report
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.datasets.base import BatchStream
@@ -79,25 +79,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(WIDTHS),
         help="of the dense layers [%(default)s]",
     )
-    parser.add_argument("--jsonl", type=Path, help="file that gets a line for each plan")
-    parser.add_argument(
-        "--from", type=Path, dest="from_file", help="report on such a file, and run nothing"
-    )
+    add_row_arguments(parser, row="plan")
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.from_file:
-        report([json.loads(line) for line in options.from_file.read_text().splitlines()])
-        return
-    rows: list[Row] = []
+    report(rows_of(options, _all_rows(options)))
+
+
+def _all_rows(options: argparse.Namespace) -> Iterator[Row]:
     for number in range(options.first, options.first + options.cases):
         found = _rows(options, number)
-        rows += found
+        yield from found
         print(_line(number, found), flush=True)
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in found)
-    report(rows)
 
 
 def _rows(options: argparse.Namespace, number: int) -> list[Row]:

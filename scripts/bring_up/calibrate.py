@@ -11,8 +11,8 @@ from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from first_hour import collect
 from first_hour.fit import fitted_meta
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 CALIBRATE = ("dlrm_sharded.commands.calibrate", "minutes=2")
 SMALL_SIZES = (*collect.SMALL_SIZES, "num_ranks=2", "collect.time_budget_s=20", "fit.num_steps=100")

@@ -9,8 +9,8 @@ from typing import Any
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from first_hour.fit import artefact_meta
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 POLICIES = ("autoshard", "dreamshard")
 TRAIN = ("dlrm_sharded.commands.train_policy", *RETUNE.split())

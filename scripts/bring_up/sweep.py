@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.runs import Comparison, compare
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 SHARDERS = ("random", "size_lookup", "torchrec", "autoshard", "neuroshard")
 SMALL_SHARDERS = ("size_lookup", "neuroshard")

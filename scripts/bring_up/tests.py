@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from studies.processes import module_command
 from studies.runner import ROOT
 from studies.store import Cases, cases_path
 from studies.study import StudyRun
-from studies.tied import module_command
 
 ON_GPUS = ("-m", "gpu", "tests/gpu")
 ON_CPUS = (

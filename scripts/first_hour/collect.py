@@ -10,8 +10,8 @@ import torch
 from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.files.provenance import commit, device_name, versions
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 COSTS = Path("costs.parquet")
 COLLECT = "dlrm_sharded.commands.collect_costs"

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED, HEADER
 from first_hour.collect import COSTS, finish_collection
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 FIT = "dlrm_sharded.commands.fit_cost_model"
 HEADLINE = ("forward computation", "backward computation", "plan, embedding cost")

@@ -7,8 +7,8 @@ import shutil
 from typing import Any
 
 from dlrm_sharded.runs.result import RunResult, read_result
+from studies.processes import module_command
 from studies.study import StudyRun
-from studies.tied import module_command
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
 TRAIN = "dlrm_sharded.train"

@@ -1,4 +1,4 @@
-"""The command line of scripts that run steps: which steps, for how long, in which folder."""
+"""The command line of sets of studies: which of them run, for how long, in which folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs steps in processes of their own, each with a time limit, and keeps what they leave behind.
+"""Runs studies in processes of their own, each with a time limit, and keeps what they leave behind.
 
-A step that crashes, hangs or runs out of memory does not lose the others. This module loads no
+A study that crashes, hangs or runs out of memory does not lose the others. This module loads no
 torch, so that it works where torch does not.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.files.provenance import commit, versions
+from studies.processes import tied_command
 from studies.store import Cases, cases_path, changes, claim, conditions
 from studies.study import Study, figures_path
-from studies.tied import tied_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = (ROOT, ROOT / "launch", ROOT / "scripts")
@@ -37,7 +37,7 @@ NUM_LAST_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Describes how a step ended.
+    """Describes how a study ended.
 
     Args:
         status: "ok", "failed", "timed out", "stopped", "no time left" or "no files"; the last two
@@ -72,14 +72,14 @@ class Outcome:
 
 
 class Runner:
-    """Runs steps in a folder, where an earlier runner may have run some of them.
+    """Runs studies in a folder, where an earlier runner may have run some of them.
 
     Args:
-        command: returns the command of a step, given the seconds that it has.
-        settings: what all steps in the folder have in common.
+        command: returns the command of a study, given the seconds that it has.
+        settings: what all studies in the folder have in common.
 
     Raises:
-        ConfigError: the folder has steps with other settings.
+        ConfigError: the folder has studies with other settings.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Runner:
         self._conditions = conditions()
 
     def run(self, steps: Sequence[Study], limit_s: float) -> list[Outcome]:
-        """Run the steps that have not succeeded yet, for at most `limit_s` in all."""
+        """Run the studies that have not succeeded yet, for at most `limit_s` in all."""
         ends_at = time.monotonic() + limit_s
         outcomes: list[Outcome] = []
         for step in steps:
@@ -175,7 +175,7 @@ class Runner:
         )
 
     def earlier(self, step: Study) -> Outcome | None:
-        """Return how the step ended the last time that it ran; None if it never ran."""
+        """Return how the study ended the last time that it ran; None if it never ran."""
         path, figures = self._json_path(step.name), figures_path(self._out, step.name)
         written = path.stat().st_mtime_ns if path.exists() else 0
         if figures.exists() and figures.stat().st_mtime_ns > written:

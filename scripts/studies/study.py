@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name
+from studies.processes import tied_command
 from studies.store import Cases, cases_path
-from studies.tied import tied_command
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A step and its time.
+    """Names a study and its time.
 
     Args:
+        name: module that has its `run`, within the package of the set that it belongs to.
         limit_s: time after which it is killed.
         least_s: time below which it is not started, as it would find out nothing.
         needs: patterns of files of earlier steps, of which it needs one.
@@ -80,18 +81,18 @@ class Command:
 
 
 def figures_path(out: Path, name: str) -> Path:
-    """Return the file in which a step keeps its figures until it ends."""
+    """Return the file in which a study keeps its figures until it ends."""
     return out / f"{name}.figures.json"
 
 
 class StudyRun:
-    """A run of a step.
+    """A run of a study.
 
     Every figure is on disk as soon as it is recorded, so that a step that is killed keeps it.
 
     Args:
-        out: folder of all steps, which is also the working directory.
-        seconds: time that the step has, from now.
+        out: folder of all studies, which is also the working directory.
+        seconds: time that the study has, from now.
         small: whether to rehearse with small sizes.
     """
 
@@ -115,10 +116,10 @@ class StudyRun:
         """Return the device of this machine.
 
         Args:
-            or_cpu: whether the step is also for machines without a GPU.
+            or_cpu: whether the study is also for machines without a GPU.
 
         Raises:
-            ConfigError: it has no usable GPU, and the step needs one and is not a rehearsal.
+            ConfigError: it has no usable GPU, and the study needs one and is not a rehearsal.
         """
         import torch  # takes seconds to load, and only some steps need it
 
@@ -145,7 +146,7 @@ class StudyRun:
         self._write()
 
     def check(self, holds: bool, failure: str) -> None:
-        """Let the step fail at its end, and go on, unless something holds."""
+        """Let the study fail at its end, and go on, unless something holds."""
         if not holds:
             self.failures.append(failure)
             self._write()
@@ -192,7 +193,7 @@ class StudyRun:
         self.show(rows=str(len(rows)))
 
     def has_time(self, name: str, seconds: float) -> bool:
-        """Return whether there is time for a part of the step, which fails if it is left out.
+        """Return whether there is time for a part of the study, which fails if it is left out.
 
         Args:
             seconds: time that the part takes.
@@ -208,7 +209,7 @@ class StudyRun:
         """Run a command, with a copy of its output in the log, and return it.
 
         Args:
-            folder: its working directory, by default that of all steps.
+            folder: its working directory, by default that of all studies.
         """
         print(f"$ {' '.join(command)}", flush=True)
         started, output = time.monotonic(), []
