@@ -37,6 +37,7 @@ from benchmarks import (
     simulated,
     steps,
 )
+from dlrm_sharded.files.errors import ConfigError
 
 WHOLE = "all"
 PARTS = {
@@ -65,7 +66,11 @@ def main() -> int:
     options = parser.parse_args(sys.argv[1:] or [WHOLE])
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
-    code: int | None = PARTS[options.part].run(options)
+    try:
+        code: int | None = PARTS[options.part].run(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return code or 0
 
 

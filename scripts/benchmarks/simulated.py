@@ -8,6 +8,7 @@ ranks beyond the cores of this machine share them, which the simulation is told.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import tempfile
@@ -18,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import Row, add_row_arguments, markdown, rows_of
+from benchmarks.compared import add_row_arguments, markdown, rows_of
 from benchmarks.noise import MEDIAN_FACTOR
 from dlrm_sharded.step.parts import PART_LABELS, PARTS
 from studies.processes import run_python
+from studies.study import Case, Row
 
 SIMULATE = Path(__file__).parents[1] / "simulate.py"
 NUM_STEPS = 30
@@ -52,30 +54,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    report(rows_of(options, _rows(options)))
+    report(rows_of(options, _cases(options)))
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for num_ranks in options.ranks:
         for case in options.cases:
             for sharder in options.sharders:
-                row = _row(case, sharder, num_ranks, rounds=options.rounds)
-                yield row
-                print(
-                    f"{num_ranks} ranks, {case}, {sharder}: "
-                    f"real {np.median(row['real_ms']):.1f} ms, "
-                    f"simulated {np.median(row['simulated_ms']):.1f} ms",
-                    flush=True,
-                )
+                run = functools.partial(_rows, case, sharder, num_ranks, rounds=options.rounds)
+                yield Case(f"{num_ranks} ranks, {case}, {sharder}", run)
 
 
-def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
+def _rows(case: str, sharder: str, num_ranks: int, *, rounds: int) -> list[Row]:
     """Train and simulate a case in turns; return the figures of every round."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         compared = _Compared(Path(folder), CASES[case], num_ranks, sharder)
         turns = [(compared.trained(i), compared.simulated(i)) for i in range(rounds)]
-    return {
+    row: Row = {
         "case": case,
         "sharder": sharder,
         "ranks": num_ranks,
@@ -86,6 +82,12 @@ def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
         "predicted_parts_ms": _medians([real["predicted_parts_ms"] for real, _ in turns]),
         "load": load,
     }
+    print(
+        f"{num_ranks} ranks, {case}, {sharder}: real {np.median(row['real_ms']):.1f} ms, "
+        f"simulated {np.median(row['simulated_ms']):.1f} ms",
+        flush=True,
+    )
+    return [row]
 
 
 def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
-from benchmarks.compared import Row, add_row_arguments, planner_of, quiet, rows_of
+from benchmarks.compared import add_row_arguments, planner_of, quiet, rows_of
 from benchmarks.step_errors import report
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.datasets.base import BatchStream
@@ -47,6 +47,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from studies.study import Case, Row
 
 SHARDERS = ("neuroshard", "torchrec", "dim", "random")
 NUM_DENSE = 13
@@ -83,14 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    report(rows_of(options, _all_rows(options)))
+    report(rows_of(options, _cases(options)))
 
 
-def _all_rows(options: argparse.Namespace) -> Iterator[Row]:
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for number in range(options.first, options.first + options.cases):
-        found = _rows(options, number)
-        yield from found
-        print(_line(number, found), flush=True)
+        yield Case(f"case {number}", functools.partial(_rows, options, number))
 
 
 def _rows(options: argparse.Namespace, number: int) -> list[Row]:
@@ -104,6 +103,7 @@ def _rows(options: argparse.Namespace, number: int) -> list[Row]:
         settings = {"number": number, "seed": options.seed, "widths": options.widths}
         on_ranks.start(__file__, options, json.dumps(settings), str(out), *options.sharders)
         rows: list[Row] = json.loads(out.read_text())
+    print(_line(number, rows), flush=True)
     return rows
 
 
@@ -111,7 +111,7 @@ def main(steps: int, rounds: int, settings_json: str, out: str, *sharders: str) 
     warnings.simplefilter("ignore")
     quiet()
     with process_group() as rank:
-        case = Case(rank=rank, steps=steps, **json.loads(settings_json))
+        case = RandomCase(rank=rank, steps=steps, **json.loads(settings_json))
         rows = case.rows(sharders, rounds=rounds)
         if rank.is_zero:
             Path(out).write_text(json.dumps(rows))
@@ -155,7 +155,7 @@ class _Dense:
         return DensePart(tuple(by_rank), float(np.median(self._all_reduce_ms)))
 
 
-class Case:
+class RandomCase:
     """A random task and model."""
 
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks import measured
-from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
+from benchmarks.compared import costs_of, on_device, planners_of, versus
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
@@ -23,7 +23,7 @@ from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.task import ShardingTask
 from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
-from studies.study import StudyRun
+from studies.study import Row, StudyRun
 
 SHARDERS = ("neuroshard", "torchrec", "size_lookup")
 REFERENCE = "torchrec"

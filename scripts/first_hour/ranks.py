@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.compared import Row, on_device, planners_of
+from benchmarks.compared import on_device, planners_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import compute_ms, open_bench
 from dlrm_sharded.accesses.patterns import ZipfAccesses
@@ -31,7 +31,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from studies.study import StudyRun
+from studies.study import Row, StudyRun
 
 SHARDERS = ("neuroshard", "torchrec")
 NVLINK_BYTES_PER_S = 450e9

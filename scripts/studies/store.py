@@ -46,9 +46,20 @@ class Cases:
     Args:
         conditions: what cases must have been run under to count; None for those of the last line
             that has some.
+        is_strict: whether a file with cases of other conditions is refused; in others, such cases
+            do not count.
+
+    Raises:
+        ConfigError: the file is refused.
     """
 
-    def __init__(self, path: Path, conditions: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        conditions: Mapping[str, Any] | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         self._path = path
         self.planned: list[str] = []
         self.ended: dict[str, EndedCase] = {}
@@ -57,7 +68,9 @@ class Cases:
         headers = [line["conditions"] for line in lines if "conditions" in line]
         last = headers[-1] if headers else {}
         wanted = last if conditions is None else dict(conditions)
-        current: Mapping[str, str] = {}
+        if is_strict and headers and (other := changes(last, wanted)):
+            raise ConfigError(f"{path} has rows of other settings ({other}); give another file")
+        current: Mapping[str, Any] = {}
         for line in lines:
             if "conditions" in line:
                 current = line["conditions"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import ShardingTask
+from studies.study import Case
 from tests.conftest import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -75,26 +77,39 @@ def test_reference(compared: ModuleType) -> None:
         compared.choose_reference("lookup", ["dim", "size"])
 
 
-def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_a_killed_run(compared: ModuleType, tmp_path: Path) -> None:
+    """The same command goes on, another one is refused, and the rows can be read at any time."""
     path = tmp_path / "rows.jsonl"
     rows = [
         {"number": 0, "sharder": "a", "cost_ms": 1.5},
         {"number": 0, "sharder": "b", "cost_ms": None},
     ]
+    begun = []
 
-    def interrupted() -> Iterator[dict[str, object]]:
-        yield from rows
-        raise KeyboardInterrupt
+    def cases(*, is_killed: bool) -> Iterator[Case]:
+        yield Case("a", lambda: begun.append("a") or rows[:1])
+        if is_killed:
+            raise KeyboardInterrupt
+        yield Case("b", lambda: begun.append("b") or rows[1:])
 
-    new, again = Namespace(jsonl=path, from_file=None), Namespace(jsonl=None, from_file=path)
+    new = Namespace(jsonl=path, from_file=None, reference=None, seed=0)
+    again = Namespace(jsonl=None, from_file=path, reference="a", seed=0)
     with pytest.raises(KeyboardInterrupt):
-        compared.rows_of(new, interrupted())
+        compared.rows_of(new, cases(is_killed=True))
     with path.open("a") as file:
-        file.write('{"number": 1, "sha')
-    assert compared.rows_of(again, interrupted()) == rows
+        file.write('{"case": "b", "fig')
+    assert compared.rows_of(again, cases(is_killed=True)) == rows[:1]
+    assert compared.rows_of(new, cases(is_killed=False)) == rows
+    assert begun == ["a", "b"]
+    assert compared.rows_of(again, cases(is_killed=True)) == rows
     assert compared.costs_of(rows) == {"a": {0: 1.5}, "b": {}}
-    with pytest.raises(FileExistsError):
-        compared.rows_of(new, interrupted())
+    other = Namespace(**vars(new) | {"seed": 1})
+    with pytest.raises(ConfigError, match=r"rows of other settings \(seed 0, now 1\)"):
+        compared.rows_of(other, cases(is_killed=False))
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from_plain = Namespace(**vars(again) | {"from_file": plain})
+    assert compared.rows_of(from_plain, cases(is_killed=True)) == rows
 
 
 def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
@@ -102,11 +117,12 @@ def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) 
     path = tmp_path / "rows.jsonl"
     options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
     reports: list[tuple[object, ...]] = []
+    cases = [Case("a", lambda: [{"sharder": "a"}])]
     with pytest.raises(ConfigError, match="must be one of a, b"):
-        compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+        compared.compare(options, cases, lambda *of: reports.append(of))
     assert not path.exists()
     options.reference = "b"
-    compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    compared.compare(options, cases, lambda *of: reports.append(of))
     assert reports == [([{"sharder": "a"}], "b")]
 
 
