@@ -255,9 +255,11 @@ def _observed(prior: LearnedCostModel, sample: Sample) -> dict[str, _Observed]:
 
 def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
     def factors(name: str) -> Floats:
+        of_name = [of_plan[name] for of_plan in observed]
         return _factors(
-            np.concatenate([of_plan[name].parts for of_plan in observed]),
-            np.concatenate([of_plan[name].times_ms for of_plan in observed]),
+            np.concatenate([of_plan.parts for of_plan in of_name]),
+            np.concatenate([of_plan.times_ms for of_plan in of_name]),
+            _weights([len(of_plan.times_ms) for of_plan in of_name]),
         )
 
     return Factors(
@@ -266,14 +268,27 @@ def _fitted(observed: Sequence[Mapping[str, _Observed]]) -> Factors:
     )
 
 
-def _factors(parts: Floats, times_ms: Floats) -> Floats:
+def _weights(nums_of_times: Sequence[int]) -> Floats:
+    """Return [N], the weights of times, given how many each plan has.
+
+    The ranks of a plan share what disturbs it. So a plan on many ranks tells no more than one on
+    the median number of them, and does not outvote all others.
+    """
+    nums = np.array(nums_of_times)
+    usual = np.median(nums[nums > 0]) if nums.any() else 1.0
+    weights: Floats = np.repeat(np.minimum(1.0, usual / np.maximum(nums, 1)), nums)
+    return weights
+
+
+def _factors(parts: Floats, times_ms: Floats, weights: Floats) -> Floats:
     """Return [P], the MAP estimate of the factors of parts [N, P]; ones without any time.
 
     The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
     few absurd times do not decide. Times of zero, which have no logarithm, are left out.
     """
     num_parts = parts.shape[1]
-    parts, times_ms = parts[times_ms > 0], times_ms[times_ms > 0]
+    has_log = times_ms > 0
+    parts, times_ms, roots = parts[has_log], times_ms[has_log], np.sqrt(weights[has_log])
     if len(times_ms) == 0:
         return np.ones(num_parts)
     log_times = np.log(times_ms)
@@ -282,13 +297,13 @@ def _factors(parts: Floats, times_ms: Floats) -> Floats:
 
     def residuals(logs: Floats) -> Floats:
         errors = (np.log(parts @ np.exp(logs[0] + logs[1:])) - log_times) / NOISE
-        return np.concatenate([_softened(errors), logs / spreads])
+        return np.concatenate([roots * _softened(errors), logs / spreads])
 
     def jacobian(logs: Floats) -> Floats:
         scaled = parts * np.exp(logs[0] + logs[1:])
         totals = scaled.sum(axis=1)
         errors = (np.log(totals) - log_times) / NOISE
-        of_parts = scaled / totals[:, None] * (_softened_slope(errors) / NOISE)[:, None]
+        of_parts = scaled / totals[:, None] * (roots * _softened_slope(errors) / NOISE)[:, None]
         return np.vstack(
             [np.column_stack([of_parts.sum(axis=1), of_parts]), np.diag(1.0 / spreads)]
         )

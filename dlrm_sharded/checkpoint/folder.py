@@ -56,12 +56,23 @@ def publish(partial: Path, final: Path, *, run: str) -> None:
     Raises:
         OSError: the disk refuses it.
     """
+    replaced = None
     if os.path.lexists(final):
         if _is_of(run, final):
-            remove(final)
+            replaced = _removed_path(final)
+            _delete(replaced)
+            final.rename(replaced)
         else:
             _set_aside(final)
-    partial.rename(final)
+    try:
+        partial.rename(final)
+    except OSError:
+        if replaced is not None:
+            replaced.rename(final)
+        raise
+    if replaced is not None:  # only now, as it may be the only checkpoint, and take long
+        with contextlib.suppress(OSError):
+            _delete(replaced)
     parent = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(parent)
@@ -145,11 +156,16 @@ def remove_partial(run_dir: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint; it stops being one at once."""
-    hidden = path.with_name(f".{path.name}.removed")
+    hidden = _removed_path(path)
     with contextlib.suppress(OSError):
         _delete(hidden)
         path.rename(hidden)
         _delete(hidden)
+
+
+def _removed_path(path: Path) -> Path:
+    """Return the name of a checkpoint that is being removed."""
+    return path.with_name(f".{path.name}.removed")
 
 
 def _delete(path: Path) -> None:

@@ -9,6 +9,13 @@ import sys
 class LogFile(logging.FileHandler):
     """A log file that gives up after the first line that it cannot write, as on a full disk."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; the file is opened for the first one, and may be another user's."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's own name
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

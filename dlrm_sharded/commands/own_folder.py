@@ -26,7 +26,24 @@ class OwnRunFolder(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         if os.environ.get("RANK", "0") == "0":
-            take_folder(config, Path(config.hydra.run.dir))
+            with exit_codes(all_ranks_alike=True):  # Hydra passes over errors of a callback
+                folder = _run_dir(config)
+            take_folder(config, folder)
+
+
+def _run_dir(config: DictConfig) -> Path:
+    """Return the folder of a run, whose name may have parts such as ${hydra:runtime.choices.data}.
+
+    Hydra sets its own config, which such parts are read from, after this callback.
+    """
+    hydra = HydraConfig.instance()
+    known = hydra.cfg
+    resolvable = config.copy()  # as it becomes read-only
+    hydra.set_config(resolvable)
+    try:
+        return Path(resolvable.hydra.run.dir)
+    finally:
+        hydra.cfg = known
 
 
 def take_folder(config: DictConfig, folder: Path) -> None:

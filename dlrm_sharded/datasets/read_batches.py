@@ -20,7 +20,7 @@ def read_batches(
 
     A dataset may keep some batches in memory and have to make others. So those that are read are
     spread over the training, in a random order that is always the same. The first one does not
-    count if there are others: it may open files, or generate batches ahead.
+    count: it may open files, or generate batches ahead.
 
     Args:
         stream: is left at another place.
@@ -28,6 +28,7 @@ def read_batches(
         budget_s: time after which no more batches are read, but for the second one.
         num_kept: largest number of batches to return.
     """
+    num_steps = max(2, num_steps)  # the first one alone would be the time to make all of them
     steps = np.linspace(first_step, first_step + num_steps - 1, min(num_steps, 1 + NUM_READ))
     batches: list[Batch] = []
     times_s: list[float] = []
@@ -40,4 +41,4 @@ def read_batches(
             batches.append(batch)
         if sum(times_s[1:]) > budget_s:
             break
-    return batches, 1e3 * float(np.mean(times_s[1:] or times_s))
+    return batches, 1e3 * float(np.mean(times_s[1:]))

@@ -9,11 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.layouts import layout_name
@@ -50,6 +56,9 @@ WHOLE_TYPES = (
 )
 """TorchRec's types that train a whole table on one rank."""
 
+ROW_TYPES = frozenset({ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value})
+"""TorchRec's types of row blocks."""
+
 OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=neuroshard)"
 
 
@@ -63,6 +72,8 @@ class ModuleTables:
         sharding_types: TorchRec's types under which the module trains.
         is_pooled: whether the module pools; if not, it looks up sequences.
         hosted: sets of tables each of which has to be on one host, as they are those of a tower.
+        averaged: parameters of the tables that pool by the mean.
+        summed_and_averaged: features that tables pool by the sum, and others by the mean.
     """
 
     path: str
@@ -71,6 +82,8 @@ class ModuleTables:
     sharding_types: frozenset[str]
     is_pooled: bool
     hosted: tuple[frozenset[str], ...]
+    averaged: frozenset[str]
+    summed_and_averaged: frozenset[str]
 
     @property
     def only_in_rows(self) -> bool:
@@ -118,10 +131,12 @@ class ModuleTables:
         """Refuse shards that the module as a whole does not train.
 
         Raises:
-            InvalidPlanError: FBGEMM would look up sequences of different widths, a table has
-                another precision than in the model, or a tower is on several hosts.
+            InvalidPlanError: FBGEMM would look up sequences of different widths, TorchRec would
+                take the mean of other tables than the model, a table has another precision than in
+                the model, or a tower is on several hosts.
         """
         shards = plan.shards_by_table()
+        self._check_means(shards, topology)
         widths: dict[int, str] = {}
         for table in self.tables.values():
             own = shards[table.name]
@@ -150,6 +165,34 @@ class ModuleTables:
                     "host: pin its tables to the ranks of one (sharder.pin)"
                 )
 
+    def _check_means(self, shards: Mapping[str, Sequence[Shard]], topology: Topology) -> None:
+        """Refuse row blocks of tables that pool by the mean, unless TorchRec takes their mean.
+
+        It adds row blocks up, and then divides the vectors of all tables of the module by the
+        numbers of ids, except those of the features that row blocks pool by the sum.
+        """
+        types = {
+            name: self.torchrec_type(shards[table.name], table, topology)
+            for name, table in self.tables.items()
+        }
+        in_rows = {name for name, type_name in types.items() if type_name in ROW_TYPES}
+        if not (in_rows & self.averaged):
+            return
+        reason = None
+        if others := [name for name in types if name not in in_rows]:
+            reason = f"would also divide those of table {others[0]!r}, which is not in row blocks"
+        elif self.summed_and_averaged:
+            reason = (
+                f"would not, where feature {min(self.summed_and_averaged)!r} is looked up, as "
+                "another table pools it by the sum"
+            )
+        if reason is not None:
+            raise InvalidPlanError(
+                f"table {min(in_rows & self.averaged)!r} of {self.title} pools by the mean and is "
+                f"planned in row blocks, whose vectors TorchRec divides by the numbers of ids; it "
+                f"{reason}: give such tables a module of their own, or {OBEY_LAYOUTS}"
+            )
+
 
 def find_tables(
     model: nn.Module,
@@ -163,9 +206,11 @@ def find_tables(
 
     Raises:
         ConfigError: there is no such module, it does not train, a table has a precision that cannot
-            be planned, or replicas of a table would leave its fused optimizer.
+            be planned, is in two modules or twice in the model, or has a fused optimizer that its
+            replicas would leave.
     """
     found: list[ModuleTables] = []
+    seen: dict[int, tuple[torch.Tensor, str]] = {}
     for path, module, sharder in _shardable(model, sharders):
         title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
         types = _trained_types(sharder, topology.compute_device)
@@ -176,8 +221,21 @@ def find_tables(
             )
         is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
         layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
+            layouts -= {"columns"}
         tables, configured = {}, _precisions(module)
-        for name, weight in sharder.shardable_parameters(module).items():
+        means = _pooled_by(PoolingType.MEAN, module)
+        averaged = frozenset(config.name for config in means)
+        sums = _pooled_by(PoolingType.SUM, module)
+        parameters = sharder.shardable_parameters(module)
+        for name, weight in parameters.items():
+            _, owner = seen.setdefault(id(weight), (weight, title))  # who is kept keeps its id
+            if owner != title:
+                raise ConfigError(
+                    f"table {name!r} of {title} is also one of {owner}; TorchRec shards one of the "
+                    "two or both, and then they train apart: register the module at one path of "
+                    "the model, and call it from there in both places"
+                )
             precision = configured.get(name, PRECISIONS.get(weight.dtype, str(weight.dtype)))
             if precision not in TABLE_BYTES:
                 raise ConfigError(
@@ -190,16 +248,31 @@ def find_tables(
                     "optimizer, which a replica would leave; plan before "
                     "apply_optimizer_in_backward, and apply it only to tables that the plan shards"
                 )
+            own_layouts = layouts
+            if precision != "fp32":  # TorchRec's dense lookup, which replicas need, has fp32 only
+                own_layouts -= {"replicas"}
+            if name in averaged and len(parameters) > 1 and not types.isdisjoint(WHOLE_TYPES):
+                own_layouts -= {"rows", "host_rows"}  # see ModuleTables.check
             tables[name] = Table(
                 name=name,
                 num_embeddings=weight.shape[0],
                 embedding_dim=weight.shape[1],
                 pooling_factor=pooling_factors.get(name, 1.0),
                 precision=precision,
-                # TorchRec's dense lookup, which replicas need, has fp32 only
-                layouts=layouts - {"replicas"} if precision != "fp32" else layouts,
+                layouts=own_layouts,
             )
-        found.append(ModuleTables(path, title, tables, types, is_pooled, _towers(module)))
+        found.append(
+            ModuleTables(
+                path=path,
+                title=title,
+                tables=tables,
+                sharding_types=types,
+                is_pooled=is_pooled,
+                hosted=_towers(module),
+                averaged=averaged,
+                summed_and_averaged=_features(sums) & _features(means),
+            )
+        )
     if not found:
         raise ConfigError("the model has no embedding module that the given sharders can shard")
     names = {name for module in found for name in module.tables}
@@ -214,14 +287,19 @@ def with_optimizer_state(
     """Return the topology with memory for the state of the tables' fused optimizers.
 
     All tables count the largest state of any, and never less than the topology says.
+
+    Raises:
+        ConfigError: a table has an optimizer that TorchRec does not fuse.
     """
     per_weight, per_row = 0, 0
-    for _, module, sharder in _shardable(model, sharders):
+    for path, module, sharder in _shardable(model, sharders):
         stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-        for weight in sharder.shardable_parameters(module).values():
+        if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
+        for name, weight in sharder.shardable_parameters(module).items():
             optimizer = stated
             for fused in getattr(weight, "_optimizer_classes", ()):
-                optimizer = optimizer_type_to_emb_opt_type(fused)
+                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
             if optimizer is not None:
                 state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
                 per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
@@ -233,13 +311,28 @@ def with_optimizer_state(
     )
 
 
+def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
+    """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
+
+    Raises:
+        ConfigError: there is none; the message names the path of the module or table.
+    """
+    try:
+        return optimizer_type_to_emb_opt_type(optimizer)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path!r} has the fused optimizer {optimizer.__name__}, which TorchRec cannot fuse; "
+            "use one that it can, such as torch.optim.Adam or torchrec.optim.RowWiseAdagrad"
+        ) from error
+
+
 def _shardable(
     model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
-    """Yield the path of each module that can be sharded, the module and its sharder."""
+    """Yield each path of a module that can be sharded, the module and its sharder."""
     sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
     paths: list[str] = []
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         # outer modules come first, and their sharders also shard the modules inside
         is_inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
         if type(module) in sharder_by_type and not is_inside:
@@ -288,13 +381,24 @@ def _precisions(module: nn.Module) -> dict[str, str]:
 
     TorchRec's unsharded modules hold in fp16 whatever is not in fp32.
     """
-    return {
-        config.name: str(config.data_type.value).lower()
-        for inner in module.modules()
-        for configs in ("embedding_bag_configs", "embedding_configs")
-        if hasattr(inner, configs)
-        for config in getattr(inner, configs)()
-    }
+    return {config.name: str(config.data_type.value).lower() for config in _configs(module)}
+
+
+def _pooled_by(kind: PoolingType, module: nn.Module) -> list[BaseEmbeddingConfig]:
+    """Return the configs of the tables that pool by the sum or by the mean."""
+    return [config for config in _configs(module) if getattr(config, "pooling", None) is kind]
+
+
+def _features(configs: Sequence[BaseEmbeddingConfig]) -> frozenset[str]:
+    return frozenset(name for config in configs for name in config.feature_names)
+
+
+def _configs(module: nn.Module) -> Iterator[BaseEmbeddingConfig]:
+    """Yield the configs of the tables of a module and those inside."""
+    for inner in module.modules():
+        for configs in ("embedding_bag_configs", "embedding_configs"):
+            if hasattr(inner, configs):
+                yield from getattr(inner, configs)()
 
 
 def _towers(module: nn.Module) -> tuple[frozenset[str], ...]:

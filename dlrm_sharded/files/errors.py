@@ -156,7 +156,7 @@ def check_number(
     """
     limit = f"{'>' if above else '>='} {least:g}" + ("" if most == math.inf else f", <= {most:g}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
+        raise ConfigError(f"{key} is {shortened(value)}, must be a number {limit}")
     # an int may be too large for a float; infinity and NaN fail the comparison, too
     if not least <= value <= min(most, sys.float_info.max) or (above and value == least):
-        raise ConfigError(f"{key} is {value!r}, must be a number {limit}")
+        raise ConfigError(f"{key} is {shortened(value)}, must be a number {limit}")

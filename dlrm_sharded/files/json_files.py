@@ -120,6 +120,8 @@ def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -
     """
     check_path(key, path)
     assert isinstance(path, str | Path)
+    if str(path).endswith(os.sep):
+        raise ConfigError(f"{key} is {str(path)!r}: it is a folder; name a file")
     try:
         is_stream = is_written_through(path)
         folder = Path(os.path.realpath(path)).parent

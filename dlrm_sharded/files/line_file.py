@@ -6,6 +6,7 @@ They stay in the file.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -52,6 +53,7 @@ class LineFile:
         """Write a line at the end and return True; if that is impossible, warn and return False."""
         line = json.dumps({"format": self.format, **fields}, allow_nan=False)
         try:
+            self._check_kind()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
                 if self.path.exists() and self.path.stat().st_size > MAX_FILE_BYTES:
@@ -77,6 +79,7 @@ class LineFile:
             most: number of lines to return.
         """
         try:
+            self._check_kind()
             lines = self.path.read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return {}
@@ -120,6 +123,11 @@ class LineFile:
                 named(later[::-1]),
             )
         return dict(reversed(found.items()))
+
+    def _check_kind(self) -> None:
+        """Raise OSError for what is there and no file: a pipe would be waited at for ever."""
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
 
     def _is_later(self, version: object) -> bool:
         """Return whether the format of a line is a later one.

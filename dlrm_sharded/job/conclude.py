@@ -12,11 +12,33 @@ from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import on_rank_zero
-from dlrm_sharded.runs.result import run_result, write_result
+from dlrm_sharded.runs.result import RunResult, read_result, run_result, write_result
 from dlrm_sharded.runs.terminal import closing_text
 from dlrm_sharded.training.trainer import TrainingResult
 
 log = logging.getLogger(__name__)
+
+
+def finished_objective(prepared: Prepared) -> float | None:
+    """Return the objective of a run that had reached its end; None if something is left to do."""
+    return on_rank_zero(lambda: _finished_objective(prepared))
+
+
+def _finished_objective(prepared: Prepared) -> float | None:
+    settings, start = prepared.settings, prepared.start
+    num_steps = settings.trainer.total_steps(len(prepared.streams["train"]))
+    if settings.dry_run or start.resumed is None or start.resumed.state.run != start.run:
+        return None
+    result = read_result(prepared.folder.path)
+    if result is None or not result.steps == start.step == num_steps:
+        return None
+    log.info(
+        "the run in %s has trained all of its %d steps, and its result stays; to go on, raise "
+        "trainer.num_steps or trainer.num_epochs",
+        prepared.folder.path,
+        num_steps,
+    )
+    return _objective(result, settings.objective)
 
 
 def conclude(
@@ -35,7 +57,6 @@ def _conclude(
     prepared: Prepared, planned: Planned, measured: Measured, trained: TrainingResult
 ) -> float:
     settings, device, folder = prepared.settings, prepared.rank.device, prepared.folder
-    folder.check_owner()
     predicted = measured.prediction.predicted
     result = run_result(
         planned.plan,
@@ -61,13 +82,18 @@ def _conclude(
         ),
     )
     try:
+        folder.check_owner()
         write_result(folder.path, result)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         raise UnsavedError(f"the training is finished, but its result is lost: {error}") from error
     if trained.unsaved is not None:
         raise UnsavedError(
             "the training is finished, but its last checkpoint could not be written: "
             f"{trained.unsaved}"
         )
-    value = getattr(result, settings.objective)
+    return _objective(result, settings.objective)
+
+
+def _objective(result: RunResult, key: str) -> float:
+    value = getattr(result, key)
     return math.nan if value is None else float(value)

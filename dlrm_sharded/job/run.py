@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlrm_sharded.job.build import build, build_dry
-from dlrm_sharded.job.conclude import conclude
+from dlrm_sharded.job.conclude import conclude, finished_objective
 from dlrm_sharded.job.measure import measure
 from dlrm_sharded.job.plan import plan
 from dlrm_sharded.job.predicted_step import measure_dense_part
@@ -24,6 +24,8 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
     """
     with owned_folder(run_dir, rank) as folder:
         prepared = prepare(settings, rank, folder)
+        if (objective := finished_objective(prepared)) is not None:
+            return objective
         planned = plan(prepared)
         if settings.dry_run:
             return build_dry(prepared, planned)

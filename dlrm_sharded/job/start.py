@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints, is_checkpoint
+from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoint_path, checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.checkpoint.storage import check_finite
 from dlrm_sharded.files.errors import CheckpointError, ConfigError, DamagedCheckpointError
@@ -91,9 +91,9 @@ def find_start(
         if resumed is None and passed_over:
             with all_or_none():
                 raise CheckpointError(
-                    f"{_none_is_good(run_dir, passed_over)}; move that folder away to begin at the "
-                    "first step, or start in another hydra.run.dir, with resume=PATH for a "
-                    "checkpoint elsewhere"
+                    f"{_none_is_good(run_dir, passed_over)}; move {run_dir / FOLDER_NAME} away to "
+                    "begin at the first step, or start in another hydra.run.dir, with "
+                    "resume=PATH for a checkpoint elsewhere"
                 )
     elif mode != "never":
         resumed = _named(Path(mode), rank, key="resume")
@@ -193,6 +193,9 @@ def _newest_good(
             manifest = _checked(path, rank)
             if run is not None and manifest.state.run != run:
                 raise CheckpointError(f"{path} belongs to another run")
+            own_path = checkpoint_path(run_dir, manifest.state.step)
+            if path.name != own_path.name:  # renamed, or a link: later ones would not count
+                raise CheckpointError(f"{path} is the checkpoint of {own_path.name}; rename it")
         except CheckpointError as error:
             if rank.is_zero:
                 log.warning("a checkpoint is passed over: %s", error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from dlrm_sharded.files.provenance import readable_versions
 from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, visible_gpus
 
 Build = Literal["cpu", "cuda"]
@@ -53,13 +53,7 @@ DEFAULTS: dict[Build, VersionSet] = {"cuda": SETS[0], "cpu": SETS[1]}
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that are installed and can be read."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except (PackageNotFoundError, OSError, ValueError):
-            continue
-    return {package: text for package, text in found.items() if isinstance(text, str)}
+    return readable_versions(PACKAGES)
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:

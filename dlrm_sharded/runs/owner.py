@@ -58,6 +58,7 @@ class Claimant:
         started_ticks: when the process started, in clock ticks since the boot.
         job: identifies the job in all its attempts; None if nothing can restart it.
         folder: the folder as the process knows it.
+        folder_inode: number of the folder's inode, which it has by every path; None if unknown.
         since: time of the claim, ISO 8601.
         ended: time at which the owner gave the folder back; None before.
     """
@@ -68,6 +69,7 @@ class Claimant:
     started_ticks: int | None
     job: str | None
     folder: str
+    folder_inode: int | None = None
     since: str
     ended: str | None = None
 
@@ -80,6 +82,7 @@ class Claimant:
             started_ticks=start_ticks(os.getpid()),
             job=job_id(),
             folder=str(folder.resolve()),
+            folder_inode=folder.stat().st_ino,
             since=_now(),
         )
 
@@ -98,6 +101,18 @@ class Claimant:
             return None
         return False  # a zombie
 
+    def means(self, folder: Path) -> bool:
+        """Return whether a folder is the claimed one, and not a copy of it.
+
+        The path alone does not tell: containers may have the folder elsewhere. Nor does the inode,
+        whose number some file systems make up.
+        """
+        try:
+            is_same_path = Path(self.folder).samefile(folder)
+        except OSError:
+            is_same_path = False
+        return is_same_path or folder.stat().st_ino == self.folder_inode
+
 
 class RunOwner:
     """This process's claim on a folder, with a thread that gives signs of life."""
@@ -110,14 +125,28 @@ class RunOwner:
         threading.Thread(target=self._give_signs, name="run owner", daemon=True).start()
 
     def check(self) -> None:
-        """Raise LostFolderError if another process has taken the folder over."""
+        """Raise LostFolderError if another process has taken the folder over.
+
+        A claim that was removed, alone or with the whole folder, is made again.
+
+        Raises:
+            LostFolderError: another process owns the folder.
+            OSError: the folder is gone, or cannot be read.
+        """
+        if _newest(self._folder) < self._number:
+            _create(_claim_path(self._folder, self._number), self._claimant)
         newest = _newest(self._folder)
-        if newest > self._number:
-            other = _read(_claim_path(self._folder, newest))
-            raise LostFolderError(
-                f"{self._folder} was taken over by {_described(other)}, which saw no sign of life "
-                f"of this process for {SILENCE_S:.0f} s; nothing more is written there"
-            )
+        if newest == self._number and self._has_own_claim():
+            return
+        other = _described(_read(_claim_path(self._folder, newest)))
+        reason = (
+            f"which saw no sign of life of this process for {SILENCE_S:.0f} s"
+            if newest > self._number and self._has_own_claim()
+            else "after this process's claim was removed from it"
+        )
+        raise LostFolderError(
+            f"{self._folder} was taken over by {other}, {reason}; nothing more is written there"
+        )
 
     def release(self) -> None:
         """Give the folder back; the claim stays and says when."""
@@ -127,8 +156,19 @@ class RunOwner:
         self._ended.set()
         path = _claim_path(self._folder, self._number)
         with suppress(OSError):  # then the end of the process tells
-            if path.exists():  # not where the whole folder was removed
+            if self._has_own_claim():  # the folder may be gone, or another one
                 replace_file(path, _to_bytes(replace(self._claimant, ended=_now())))
+
+    def _has_own_claim(self) -> bool:
+        """Return whether the claim of this number is there, and not another process's.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            return _claim_path(self._folder, self._number).read_bytes() == _to_bytes(self._claimant)
+        except FileNotFoundError:
+            return False
 
     def _give_signs(self) -> None:
         path = _claim_path(self._folder, self._number)
@@ -206,7 +246,7 @@ def _wait_for_end(folder: Path, number: int, key: str) -> None:
                     _described(owner),
                     SILENCE_S,
                 )
-        elif owner is not None and not _is_same_folder(Path(owner.folder), folder):
+        elif owner is not None and not owner.means(folder):
             return  # the claim was copied with the folder
         elif not is_former_attempt or waited_s > END_S:
             raise _refusal(folder, owner, key)
@@ -245,8 +285,9 @@ def _read(path: Path) -> Claimant | None:
     """Return what a claim says; None while it is being written, or if it is damaged."""
     try:
         fields = json.loads(path.read_bytes())
-        return Claimant(**{key: fields[key] for key in Claimant.__dataclass_fields__})
-    except (OSError, ValueError, LookupError, TypeError):
+        known = Claimant.__dataclass_fields__.keys() & fields.keys()  # other versions have others
+        return Claimant(**{key: fields[key] for key in known})
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
 
 
@@ -274,13 +315,6 @@ def _numbers(folder: Path) -> list[int]:
 def _newest(folder: Path) -> int:
     """Return the highest number of a claim; 0 without any."""
     return max(_numbers(folder), default=0)
-
-
-def _is_same_folder(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
 
 
 def _boot() -> str | None:

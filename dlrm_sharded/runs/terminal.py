@@ -127,7 +127,7 @@ def _predicted_step(prediction: StepPrediction, training: TrainingResult) -> str
 
 def _throughput(training: TrainingResult) -> str:
     if not math.isfinite(training.samples_per_s):
-        return f"unknown: all {training.num_steps} steps were warm-up (trainer.num_warmup_steps)"
+        return "unknown: no step after the warm-up (trainer.num_warmup_steps) was timed"
     return (
         f"{training.samples_per_s:,.0f} samples/s ({training.step_ms:.1f} ms a step; "
         f"slowest tenth {training.samples_per_s_p10:,.0f}, "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.runs.owner import claim
 from studies.runner import Outcome, Runner, closing_table
 from studies.study import Study
 from studies.worker import worker_command
@@ -79,10 +80,11 @@ def run_in(
     """Run the chosen studies in a folder as far as time allows, and print their table.
 
     Raises:
-        ConfigError: the folder has studies with other settings.
+        ConfigError: the folder has studies with other settings, or another job works in it.
     """
     signal.signal(signal.SIGTERM, _end)
     out = out.resolve()
+    claim(out, key="folder")  # two runs would measure each other
     runner = Runner(
         out,
         command=lambda study, seconds: worker_command(

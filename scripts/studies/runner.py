@@ -21,7 +21,7 @@ from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.files.provenance import commit, versions
 from studies.processes import tied_command
-from studies.store import Cases, cases_path, changes, claim, conditions
+from studies.store import Cases, cases_path, changes, conditions, keep_settings
 from studies.study import Study, figures_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ class Runner:
     ) -> None:
         self._out = out
         self._command = command
-        claim(out, settings)
+        keep_settings(out, settings)
         self._conditions = conditions()
 
     def run(self, steps: Sequence[Study], limit_s: float) -> list[Outcome]:

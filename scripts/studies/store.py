@@ -130,7 +130,7 @@ def conditions() -> dict[str, str]:
     return {"commit": commit() or "unknown", **versions(), "hardware": hardware}
 
 
-def claim(out: Path, settings: Mapping[str, Any]) -> None:
+def keep_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Write what all studies in a folder have in common.
 
     Raises:

@@ -14,7 +14,7 @@ from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
@@ -168,6 +168,22 @@ def test_a_sharder_that_replicates_whatever_the_optimizer_is_found() -> None:
         check_sharder(Everywhere, TASKS["w8-equal"])
     with pytest.raises(InvalidPlanError, match="no table can be replicated"):
         check_sharder(Everywhere, TASKS["w2-adam"])
+
+
+def test_a_sharder_that_splits_what_has_to_stay_whole_is_found() -> None:
+    """The model would not train its plan, which is valid for a task alone."""
+
+    class InRows:
+        def shard(self, task: ShardingTask) -> ShardingPlan:
+            ranks = task.topology.world_size
+            blocks = RowBlocks(range(ranks))
+            return ShardingPlan(ranks, tuple(s for t in task.tables for s in blocks.shards(t)))
+
+    table = Table("t", 400, 64, 2.0)
+    assert check_sharder(InRows, ShardingTask((table,), Topology(2, 10**9), 64)) is not None
+    whole = dataclasses.replace(table, layouts=frozenset({"columns"}))
+    with pytest.raises(AssertionError, match="t lies in rows"):
+        check_sharder(InRows, ShardingTask((whole,), Topology(2, 10**9), 64))
 
 
 def test_finds_all_yamls() -> None:

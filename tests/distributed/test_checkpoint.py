@@ -1,6 +1,7 @@
 """A model goes on from its checkpoint under any plan and number of ranks."""
 
 import itertools
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def run_state(state: ModelState, kind: str, world_size: int, step: int) -> RunSt
         world_size=world_size,
         optimizers={},
         column_bounds=state.column_bounds,
+        buffers=state.buffers,
         progress={},
         plan=make_plan(kind, world_size).to_json(),
         config={},
@@ -195,6 +197,21 @@ def test_nothing_is_silently_not_loaded(tmp_path: Path) -> None:
     lacks, has = run_ranks(errors_of_loading, 2, str(tmp_path))
     assert "lacks 3 tensors: tables.a.momentum1, tables.b.momentum1, tables.c.momentum1" in lacks
     assert "has, but the model lacks, 3 tensors: tables.a.momentum1" in has
+
+
+def state_with_a_mask(rank: Rank, folder: str) -> list[tuple[str, ...]]:
+    """Save a model with an infinite buffer, as a mask may be; the names of its buffers."""
+    sharded, optimizer = make_sharded(rank, "table_wise", "sgd")
+    sharded.module.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    plan = make_plan("table_wise", rank.world_size)
+    state = model_state(sharded, optimizer, plan, TABLES, embedding_optimizer="sgd")
+    save(rank, state, "table_wise", Path(folder))
+    return gathered(rank, state.buffers)
+
+
+def test_a_mask_is_no_divergence(tmp_path: Path) -> None:
+    assert run_ranks(state_with_a_mask, 2, str(tmp_path)) == [("dense.mask",)] * 2
+    assert load_whole(newest(tmp_path), "dense.mask").tolist() == [0.0, -math.inf]
 
 
 def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:

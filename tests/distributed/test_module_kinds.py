@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import LazyAwaitable
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -23,7 +28,10 @@ from torchrec.modules.mc_modules import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm_sharded import ShardedPlanner
+from dlrm_sharded import ShardedPlanner, ShardingPlan
+from dlrm_sharded.plans.layouts import RowBlocks
+from dlrm_sharded.plans.plan import Shard
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.halving import HalvingSharder
@@ -35,12 +43,31 @@ CPU = torch.device("cpu")
 ROWS = (40, 32, 24, 20)
 BATCH_SIZE = 6
 LEARNING_RATE = 0.05
+
+
+class RowSharder:
+    """Splits by rows what it may, except the first table."""
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        world_size = task.topology.world_size
+        blocks = RowBlocks(range(world_size))
+        shards = [
+            shard
+            for i, table in enumerate(task.tables)
+            for shard in (
+                blocks.shards(table) if i and "rows" in table.layouts else [Shard.whole(table, 0)]
+            )
+        ]
+        return ShardingPlan(world_size, tuple(shards))
+
+
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
     "torchrec_dp": lambda: full_sharder(min_partition=4),
+    "rows": RowSharder,
 }
-"""One for whole tables, and two that split and replicate where they may."""
+"""One for whole tables, two that split and replicate where they may, and one for row blocks."""
 
 
 class FirstOutput(nn.Module):
@@ -60,7 +87,10 @@ class FirstOutput(nn.Module):
         return torch.cat([(v if isinstance(v, Tensor) else v.values()).flatten() for v in vectors])
 
 
-def bags(data_type: DataType = DataType.FP32, *, weighted: bool = False) -> EmbeddingBagCollection:
+def bags(
+    data_type: DataType = DataType.FP32, *, weighted: bool = False, means: bool = False
+) -> EmbeddingBagCollection:
+    """Bags, of which every second one may pool by the mean."""
     configs = [
         EmbeddingBagConfig(
             name=f"t{i}",
@@ -68,6 +98,7 @@ def bags(data_type: DataType = DataType.FP32, *, weighted: bool = False) -> Embe
             embedding_dim=8 * (1 + i % 2),
             feature_names=[f"f{i}"],
             data_type=data_type,
+            pooling=PoolingType.MEAN if means and i % 2 else PoolingType.SUM,
         )
         for i, rows in enumerate(ROWS)
     ]
@@ -109,6 +140,7 @@ def managed() -> ManagedCollisionEmbeddingCollection:
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "bags": bags,
+    "means": lambda: bags(means=True),
     "half_bags": lambda: bags(DataType.FP16),
     "processed": processed,
     "sequences": lambda: EmbeddingCollection(tables=sequence_configs(), device=CPU),

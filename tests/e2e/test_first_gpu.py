@@ -14,6 +14,7 @@ import pytest
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.runs.owner import claim
 from tests.e2e.runs import ROOT, children_of, environment
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"
@@ -131,6 +132,17 @@ def test_another_kind_of_run_needs_another_folder(rehearsals: dict[str, Any]) ->
     )
     assert done.returncode == 2
     assert "has steps with other settings" in done.stderr
+
+
+def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
+    """They would measure each other."""
+    owner = claim(tmp_path)
+    process = start(tmp_path, "environment")
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert f"belongs to a job that is in progress: process {os.getpid()}" in output
+    owner.release()
+    finish(start(tmp_path, "environment"))
 
 
 def test_without_a_gpu_only_rehearsals_run(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]
         (("collect_costs", "out=."), "out is '.': it is a folder; name a file"),
         (("fit_cost_model", "out=task.json"), "task.json is not a folder"),
         (("train_policy", "out=-"), "out is '-', standard output"),
+        (("train_policy", "log_dir=task.json"), "task.json is not a folder"),
         (("report", ".", "--out", ""), "--out is '', must be a path"),
         (("export", ".", "--out", "-"), "--out is '-', standard output"),
         (("make_tasks", "paper", "--out", "task.json/x"), "Not a directory"),

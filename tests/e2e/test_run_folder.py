@@ -26,12 +26,15 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture
-def living_run(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run that has written its first checkpoint, and waits."""
+def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    """A run that has written its first checkpoint, or begun if it writes none, and waits."""
+    first, *overrides = getattr(
+        request, "param", ("checkpoints/step-*", "trainer.checkpoint.every_steps=10")
+    )
     job = subprocess.Popen(
         [
             *(sys.executable, "-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
-            *("trainer.checkpoint.every_steps=10", f"trainer.num_steps={NUM_STEPS}"),
+            *(*overrides, f"trainer.num_steps={NUM_STEPS}"),
         ],
         cwd=ROOT,
         env=environment(),
@@ -40,7 +43,7 @@ def living_run(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     )
     try:
         deadline = time.monotonic() + 100
-        while not list(tmp_path.glob("checkpoints/step-*")):
+        while not list(tmp_path.glob(first)):
             assert time.monotonic() < deadline, "the job did not start"
             assert job.poll() is None, "the job ended early"
             time.sleep(0.05)
@@ -70,13 +73,42 @@ def test_a_second_job_writes_nothing(
     assert sorted(path.name for path in tmp_path.glob(".owner-*")) == [".owner-1"]
 
 
+@pytest.mark.parametrize(
+    "living_run",
+    [
+        ("checkpoints/step-*", "trainer.checkpoint.every_steps=10"),
+        ("run.json", "trainer.checkpoint.every_s=null"),
+    ],
+    ids=["checkpoints", "no_checkpoints"],
+    indirect=True,
+)
+def test_a_run_that_was_taken_for_dead_writes_no_result(
+    living_run: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    """Nor any checkpoint more; this one was stopped for a while."""
+    kept = sorted(tmp_path.glob("checkpoints/step-*"))
+    (tmp_path / ".owner-2").write_bytes((tmp_path / ".owner-1").read_bytes())
+    os.kill(living_run.pid, signal.SIGCONT)
+    _, errors = living_run.communicate(timeout=100)
+    assert living_run.returncode == 1
+    assert "was taken over by process" in errors
+    assert "Traceback" not in errors
+    assert sorted(tmp_path.glob("checkpoints/step-*")) == kept
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_a_run_that_was_killed_goes_on_at_once(
     living_run: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
+    """A checkpoint without its files is set aside, so that it does not count ever again."""
     living_run.kill()
     living_run.wait()
+    (tmp_path / "checkpoints" / "step-0000009999").mkdir()
     done = train_alone(tmp_path, *SMALL_RUN, "resume=auto", f"trainer.num_steps={NUM_STEPS}")
     assert done.returncode == 0, done.stderr
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert sorted(names)[0] == "set-aside-step-0000009999"
+    assert "step-0000009999" not in names
     assert "resuming at step" in done.stderr
     assert "was left without a word by process" in done.stdout + done.stderr
     losses = events_of(tmp_path).Scalars("train/loss")
@@ -100,4 +132,12 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     done = train_alone(run_dir, *SMALL_RUN, "seed=3", "resume=auto", override)
     assert done.returncode == 2, done.stderr
     assert reason in done.stderr
+    assert contents(run_dir) == before
+
+
+def test_a_run_that_is_finished_keeps_its_result(run_dir: Path) -> None:
+    before = contents(run_dir)
+    done = train_alone(run_dir, *SMALL_RUN, "seed=3", "resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert "and its result stays" in done.stdout + done.stderr
     assert contents(run_dir) == before

@@ -11,7 +11,7 @@ import pytest
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.simulation.store import MEASUREMENTS
+from dlrm_sharded.simulation.store import MEASUREMENTS, SETTINGS
 from tests import preloaded
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate.py"
@@ -48,6 +48,8 @@ def test_measures_every_rank_and_goes_on(task_json: Path) -> None:
     assert "simulated, lookups measured on cpu" in done.stderr
     assert "3 of 3 tables have none" in done.stderr
     found = results(folder / "out")
+    settings = json.loads((folder / "out" / SETTINGS).read_text())
+    assert settings["optimizer"]["embedding"] == "sgd"  # as the file counts
     assert [run["sharder"] for run in found["sharders"]] == ["random", "dim"]
     for run in found["sharders"]:
         assert run["step_ms"] == pytest.approx(sum(run["parts_ms"].values()))

@@ -196,6 +196,19 @@ def test_a_sweep_has_one_driver(run_sweep: Run, tmp_path: Path) -> None:
     assert (tmp_path / "sweep" / "multirun.yaml").read_text() == before
 
 
+def test_a_job_of_a_sweep_owns_its_folder(run_sweep: Run, tmp_path: Path) -> None:
+    """Hydra writes its files only to a folder that is the job's."""
+    own = "+hydra.callbacks.own._target_=dlrm_sharded.commands.own_folder.OwnRunFolder"
+    other = claim(tmp_path / "sweep" / "0")
+    try:
+        done = run_sweep("+do=succeed", own)
+    finally:
+        other.release()
+    assert done.returncode == 1
+    assert f"in progress: process {os.getpid()} on " in done.stderr
+    assert not (tmp_path / "sweep" / "0" / ".hydra").exists()
+
+
 def test_a_folder_with_a_sweep_is_left_alone(run_sweep: Run, tmp_path: Path) -> None:
     after = "hydra.launcher.after=json.loads"
     assert run_sweep("+do=succeed", after).returncode == 0

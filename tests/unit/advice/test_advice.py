@@ -5,9 +5,16 @@ import math
 
 import pytest
 
+from dlrm_sharded.advice import machines
 from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome
 from dlrm_sharded.advice.choice import choose, is_tied, value_of
-from dlrm_sharded.advice.machines import Machine, TableMemory, gpu_machine, with_prices
+from dlrm_sharded.advice.machines import (
+    Machine,
+    TableMemory,
+    cpu_machine,
+    gpu_machine,
+    with_prices,
+)
 from dlrm_sharded.advice.question import no_outcome
 from dlrm_sharded.advice.scaling import gain_of, scaling_of
 from dlrm_sharded.advice.text import (
@@ -18,6 +25,7 @@ from dlrm_sharded.advice.text import (
     table_lines,
 )
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.step.parts import PARTS
@@ -97,6 +105,18 @@ def test_ranks_of_a_host_share_its_memory() -> None:
     with pytest.raises(ConfigError, match=r"memory_gib takes .* GiB on 1 ranks, and this machine"):
         stated.topology(1, STATED)
     assert dataclasses.replace(stated, available_bytes=100).topology(1, STATED).memory_bytes == 100
+
+
+def test_stated_memory_is_not_more_than_is_free_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "available_host_bytes", lambda: 10 * GIB)
+    for stated_gib, refusal in ((10.0, None), (11.0, r"takes 11 GiB on 1 ranks, .* has 10 GiB")):
+        memory = TableMemory(stated_gib, 0.7)
+        machine = cpu_machine("here", memory, Hardware("a CPU"), optimizer=None)
+        if refusal is None:
+            assert machine.topology(1, STATED).memory_bytes == 10 * GIB
+            continue
+        with pytest.raises(ConfigError, match=refusal):
+            machine.topology(1, STATED)
 
 
 def test_a_price_may_have_another_name_of_the_gpu() -> None:

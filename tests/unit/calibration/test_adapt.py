@@ -136,6 +136,38 @@ def test_one_absurd_plan_changes_nothing(
     )
 
 
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_plan_on_many_ranks_does_not_outvote_the_others(
+    model: LearnedCostModel, plans: list[Sample], factor: float
+) -> None:
+    sound = plans[:12]
+    before = adapt(model, sound).model
+    [disturbed] = on_other_hardware(plans[12:13], dict.fromkeys(ELSEWHERE, factor))
+    adapted = adapt(model, [*sound[:6], on_more_hosts(disturbed, 32), *sound[6:]]).model
+    for plan in plans[20:30]:
+        workload = workload_of_sample(plan)
+        assert adapted.predict_trial(workload).critical_path_ms == pytest.approx(
+            before.predict_trial(workload).critical_path_ms, rel=0.1
+        )
+
+
+def on_more_hosts(sample: Sample, times_as_many: int) -> Sample:
+    """Repeat the shards of a sample on other ranks, at the same times."""
+    assert sample.cost.input_dist_ms is not None
+    return dataclasses.replace(
+        sample,
+        world_size=times_as_many * sample.world_size,
+        shards=tuple(
+            dataclasses.replace(shard, rank=shard.rank + host * sample.world_size)
+            for host in range(times_as_many)
+            for shard in sample.shards
+        ),
+        cost=PlanCost(
+            times_as_many * sample.cost.per_rank, times_as_many * sample.cost.input_dist_ms
+        ),
+    )
+
+
 def honest_plans(num_plans: int) -> list[Sample]:
     """Plans of computation and of exchanges, in turn."""
     plans = measured_plans(num_plans, num_plans // 2, seed=num_plans)

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,15 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
         assert journal.read(SGD) == {}
     [said] = caplog.messages
     assert "is not noted in the journal" in said
+
+
+def test_a_pipe_is_not_waited_at(journal: RunJournal, caplog: pytest.LogCaptureFixture) -> None:
+    journal.path.parent.mkdir()
+    os.mkfifo(journal.path)
+    run = measured_run(PLAN, TASK, COST)
+    assert run is not None
+    assert journal.read(SGD) == {}
+    assert not journal.append(SGD, run)
+    cannot_read, not_noted = caplog.messages
+    assert "cannot be read: [Errno 22] it is not a regular file" in cannot_read
+    assert "is not noted in the journal" in not_noted

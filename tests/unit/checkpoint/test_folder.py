@@ -1,5 +1,6 @@
 """Only whole checkpoints of a run count, and damaged ones are set aside."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -118,3 +119,26 @@ def test_setting_aside_that_fails_is_a_warning(
     with caplog.at_level(logging.WARNING):
         set_aside([tmp_path / "step-0000000001"])
     assert "cannot be set aside: No such file or directory" in caplog.text
+
+
+def test_a_checkpoint_stays_until_the_one_that_replaces_it_has_its_name(
+    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the only one."""
+    only = write(tmp_path, rank)
+    rename = Path.rename
+
+    def refuses_new_ones(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuses_new_ones)
+    saver = Saver(tmp_path, keep=1, background=False, rank=rank)
+    saver.save(STATE, run_state())
+    saver.close()
+    assert saver.failure is not None
+    check_parts(read_manifest(only))
+    monkeypatch.undo()
+    write(tmp_path, rank, keep=1)
+    assert list(only.parent.iterdir()) == [only]

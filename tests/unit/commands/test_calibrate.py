@@ -1,10 +1,14 @@
 """The steps of a calibration, and what is done about policies after it."""
 
+import os
+import subprocess
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from dlrm_sharded.commands import calibrate
+from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
 
 Commands = list[tuple[str, list[str]]]
 
@@ -70,6 +74,19 @@ def test_no_policies_after_an_error(monkeypatch: pytest.MonkeyPatch, commands: C
     monkeypatch.setattr(calibrate, "_run", fail)
     assert run(monkeypatch, "policies=true") == 2
     assert [command for command, _ in commands] == ["collect_costs", "fit_cost_model"]
+
+
+def test_its_commands_die_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would otherwise go on measuring; test_hydra_app has their side of it."""
+    environments: list[dict[str, str]] = []
+
+    def note(*_: object, env: dict[str, str], check: bool) -> SimpleNamespace:
+        environments.append(env)
+        return SimpleNamespace(returncode=int(check))
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert calibrate._run("collect_costs", []) == 0
+    assert environments[0][LAUNCHER_VARIABLE] == str(os.getpid())
 
 
 def test_a_wrong_value(

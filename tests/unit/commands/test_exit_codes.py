@@ -20,7 +20,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_sharded.commands import exit_codes as exit_codes_module
-from dlrm_sharded.commands.exit_codes import EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.exit_codes import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    exit_codes,
+)
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
@@ -29,6 +34,8 @@ from dlrm_sharded.files.errors import (
     DivergenceError,
     InfeasibleTaskError,
     InvalidPlanError,
+    LostFolderError,
+    UnsavedError,
     UserError,
 )
 from dlrm_sharded.ranks.distributed import _sendable, reported_by_rank_zero
@@ -133,6 +140,14 @@ def test_users_errors_exit_with_2_and_one_line(capsys: pytest.CaptureFixture[str
     assert printed.out == ""
 
 
+@pytest.mark.parametrize("kind", [LostFolderError, UnsavedError], ids=lambda kind: kind.__name__)
+def test_what_happens_to_a_run_is_no_error_of_its_user(kind: type[UserError]) -> None:
+    """A launcher may start it again, which it does not after a 2."""
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        raise kind("another job has taken the folder over")
+    assert ended.value.code == EXIT_ERROR == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError("bug"), SystemExit(3)])
 def test_other_errors_pass(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(type(error)) as raised, exit_codes():
@@ -196,6 +211,20 @@ def test_nobody_reads_the_output(module: str, arguments: list[str]) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) in ((141, b""), (0, b""))  # argparse hides the error
+
+
+def test_characters_that_the_locale_lacks_are_escaped() -> None:
+    """Such as those of a table, which a command prints at the end of its work."""
+    code = "from dlrm_sharded.commands.exit_codes import exit_codes\n"
+    code += "with exit_codes(): print('\u00e9')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "\\xe9\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_few_steps(num_steps):
     batches, data_ms = read_batches(
         BatchStream(data, "train"), first_step=3, num_steps=num_steps, budget_s=60, num_kept=9
     )
-    assert sorted(data.indices) == list(range(3, 3 + num_steps))
-    assert len(batches) == num_steps
+    num_read = max(2, num_steps)  # the first one may make others, and does not count
+    assert sorted(data.indices) == list(range(3, 3 + num_read))
+    assert len(batches) == num_read
     assert data_ms > 0

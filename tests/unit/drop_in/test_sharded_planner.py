@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import (
@@ -18,9 +18,11 @@ from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    PoolingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -30,13 +32,14 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from dlrm_sharded import ShardedPlanner, ShardingPlan, Topology
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.fused_optimizers import fuse
-from dlrm_sharded.plans.layouts import Replicas, row_blocks
+from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
@@ -100,14 +103,26 @@ def host_rows(table: Table, i: int, world_size: int) -> list[Shard]:
     return [Shard(table.name, rank, rows, (0, table.embedding_dim)) for rank, rows in blocks]
 
 
-def bags(data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
+def all_rows(table: Table, i: int, world_size: int) -> list[Shard]:
+    return RowBlocks(range(world_size)).shards(table)
+
+
+def some_rows(table: Table, i: int, world_size: int) -> list[Shard]:
+    return [Shard.whole(table, 0)] if i == 1 else all_rows(table, i, world_size)
+
+
+def bags(
+    data_type: DataType = DataType.FP32, *, means: Sequence[int] = (), shared: bool = False
+) -> EmbeddingBagCollection:
+    """Bags of which some pool by the mean; all may look the same feature up."""
     configs = [
         EmbeddingBagConfig(
             name=f"t{i}",
             num_embeddings=rows,
             embedding_dim=64,
-            feature_names=[f"f{i}"],
+            feature_names=["f" if shared else f"f{i}"],
             data_type=data_type,
+            pooling=PoolingType.MEAN if i in means else PoolingType.SUM,
         )
         for i, rows in enumerate(ROWS)
     ]
@@ -252,6 +267,27 @@ def test_what_sequences_do_not_train_is_refused(
     plan(bags(), OwnSharder(shards))
 
 
+@pytest.mark.parametrize("name", [name for name in SHARDERS if name != "dim"])
+def test_means_are_not_split_by_rows(name: str) -> None:
+    """The memory is too small for whole tables alone."""
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=9 * 10**6)
+    module_plan = plan(bags(means=[0, 2]), SHARDERS[name](), tight)[""]
+    for table in ("t0", "t2"):
+        assert module_plan[table].sharding_type == "column_wise"
+
+
+def test_row_blocks_of_means_beside_others_are_refused() -> None:
+    message = "'t0' of EmbeddingBagCollection pools by the mean .* divide those of table 't1'"
+    for means in ([0, 2], range(len(ROWS))):
+        with pytest.raises(InvalidPlanError, match=message):
+            plan(bags(means=means), OwnSharder(some_rows))
+        assert types(plan(bags(means=means), OwnSharder(all_rows))[""]) == {"row_wise"}
+    plan(bags(means=[1]), OwnSharder(some_rows))
+    with pytest.raises(InvalidPlanError, match=r"would not, where feature 'f' is looked up"):
+        plan(bags(means=[0, 2], shared=True), OwnSharder(all_rows))
+    plan(bags(means=range(len(ROWS)), shared=True), OwnSharder(all_rows))
+
+
 @pytest.mark.parametrize("name", SHARDERS)
 def test_half_tables_count_as_such(name: str) -> None:
     """All tables fit one rank of two in fp16, and not in fp32."""
@@ -260,6 +296,13 @@ def test_half_tables_count_as_such(name: str) -> None:
     assert len(plan(bags(DataType.FP16), SHARDERS[name](), topology)[""]) == len(ROWS)
     with pytest.raises(InfeasibleTaskError):
         plan(bags(), SHARDERS[name](), topology)
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_half_tables_have_no_replicas(name: str) -> None:
+    """The lookup that trains replicas has fp32 only."""
+    planned = plan(bags(DataType.FP16), SHARDERS[name](), replicas=True)
+    assert "data_parallel" not in types(planned[""])
 
 
 def test_precisions_that_a_plan_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
@@ -286,6 +329,54 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
     planner.plan(bags(), get_default_sharders())
     with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 12:,} B"):
         planner.plan(model, sharders)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_optimizer_of_a_fused_module_is_memory() -> None:
+    """Adagrad has 8 B for a weight."""
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=rows, embedding_dim=64, feature_names=[f"f{i}"]
+        )
+        for i, rows in enumerate(ROWS)
+    ]
+    model = FusedEmbeddingBagCollection(
+        configs, optimizer_type=torch.optim.Adagrad, optimizer_kwargs={"lr": 0.1}, device=META
+    )
+    with pytest.raises(InfeasibleTaskError, match=f"need {sum(ROWS) * 64 * 8:,} B"):
+        plan(model, GreedySharder("dim"), Topology(2, sum(ROWS) * 64 * 3, compute_device="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_optimizer_that_cannot_be_fused() -> None:
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), {"lr": 0.1})
+    with pytest.raises(ConfigError, match=r"'t0' has the fused optimizer AdamW"):
+        plan(model, GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("shares", ["module", "weight"])
+def test_tables_that_two_places_share_are_refused(shares: str) -> None:
+    """TorchRec would train them apart, and leave a module unsharded where it is found again."""
+    one = other = bags()
+    if shares == "weight":
+        other = bags()
+        other.embedding_bags["t0"].weight = one.embedding_bags["t0"].weight
+    with pytest.raises(ConfigError, match=r"'t0' of module 'b' .* is also one of module 'a'"):
+        plan(nn.ModuleDict({"a": one, "b": other}), GreedySharder("dim"))
+
+
+@pytest.mark.parametrize("name", SHARDERS)
+def test_a_bag_of_torch_has_no_column_shards(name: str) -> None:
+    """TorchRec's lookup of an `nn.EmbeddingBag` fails with several of them."""
+    model = nn.ModuleDict(
+        {f"b{i}": nn.EmbeddingBag(rows, 64, mode="sum") for i, rows in enumerate(ROWS)}
+    )
+    tight = dataclasses.replace(TOPOLOGY, memory_bytes=16 * 10**6)
+    planner = ShardedPlanner(SHARDERS[name](), topology=tight, batch_size=65_536)
+    for module_plan in planner.plan(model, [EmbeddingBagSharder()]).plan.values():
+        (parameter,) = module_plan.values()
+        assert {shard.shard_sizes[1] for shard in parameter.sharding_spec.shards} == {64}
 
 
 class Interaction(nn.Module):

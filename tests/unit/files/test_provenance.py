@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from dlrm_sharded.files.provenance import fbgemm_version
+from dlrm_sharded.files.provenance import fbgemm_version, versions
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,15 @@ def test_the_package_that_looks_up_rows(
     """The package for GPUs may be installed over the one for CPUs, or stand for it."""
     found = {"fbgemm-gpu": gpu, "fbgemm-gpu-cpu": cpu}
     assert fbgemm_version({name: of for name, of in found.items() if of}) == expected
+
+
+@pytest.mark.parametrize("metadata", [b"Name: torch\xff", b"Name: torch\n", b"Version:\n"])
+def test_versions_that_cannot_be_read_are_left_out(
+    metadata: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "torch-2.13.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "torch" not in versions()
+    assert "torchrec" in versions()

@@ -172,6 +172,7 @@ def test_files_that_can_be_written_are_not_touched(folder: Path, path: str) -> N
         ("", "must be a path"),
         (5, "must be a path"),
         (".", "it is a folder; name a file"),
+        ("new/", "it is a folder; name a file"),
         ("socket", "it is a socket"),
         ("loop", "Too many levels"),
         ("missing/new", "there is no folder .*/missing; make it first"),

@@ -1,9 +1,12 @@
 """What a run begins from, in folders whose checkpoints are damaged or diverged."""
 
+import errno
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +55,29 @@ def test_goes_on_from_the_newest_good_one(tmp_path: Path, rank: Rank) -> None:
     assert start.damaged == (checkpoint_path(tmp_path, 5), checkpoint_path(tmp_path, 4))
 
 
+def test_what_a_disk_refuses_to_read_is_not_called_damaged(
+    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is passed over, and not set aside, as the disk may be well again tomorrow."""
+    for step in (1, 2, 3):
+        write(tmp_path, rank, step=step, keep=9)
+    manifest = checkpoint_path(tmp_path, 3) / FILE_NAME
+    (part,) = checkpoint_path(tmp_path, 2).glob("rank-*")
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path in (manifest, part):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return call(path, *arguments, **options)
+
+        return refuse
+
+    monkeypatch.setattr(Path, "open", refusing(Path.open))
+    monkeypatch.setattr(Path, "read_bytes", refusing(Path.read_bytes))
+    start = begin_from("auto", tmp_path, rank)
+    assert (start.step, start.damaged) == (1, ())
+
+
 def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> None:
     (write(tmp_path, rank, step=1) / FILE_NAME).unlink()
     newest = write_diverged(tmp_path, rank, step=2)
@@ -65,6 +91,19 @@ def test_checkpoints_and_none_good_is_an_error(tmp_path: Path, rank: Rank) -> No
     with pytest.raises(CheckpointError, match=r"over\.bias has 1 values that are not finite$"):
         begin_from(str(newest), tmp_path / "new", rank)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_old_checkpoint_under_a_later_name_does_not_count(
+    tmp_path: Path, rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run would begin there at every start, whatever it has written since."""
+    for step in (1, 2):
+        write(tmp_path, rank, step=step, keep=9)
+    renamed = checkpoint_path(tmp_path, 7)
+    renamed.symlink_to(checkpoint_path(tmp_path, 1))
+    start = begin_from("auto", tmp_path, rank)
+    assert (start.step, start.damaged) == (2, ())
+    assert f"{renamed} is the checkpoint of step-0000000001; rename it" in caplog.text
 
 
 def test_checkpoints_of_another_run_alone(tmp_path: Path, rank: Rank) -> None:

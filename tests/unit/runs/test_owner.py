@@ -76,8 +76,8 @@ def other(tmp_path: Path) -> Iterator[Other]:
     process.kill()
 
 
-def rewrite_claim(folder: Path, **changes: Any) -> None:
-    path = max(folder.glob(".owner-*"))
+def rewrite_claim(run_dir: Path, **changes: Any) -> None:
+    path = max(run_dir.glob(".owner-*"))
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -117,6 +117,17 @@ def test_a_number_that_another_process_has_meanwhile_is_not_the_owner(
 ) -> None:
     rewrite_claim(tmp_path, started_ticks=1)
     claim(tmp_path)
+
+
+def test_a_slow_contender_does_not_own_a_number_that_is_free_again(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since it looked, so many have owned the folder that the first claims are removed."""
+    (tmp_path / ".owner-1").rename(tmp_path / ".owner-12")
+    newest, before = owner_module._newest, iter([0])
+    monkeypatch.setattr(owner_module, "_newest", lambda folder: next(before, newest(folder)))
+    with pytest.raises(ConfigError, match=f"process {other.pid} on "):
+        claim(tmp_path)
 
 
 def test_on_another_host_signs_of_life_decide(other: Other, tmp_path: Path) -> None:
@@ -168,6 +179,37 @@ def test_a_former_attempt_on_this_host_is_waited_for(
     killer.join()
 
 
+def test_a_living_owner_may_know_the_folder_by_another_path(other: Other, tmp_path: Path) -> None:
+    """As in a container that has the folder elsewhere, beside the same processes."""
+    rewrite_claim(tmp_path, folder="/data/run")
+    with pytest.raises(ConfigError, match="in progress"):
+        claim(tmp_path)
+
+
+def test_a_folder_that_was_removed_may_be_anothers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    mine = claim(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        mine.check()
+    other = Other(folder)
+    assert other.answer == "owns"
+    with pytest.raises(LostFolderError, match=rf"by process {other.pid} .* claim was removed"):
+        mine.check()
+    mine.release()
+    with pytest.raises(ConfigError, match=f"process {other.pid}"):
+        claim(folder)
+    other.kill()
+
+
+def test_a_claim_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    mine = claim(tmp_path)
+    (tmp_path / ".owner-1").unlink()
+    mine.check()
+    assert Other(tmp_path).answer.endswith("or give another hydra.run.dir")
+    mine.check()
+
+
 def test_a_copied_folder_has_no_owner(other: Other, tmp_path: Path) -> None:
     copy = tmp_path.with_name("copy")
     shutil.copytree(tmp_path, copy)
@@ -182,6 +224,15 @@ def test_a_claim_that_cannot_be_read_is_one_of_an_unknown_process(
     claim(tmp_path)
     assert (tmp_path / ".owner-4").exists()
     assert "has not said its name" in caplog.text
+
+
+def test_a_claim_of_another_version_is_read(other: Other, tmp_path: Path) -> None:
+    path = tmp_path / ".owner-1"
+    fields = json.loads(path.read_text())
+    del fields["folder_inode"]
+    path.write_text(json.dumps(fields | {"of_a_later_version": 1}))
+    with pytest.raises(ConfigError, match=f"process {other.pid}"):
+        claim(tmp_path)
 
 
 def test_one_of_many_contenders_follows(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,3 +179,29 @@ def test_a_rehearsal_says_so(tmp_path: Path) -> None:
     assert text.startswith("# Rehearsal of a bring-up of a CPU")
     assert "Run the command without --small" in text
     assert "Copy the folder" not in text
+
+
+SEES_THE_FIRST = """
+from pathlib import Path
+def test_first():
+    pass
+def test_second():
+    [line] = [line for line in Path("cases").read_text().splitlines() if '"case"' in line]
+    assert "test_first" in line
+"""
+
+
+def test_a_test_is_written_before_the_next_begins(tmp_path: Path) -> None:
+    """The end of all tests may be an hour away, and a kill comes before it."""
+    (tmp_path / "test_lines.py").write_text(SEES_THE_FIRST)
+    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "bring_up.tests")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "--cases=cases", "test_lines.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "cases").read_text().count('"outcome": "passed"') == 2

@@ -60,9 +60,9 @@ def test_rows_survive_a_kill_within_a_line(tmp_path):
 
 
 def test_a_folder_of_other_hardware_is_refused(tmp_path):
-    store.claim(tmp_path, {"small": True, "device": "cpu: one"})
+    store.keep_settings(tmp_path, {"small": True, "device": "cpu: one"})
     with pytest.raises(ConfigError, match=r"\(device 'cpu: one', now 'cpu: other'\); give another"):
-        store.claim(tmp_path, {"small": True, "device": "cpu: other"})
+        store.keep_settings(tmp_path, {"small": True, "device": "cpu: other"})
 
 
 def test_a_task_without_a_plan_is_a_loss():

@@ -1,0 +1,47 @@
+"""A checkpoint in the background that finds out that the training cannot go on."""
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlrm_sharded.checkpoint.logical import LogicalTensor
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.files.errors import DivergenceError
+from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training import meeting
+from dlrm_sharded.training.checkpoints import Checkpoints
+from dlrm_sharded.training.progress import Progress
+from tests.unit.checkpoint.cases import STATE, run_state
+
+TIMEOUT_S = 30.0
+
+
+def test_a_divergence_ends_an_evaluation(
+    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is not finite, no batch more is worth its time."""
+    monkeypatch.setattr(meeting, "INTERVAL_S", 0.0)  # ranks meet after every batch
+    state = {**STATE, "dense.over.bias": LogicalTensor.whole(torch.tensor([1.5, math.nan]))}
+    checkpoints = Checkpoints(
+        tmp_path,
+        CheckpointConfig(every_steps=1),
+        ModelState(state, {}, {}, {}, {}),
+        describe=lambda progress: run_state(progress.step),
+        rank=rank,
+        in_background=True,
+    )
+
+    def evaluate() -> None:
+        with checkpoints:
+            checkpoints.after_step(1, is_complete=False, progress=lambda: Progress(step=1))
+            ends_at = time.monotonic() + TIMEOUT_S
+            while not checkpoints.stops_evaluation():
+                assert time.monotonic() < ends_at, "the evaluation goes on"
+                time.sleep(0.01)
+
+    with pytest.raises(DivergenceError, match=r"of dense\.over\.bias are not finite"):
+        evaluate()
