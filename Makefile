@@ -67,7 +67,7 @@ benchmark: $(VENV)/installed  ## all sharders on the same tasks, writes docs/ben
 	$(BIN)/python scripts/benchmark.py $(ARGS)
 
 soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="interruptions"
-	$(BIN)/python scripts/soak.py $(ARGS)
+	$(BIN)/python -m tests.soak $(ARGS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

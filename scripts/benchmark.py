@@ -3,24 +3,16 @@
 python scripts/benchmark.py             docs/benchmark.md: all sharders, goes on where it ended
 python scripts/benchmark.py all --small a rehearsal of it in two minutes
 python scripts/benchmark.py data        Criteo: rows/s converted and served
-python scripts/benchmark.py planning    time of the heuristics for 1,000 tables on 128 ranks
 python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py plain       training against a plain TorchRec script
 python scripts/benchmark.py costs       predicted against measured costs
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    measured costs of the sharders' plans
-python scripts/benchmark.py splits      measured cost of splitting tables
 python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
-python scripts/benchmark.py hosts       plans made with and without knowledge of the hosts
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
-python scripts/benchmark.py profiles    profiles that are assumed against true ones
-python scripts/benchmark.py precision   training with exchanges in fp16 against fp32
-python scripts/benchmark.py replicas    training under plans with replicated tables, and others
 python scripts/benchmark.py steps       predicted whole steps against measured ones
 python scripts/benchmark.py simulated   simulated steps against those of real runs
-python scripts/benchmark.py half        lookups in tables of fp16 against fp32
-python scripts/benchmark.py retuning    packaged policies on other prices, re-tuned
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -36,50 +28,35 @@ from benchmarks import (
     costs,
     data,
     elsewhere,
-    half,
-    hosts,
     loop,
     measured,
     plain,
-    planning,
     plans,
     policies,
-    precision,
     priors,
-    profiles,
-    replicas,
-    retuning,
     simulated,
-    splits,
     steps,
 )
+from dlrm_sharded.files.errors import ConfigError
 
 WHOLE = "all"
 PARTS = {
     WHOLE: full_benchmark.run,
     "data": data,
-    "planning": planning,
     "loop": loop,
     "plain": plain,
     "costs": costs,
     "plans": plans,
     "measured": measured,
-    "splits": splits,
     "simulated": simulated,
     "steps": steps,
     "policies": policies,
-    "hosts": hosts,
     "elsewhere": elsewhere,
     "priors": priors,
-    "profiles": profiles,
-    "precision": precision,
-    "replicas": replicas,
-    "half": half,
-    "retuning": retuning,
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,8 +66,13 @@ def main() -> None:
     options = parser.parse_args(sys.argv[1:] or [WHOLE])
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
-    PARTS[options.part].run(options)
+    try:
+        code: int | None = PARTS[options.part].run(options)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return code or 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ from pathlib import Path
 from bring_up.report import write_report
 from bring_up.steps import LIMIT_S, steps_on
 from dlrm_sharded.ranks.gpus import visible_gpus
-from first_hour.command_line import run_steps
+from studies.command_line import run_steps
 
 
 def main() -> int:

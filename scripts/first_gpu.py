@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import sys
 
-from first_hour.command_line import run_steps
-from first_hour.runner import Step
+from studies.command_line import run_steps
+from studies.study import Study
 
 LIMIT_S = 1620.0
 
 STEPS = (
-    Step("environment", limit_s=60, least_s=20),
-    Step("kernels", limit_s=120, least_s=30),
-    Step("train", limit_s=180, least_s=60),
-    Step("collect", limit_s=480, least_s=120),
-    Step("mlperf", limit_s=240, least_s=90),
-    Step("ranks", limit_s=180, least_s=60),
-    Step("fit", limit_s=60, least_s=30, needs=("costs.parquet", "costs.parquet.partial")),
-    Step("measured", limit_s=180, least_s=60, needs=("calibration/*.safetensors",)),
-    Step("loop", limit_s=120, least_s=60),
+    Study("environment", limit_s=60, least_s=20),
+    Study("kernels", limit_s=120, least_s=30),
+    Study("train", limit_s=180, least_s=60),
+    Study("collect", limit_s=480, least_s=120),
+    Study("mlperf", limit_s=240, least_s=90),
+    Study("ranks", limit_s=180, least_s=60),
+    Study("fit", limit_s=60, least_s=30, needs=("costs.parquet", "costs.parquet.partial")),
+    Study("measured", limit_s=180, least_s=60, needs=("calibration/*.safetensors",)),
+    Study("loop", limit_s=120, least_s=60),
 )
 """The steps in order. The limits sum to `LIMIT_S`."""
 

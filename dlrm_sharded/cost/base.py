@@ -11,7 +11,14 @@ from dlrm_sharded.cost.communication import CommunicationModel, Hosts
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import (
+    BWD_COMM,
+    BWD_COMPUTE,
+    FWD_COMM,
+    FWD_COMPUTE,
+    INPUT_DIST,
+    PlanCost,
+)
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology
@@ -109,18 +116,18 @@ def workload_cost(
     forward, backward = compute.times_ms(sums, workload.num_lookups()).T
 
     def exchange_ms(kind: str) -> list[float]:
-        exchange = workload.exchange(for_ids=kind == "input_dist")
+        exchange = workload.exchange(for_ids=kind == INPUT_DIST)
         times: list[float] = communication.exchange_ms(kind, exchange, hosts).tolist()
         return times
 
     return PlanCost.from_stages(
         {
-            "fwd_compute": forward.tolist(),
-            "fwd_comm": exchange_ms("fwd_comm"),
-            "bwd_comm": exchange_ms("bwd_comm"),
-            "bwd_compute": backward.tolist(),
+            FWD_COMPUTE: forward.tolist(),
+            FWD_COMM: exchange_ms(FWD_COMM),
+            BWD_COMM: exchange_ms(BWD_COMM),
+            BWD_COMPUTE: backward.tolist(),
         },
-        input_dist_ms=exchange_ms("input_dist"),
+        input_dist_ms=exchange_ms(INPUT_DIST),
     )
 
 

@@ -26,15 +26,14 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
+from studies.store import Cases
+from studies.study import Case, Row
 
 REFERENCE = "neuroshard_paper"
 TIE = 1e-3
 CONFIDENCE = 0.95
 
 OTHER_SETTINGS = "'neuroshard,sharder.seed=1' is one with other settings"
-
-Row = dict[str, Any]
-"""A line of `--jsonl`. Comparisons of sharders have a row for each `sharder` and task `number`."""
 
 
 def add_sharder_arguments(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
@@ -57,7 +56,7 @@ def add_row_arguments(parser: argparse.ArgumentParser, *, row: str, report: str 
         row: the thing that each row is about.
         report: noun for what `--from` prints.
     """
-    parser.add_argument("--jsonl", type=Path, help=f"new file that gets a line for each {row}")
+    parser.add_argument("--jsonl", type=Path, help=f"file of rows, one for each {row}; goes on")
     parser.add_argument(
         "--from",
         type=Path,
@@ -68,13 +67,13 @@ def add_row_arguments(parser: argparse.ArgumentParser, *, row: str, report: str 
 
 def compare(
     options: argparse.Namespace,
-    rows: Iterable[Row],
+    cases: Iterable[Case],
     report: Callable[[Sequence[Row], str | None], None],
 ) -> None:
     """Report on rows of several sharders; refuse a wrong reference before any row is made."""
     if not options.from_file:
         choose_reference(options.reference, options.sharders)
-    report(rows_of(options, rows), options.reference)
+    report(rows_of(options, cases), options.reference)
 
 
 def planner_of(sharder: str, *, device: str = "cpu", hardware: Hardware | None = None) -> Planner:
@@ -110,26 +109,47 @@ def quiet() -> None:
         logging.getLogger(package).setLevel(logging.ERROR)
 
 
-def rows_of(options: argparse.Namespace, new: Iterable[Row]) -> list[Row]:
-    """Return the rows of `--from`, or else new rows, each written to `--jsonl` at once."""
+def rows_of(options: argparse.Namespace, cases: Iterable[Case]) -> list[Row]:
+    """Return the rows of `--from`, or else those of all cases.
+
+    Each case is in `--jsonl` as soon as it ends, and the same command goes on after a killed one.
+
+    Raises:
+        ConfigError: `--jsonl` has rows of other settings.
+    """
     if options.from_file:
-        return list(_whole_lines(options.from_file.read_text()))
-    if options.jsonl:
-        options.jsonl.touch(exist_ok=False)
-    rows = []
-    for row in new:
-        rows.append(row)
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        return list(_read_rows(options.from_file))
+    if not options.jsonl:
+        return [row for case in cases for row in case.run()]
+    store = Cases(options.jsonl, _settings(options), is_strict=True)
+    rows: list[Row] = []
+    for case in cases:
+        ended = store.finished(case.key)
+        if ended is None:
+            store.add(case.key, case.run(), [])
+            ended = store.ended[case.key]
+        rows += ended.figures
     return rows
 
 
-def _whole_lines(text: str) -> Iterator[Row]:
-    """Yield the rows of a file, but not of a last line that was cut off."""
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that rows depend on, as they are read from a file."""
+    others = ("jsonl", "from_file", "reference")
+    settings = {key: value for key, value in vars(options).items() if key not in others}
+    read: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return read
+
+
+def _read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of cases or of rows, but not of a last line that was cut off."""
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):
+            continue
+        entry = json.loads(line)
+        if "figures" in entry:
+            yield from entry["figures"]
+        elif not entry.keys() & {"conditions", "planned"}:
+            yield entry
 
 
 Costs = Mapping[str, Mapping[int, float]]

@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measure(out: Path) -> Path:
-    script = str(Path(__file__).resolve().parents[1] / "collect_costs.py")
-    subprocess.run([sys.executable, script, f"out={out}", *HELD_OUT], check=True)
+    collect = [sys.executable, "-m", "dlrm_sharded.commands.collect_costs"]
+    subprocess.run([*collect, f"out={out}", *HELD_OUT], check=True)
     return out
 
 

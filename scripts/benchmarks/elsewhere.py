@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compared import Row, markdown, on_device, planner_of, quiet
+from benchmarks.compared import markdown, on_device, planner_of, quiet
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
 from dlrm_sharded.calibration.picture import corrected
@@ -44,6 +44,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
+from studies.study import Row
 
 REFERENCE = "torchrec"
 RUN_SEED = 1000

@@ -8,14 +8,14 @@ that the model assumes.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.compared import (
-    Row,
     add_row_arguments,
     add_sharder_arguments,
     compare,
@@ -42,6 +42,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
+from studies.study import Case, Row
 
 MEASURED_SHARDERS = (
     "neuroshard",
@@ -63,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    compare(options, _rows(options), report)
+    compare(options, _cases(options), report)
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield a row for each plan, as soon as all plans of its task are measured."""
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield a case for each task, whose plans are measured in turns."""
     with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
         planners = planners_of(
             options.sharders, device=device.type, hardware=local_hardware(device)
@@ -75,9 +76,16 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
         for number, benchmark_task in enumerate(measured_tasks(options.seed, num=options.tasks)):
             task = on_device(benchmark_task.task, device.type)
             rng = np.random.default_rng([options.seed, number])
-            measured = task_rows(number, task, planners, bench, rng, rounds=options.rounds)
-            yield from measured
-            print(_line(number, measured), flush=True)
+            measure = functools.partial(
+                task_rows, number, task, planners, bench, rng, rounds=options.rounds
+            )
+            yield Case(f"task {number}", functools.partial(_shown, number, measure))
+
+
+def _shown(number: int, measure: Callable[[], list[Row]]) -> list[Row]:
+    rows = measure()
+    print(_line(number, rows), flush=True)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

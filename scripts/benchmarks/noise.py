@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.stats import norm
 
-from benchmarks.compared import Row
+from studies.study import Row
 
 CONFIDENCE = 0.95
 """Share of equal figures, or of groups of them, that do not differ by more than a margin."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from dlrm_sharded.ranks.distributed import Rank
+from studies.processes import run_ranks
 
 Loop = Callable[[], None]
 
@@ -29,15 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, steps: int, rounds: int) -
 
 def start(script: str, options: argparse.Namespace, *arguments: str) -> None:
     """Run a script as ranks; its arguments are the numbers of steps and rounds, then others."""
-    path = Path(script).resolve()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(options.ranks), str(path)]
-    # The ranks start in the folder of the script, and import its package from the one above.
-    paths = filter(None, [str(path.parent.parent), os.environ.get("PYTHONPATH")])
-    environment = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    steps_and_rounds = [str(options.steps), str(options.rounds)]
-    subprocess.run([*command, *steps_and_rounds, *arguments], env=environment, check=True)
+    run_ranks(script, options.ranks, str(options.steps), str(options.rounds), *arguments)
 
 
 def compare(loops: dict[str, Loop], rank: Rank, *, steps: int, rounds: int) -> None:

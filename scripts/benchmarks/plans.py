@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import multiprocessing
 import resource
 import time
@@ -16,7 +17,6 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.compared import (
-    Row,
     add_row_arguments,
     add_sharder_arguments,
     compare,
@@ -34,6 +34,7 @@ from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.sharders.planning import Planner
+from studies.study import Case, Row
 
 PLANNED_SHARDERS = (
     "neuroshard",
@@ -68,11 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    compare(options, _rows(options), report)
+    compare(options, _cases(options), report)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TaskSet:
     """A set of tasks, for ranks on one kind of device."""
 
     task_set: str
@@ -154,50 +155,71 @@ def outcome(number: int, benchmark_task: BenchmarkTask, sharder: str, planner: P
     )
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    case = Case(options.task_set, options.seed, options.num, options.device)
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    tasks_of = TaskSet(options.task_set, options.seed, options.num, options.device)
     if options.task_set.startswith("scale"):
-        return _run_apart(case, options.sharders, options.limit_s)
-    return _run_here(case, options.sharders)
+        return _cases_apart(tasks_of, options.sharders, options.limit_s)
+    return _cases_here(tasks_of, options.sharders)
 
 
-def _run_here(case: Case, sharders: Sequence[str]) -> Iterator[Row]:
+def _cases_here(tasks_of: TaskSet, sharders: Sequence[str]) -> Iterator[Case]:
     quiet()
-    planners = planners_of(sharders, device=case.device)
-    for number, benchmark_task in enumerate(tqdm(case.tasks(), unit="task")):
+    planners = planners_of(sharders, device=tasks_of.device)
+    for number, benchmark_task in enumerate(tqdm(tasks_of.tasks(), unit="task")):
         for sharder, planner in planners.items():
-            yield dataclasses.asdict(outcome(number, benchmark_task, sharder, planner))
+            run = functools.partial(_row_here, number, benchmark_task, sharder, planner)
+            yield Case(f"{number}/{sharder}", run)
 
 
-def _run_apart(case: Case, sharders: Sequence[str], limit_s: float) -> Iterator[Row]:
+def _row_here(
+    number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner
+) -> list[Row]:
+    return [dataclasses.asdict(outcome(number, benchmark_task, sharder, planner))]
+
+
+def _cases_apart(tasks_of: TaskSet, sharders: Sequence[str], limit_s: float) -> Iterator[Case]:
     """Make every plan in a new process, so that each has its own peak of memory."""
-    context = multiprocessing.get_context("spawn")
-    for number, benchmark_task in enumerate(case.tasks()):
+    for number, benchmark_task in enumerate(tasks_of.tasks()):
         for sharder in sharders:
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_send_outcome, args=(sender, case, number, sharder))
-            process.start()
-            sender.close()
-            late = f"no plan within {limit_s:g} s"
-            result = Outcome.for_task(number, benchmark_task, sharder, solve_s=limit_s, error=late)
-            try:
-                receiver.recv()  # it is ready to plan
-                if receiver.poll(limit_s):
-                    result = receiver.recv()
-            except EOFError:
-                process.join()
-                ended = f"its process ended with exit code {process.exitcode}"
-                result = dataclasses.replace(result, error=ended)
-            process.kill()
-            process.join()
-            row = dataclasses.asdict(result)
-            yield row
-            print(_scale_line(row), flush=True)
+            late = Outcome.for_task(
+                number,
+                benchmark_task,
+                sharder,
+                solve_s=limit_s,
+                error=f"no plan within {limit_s:g} s",
+            )
+            run = functools.partial(_row_apart, tasks_of, late, limit_s)
+            yield Case(f"{number}/{sharder}", run)
 
 
-def _send_outcome(sender: Connection, case: Case, number: int, sharder: str) -> None:
+def _row_apart(tasks_of: TaskSet, late: Outcome, limit_s: float) -> list[Row]:
+    """Return the row of a plan, and print it; `late` is the outcome if there is none in time."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_send_outcome, args=(sender, tasks_of, late.number, late.sharder)
+    )
+    process.start()
+    sender.close()
+    result = late
+    try:
+        receiver.recv()  # it is ready to plan
+        if receiver.poll(limit_s):
+            result = receiver.recv()
+    except EOFError:
+        process.join()
+        ended = f"its process ended with exit code {process.exitcode}"
+        result = dataclasses.replace(result, error=ended)
+    process.kill()
+    process.join()
+    row = dataclasses.asdict(result)
+    print(_scale_line(row), flush=True)
+    return [row]
+
+
+def _send_outcome(sender: Connection, tasks_of: TaskSet, number: int, sharder: str) -> None:
     quiet()
-    benchmark_task, planner = case.tasks()[number], planner_of(sharder, device=case.device)
+    benchmark_task, planner = tasks_of.tasks()[number], planner_of(sharder, device=tasks_of.device)
     before_mib = _peak_mib()
     sender.send("ready")
     result = outcome(number, benchmark_task, sharder, planner)

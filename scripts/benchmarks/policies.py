@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from benchmarks.compared import (
-    Row,
     add_row_arguments,
     interval_text,
     markdown,
@@ -32,6 +31,7 @@ from dlrm_sharded.rl.training import RoundSchedule, build_method, train_policy
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from dlrm_sharded.sharders.policy import PolicySharder
+from studies.study import Case, Row
 
 TRAINING_SIZE = (50, 4)
 """Numbers of tables and ranks that policies are trained on."""
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     quiet()
     torch.set_num_threads(1)
-    report(rows_of(options, _rows(options)))
+    report(rows_of(options, _cases(options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class TaskKind:
         return [joined.task(joined.draw(rng)) for _ in range(num)]
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield a row for each plan."""
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield a case for each sharder and kind of task; its rows are its plans."""
     planner = planner_of(f"{PAPER},sharder.max_splits=0")
     model = planner.cost_model
     assert model is not None
@@ -115,9 +115,21 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
                 others[f"{method}, own size"] = _trained(method, 0, size, model, options.num_rounds)
         tasks = task_kind.tasks(options.tasks)
         for (method, seed), sharder in trained.items():
-            yield from _planned(task_kind, method, seed, sharder, tasks, model)
+            yield _case(task_kind, method, seed, sharder, tasks, model)
         for name, sharder in others.items():
-            yield from _planned(task_kind, name, 0, sharder, tasks, model)
+            yield _case(task_kind, name, 0, sharder, tasks, model)
+
+
+def _case(
+    task_kind: TaskKind,
+    name: str,
+    seed: int,
+    sharder: Sharder,
+    tasks: Sequence[ShardingTask],
+    model: CostModel,
+) -> Case:
+    key = f"{task_kind}, {task_kind.unseen:g} unseen, {name}, seed {seed}"
+    return Case(key, lambda: list(_planned(task_kind, name, seed, sharder, tasks, model)))
 
 
 def _planned(

@@ -1,4 +1,4 @@
-"""Errors of the priors of GPUs: left-out GPUs, public lookups, MLPerf's steps and tables."""
+"""Errors of the priors of GPUs: left-out GPUs, exchanges between hosts, MLPerf's steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import markdown, planners_of, quiet
-from benchmarks.public_lookups import PUBLIC_LOOKUPS
-from dlrm_sharded.accesses.profiles import with_profiles
+from benchmarks.compared import markdown, quiet
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives, measured_curves
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
@@ -24,7 +21,6 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.sharders.planning import Planner
 
 LARGE_BYTES = 8 * 2**20
 """Messages from this size on have another target than smaller ones."""
@@ -40,11 +36,6 @@ DENSE_SHARE = 0.4
 
 NUM_REPLICATED = 13
 """Tables that every GPU has in NVIDIA's plan."""
-
-SHARDERS = (
-    *("neuroshard", "neuroshard,sharder.replicate=never", "neuroshard_paper"),
-    *("torchrec", "torchrec_dp", "hugectr", "embark", "size_lookup", "lookup", "dim", "size"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +81,15 @@ NUM_GPUS_OF_DOMAIN = {"gb200": 64}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only", choices=["left_out", "lookups", "hosts", "steps", "plans"], help="print one part"
-    )
-    parser.add_argument("--sharders", nargs="+", default=SHARDERS)
-    parser.add_argument("--num-gpus", type=int, nargs="+", default=[8, 16, 64])
+    parser.add_argument("--only", choices=["left_out", "hosts", "steps"], help="print one part")
 
 
 def run(options: argparse.Namespace) -> None:
     quiet()
     parts = {
         "left_out": print_left_out,
-        "lookups": print_lookups,
         "hosts": print_hosts,
         "steps": print_steps,
-        "plans": lambda: print_plans(options.sharders, options.num_gpus),
     }
     for name, part in parts.items():
         if options.only in (None, name):
@@ -158,19 +143,6 @@ def print_left_out() -> None:
     print("without the GPU, and without all GPUs whose links have its bandwidth")
     header = ["GPU", "from 8 MiB up", "below", "from 8 MiB up, none alike", "below, none alike"]
     print(markdown(header, lines))
-
-
-def print_lookups() -> None:
-    lines = [
-        [
-            figure.name,
-            f"{figure.measured_ms:.3f}",
-            f"{(predicted := figure.predicted_ms()):.3f}",
-            f"{100 * (predicted / figure.measured_ms - 1):+.0f}",
-        ]
-        for figure in PUBLIC_LOOKUPS
-    ]
-    print(markdown(["lookups on an H100", "public, ms", "prior, ms", "error, %"], lines))
 
 
 def print_hosts() -> None:
@@ -248,39 +220,6 @@ def print_steps() -> None:
     print(f"overlaps, fp16 exchanges, the {NUM_REPLICATED} smallest tables on every GPU")
     header = ["GPUs", "batch", "measured, ms", "predicted", "error, %"]
     print(markdown([*header, "dense", "lookups", "exchanges"], lines))
-
-
-def print_plans(sharders: Sequence[str], sizes: Sequence[int]) -> None:
-    spec = gpu_specs()["h100_sxm"]
-    lines: list[list[object]] = []
-    for num_gpus in sizes:
-        batch_size = {8: 55_296, 16: 65_536}.get(num_gpus, 135_168)
-        task = with_profiles(mlperf_task(num_gpus, batch_size, spec))
-        planners = planners_of(sharders, device="cuda", hardware=Hardware(spec.device_name))
-        lines += [
-            [num_gpus, sharder, *_planned_cells(planner, task)]
-            for sharder, planner in planners.items()
-        ]
-    print("MLPerf's DLRM-DCNv2 tables on H100 under the prior, fp32 exchanges")
-    header = ["GPUs", "sharder", "cost, ms", "bound, ms", "gap, %", "shards", "replicated tables"]
-    print(markdown(header, lines))
-
-
-def _planned_cells(planner: Planner, task: ShardingTask) -> list[str]:
-    try:
-        plan, report = planner.plan(task)
-    except ShardingError as error:
-        return [type(error).__name__, "-", "-", "-", "-"]
-    assert report.cost is not None
-    assert report.lower_bound_ms is not None
-    assert report.gap is not None
-    return [
-        f"{report.cost.cost_ms:.2f}",
-        f"{report.lower_bound_ms:.2f}",
-        f"{100 * report.gap:.0f}",
-        str(len(plan.shards)),
-        str(len(plan.replicated_tables)),
-    ]
 
 
 def mlperf_task(num_gpus: int, batch_size: int, spec: GpuSpec) -> ShardingTask:

@@ -8,10 +8,9 @@ ranks beyond the cores of this machine share them, which the simulation is told.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import Row, markdown
+from benchmarks.compared import add_row_arguments, markdown, rows_of
 from benchmarks.noise import MEDIAN_FACTOR
 from dlrm_sharded.step.parts import PART_LABELS, PARTS
+from studies.processes import run_python
+from studies.study import Case, Row
 
 SIMULATE = Path(__file__).parents[1] / "simulate.py"
 NUM_STEPS = 30
@@ -49,39 +50,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sharders", nargs="+", default=["neuroshard", "random"])
     parser.add_argument("--rounds", type=int, default=3, help="runs and simulations of each case")
-    parser.add_argument("--jsonl", type=Path, help="file that gets a line for each case")
+    add_row_arguments(parser, row="case")
 
 
 def run(options: argparse.Namespace) -> None:
-    rows = []
-    for row in _rows(options):
-        rows.append(row)
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        print(
-            f"{row['ranks']} ranks, {row['case']}, {row['sharder']}: "
-            f"real {np.median(row['real_ms']):.1f} ms, "
-            f"simulated {np.median(row['simulated_ms']):.1f} ms",
-            flush=True,
-        )
-    report(rows)
+    report(rows_of(options, _cases(options)))
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Row]:
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for num_ranks in options.ranks:
         for case in options.cases:
             for sharder in options.sharders:
-                yield _row(case, sharder, num_ranks, rounds=options.rounds)
+                run = functools.partial(_rows, case, sharder, num_ranks, rounds=options.rounds)
+                yield Case(f"{num_ranks} ranks, {case}, {sharder}", run)
 
 
-def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
+def _rows(case: str, sharder: str, num_ranks: int, *, rounds: int) -> list[Row]:
     """Train and simulate a case in turns; return the figures of every round."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         compared = _Compared(Path(folder), CASES[case], num_ranks, sharder)
         turns = [(compared.trained(i), compared.simulated(i)) for i in range(rounds)]
-    return {
+    row: Row = {
         "case": case,
         "sharder": sharder,
         "ranks": num_ranks,
@@ -92,6 +82,12 @@ def _row(case: str, sharder: str, num_ranks: int, *, rounds: int) -> Row:
         "predicted_parts_ms": _medians([real["predicted_parts_ms"] for real, _ in turns]),
         "load": load,
     }
+    print(
+        f"{num_ranks} ranks, {case}, {sharder}: real {np.median(row['real_ms']):.1f} ms, "
+        f"simulated {np.median(row['simulated_ms']):.1f} ms",
+        flush=True,
+    )
+    return [row]
 
 
 def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -111,7 +107,7 @@ class _Compared:
         """Return the result of a run on real ranks."""
         out = self.folder / f"run-{number}"
         sharder = ["plan_file", f"sharder.path={self._plan}"] if number else [self.sharder]
-        _call(
+        run_python(
             *("-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", str(self.num_ranks)),
             *("-m", "dlrm_sharded.train", *self.overrides, f"sharder={sharder[0]}", *sharder[1:]),
             *(f"topology.memory_gib={MEMORY_GIB}", f"trainer.num_steps={NUM_STEPS}"),
@@ -125,7 +121,7 @@ class _Compared:
         """Return the simulation of the same plan."""
         out = self.folder / f"simulation-{number}"
         cores = min(self.num_ranks, len(os.sched_getaffinity(0)))
-        _call(
+        run_python(
             *(str(SIMULATE), *self.overrides, f"topology.world_size={self.num_ranks}"),
             f"topology.memory_gib={MEMORY_GIB}",
             *(f"host_cores={cores}", "journal=none"),
@@ -138,13 +134,6 @@ class _Compared:
     @property
     def _plan(self) -> Path:
         return self.folder / "run-0" / "plan.json"
-
-
-def _call(*arguments: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr.decode()[-2000:]}")
 
 
 def report(rows: Sequence[Row]) -> None:

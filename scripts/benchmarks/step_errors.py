@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.compared import Row, markdown
+from benchmarks.compared import markdown
 from benchmarks.noise import noise_margin, noise_of, task_of
+from studies.study import Row
 
 LEAST_ERROR = 1e-3
 """Smaller relative errors count as this one in the geometric mean."""

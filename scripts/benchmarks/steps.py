@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
 from benchmarks import on_ranks
-from benchmarks.compared import Row, planner_of, quiet
+from benchmarks.compared import add_row_arguments, planner_of, quiet, rows_of
 from benchmarks.step_errors import report
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.datasets.base import BatchStream
@@ -47,6 +47,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from studies.study import Case, Row
 
 SHARDERS = ("neuroshard", "torchrec", "dim", "random")
 NUM_DENSE = 13
@@ -79,25 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(WIDTHS),
         help="of the dense layers [%(default)s]",
     )
-    parser.add_argument("--jsonl", type=Path, help="file that gets a line for each plan")
-    parser.add_argument(
-        "--from", type=Path, dest="from_file", help="report on such a file, and run nothing"
-    )
+    add_row_arguments(parser, row="plan")
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.from_file:
-        report([json.loads(line) for line in options.from_file.read_text().splitlines()])
-        return
-    rows: list[Row] = []
+    report(rows_of(options, _cases(options)))
+
+
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for number in range(options.first, options.first + options.cases):
-        found = _rows(options, number)
-        rows += found
-        print(_line(number, found), flush=True)
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in found)
-    report(rows)
+        yield Case(f"case {number}", functools.partial(_rows, options, number))
 
 
 def _rows(options: argparse.Namespace, number: int) -> list[Row]:
@@ -111,6 +103,7 @@ def _rows(options: argparse.Namespace, number: int) -> list[Row]:
         settings = {"number": number, "seed": options.seed, "widths": options.widths}
         on_ranks.start(__file__, options, json.dumps(settings), str(out), *options.sharders)
         rows: list[Row] = json.loads(out.read_text())
+    print(_line(number, rows), flush=True)
     return rows
 
 
@@ -118,7 +111,7 @@ def main(steps: int, rounds: int, settings_json: str, out: str, *sharders: str) 
     warnings.simplefilter("ignore")
     quiet()
     with process_group() as rank:
-        case = Case(rank=rank, steps=steps, **json.loads(settings_json))
+        case = RandomCase(rank=rank, steps=steps, **json.loads(settings_json))
         rows = case.rows(sharders, rounds=rounds)
         if rank.is_zero:
             Path(out).write_text(json.dumps(rows))
@@ -162,7 +155,7 @@ class _Dense:
         return DensePart(tuple(by_rank), float(np.median(self._all_reduce_ms)))
 
 
-class Case:
+class RandomCase:
     """A random task and model."""
 
     def __init__(

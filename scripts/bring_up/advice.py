@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from bring_up.steps import MAIN_ERROR, MEASURING
-from first_hour.runner import Outcome
+from studies.runner import Outcome
 
 MAX_ERROR_PERCENT = 10.0
 """Mean error of calibrated prices above which a longer calibration is advised."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from first_hour import measured
-from first_hour.step_run import StepRun
+from studies.study import StudyRun
 
 SHARDERS = (*measured.SHARDERS, "autoshard")
 NUM_TASKS, SMALL_NUM_TASKS = 8, 1
 
 
-def run(step: StepRun) -> None:
-    num_tasks = SMALL_NUM_TASKS if step.small else NUM_TASKS
-    measured.measure(step, step.device(or_cpu=True), SHARDERS, num_tasks=num_tasks)
+def run(study: StudyRun) -> None:
+    num_tasks = SMALL_NUM_TASKS if study.small else NUM_TASKS
+    measured.measure(study, study.device(or_cpu=True), SHARDERS, num_tasks=num_tasks)

@@ -11,8 +11,8 @@ from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from first_hour import collect
 from first_hour.fit import fitted_meta
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 CALIBRATE = ("dlrm_sharded.commands.calibrate", "minutes=2")
 SMALL_SIZES = (*collect.SMALL_SIZES, "num_ranks=2", "collect.time_budget_s=20", "fit.num_steps=100")
@@ -21,16 +21,16 @@ COSTS = CALIBRATED / "costs.parquet"
 META = ("hardware", "num_plans", "held_out_errors", "repeatability", "load_average")
 
 
-def run(step: StepRun) -> None:
-    step.device(or_cpu=True)
-    command = module_command(*CALIBRATE, *(SMALL_SIZES if step.small else ()))
-    meta = fitted_meta(step, command, noun="calibration", keys=META)
+def run(study: StudyRun) -> None:
+    study.device(or_cpu=True)
+    command = module_command(*CALIBRATE, *(SMALL_SIZES if study.small else ()))
+    meta = fitted_meta(study, command, noun="calibration", keys=META)
     if meta is None:
         return
     packaged = _packaged_errors(FitConfig(**meta["fit"]))
-    step.record("packaged_errors", packaged)
+    study.record("packaged_errors", packaged)
     calibrated = meta["held_out_errors"]
-    step.show(
+    study.show(
         plans=str(sum(meta["num_plans"].values())),
         error=f"{calibrated[MAIN_ERROR]['mape']:.1f} %",
         packaged=f"{packaged[MAIN_ERROR]['mape']:.1f} %",

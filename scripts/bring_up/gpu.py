@@ -8,24 +8,24 @@ from __future__ import annotations
 import sys
 
 from dlrm_sharded.files.json_files import read_json_object
-from first_hour.runner import ROOT
-from first_hour.step_run import StepRun
+from studies.runner import ROOT
+from studies.study import StudyRun
 
 STEPS = "environment,kernels,train,mlperf"
 LAST_S = 10
 """Time in which the script ends after its last step."""
 
 
-def run(step: StepRun) -> None:
-    step.device()
-    out = step.out / "gpu"
+def run(study: StudyRun) -> None:
+    study.device()
+    out = study.out / "gpu"
     command = [sys.executable, str(ROOT / "scripts" / "first_gpu.py"), str(out)]
-    limit_s = max(step.seconds_left - LAST_S, 1.0)
-    options = [f"--steps={STEPS}", f"--limit-s={limit_s}", *(["--small"] if step.small else [])]
-    done = step.command([*command, *options])
-    step.record("exit_code", done.exit_code)
-    step.check(done.exit_code == 0, f"first_gpu.py ended with exit code {done.exit_code}")
+    limit_s = max(study.seconds_left - LAST_S, 1.0)
+    options = [f"--steps={STEPS}", f"--limit-s={limit_s}", *(["--small"] if study.small else [])]
+    done = study.command([*command, *options])
+    study.record("exit_code", done.exit_code)
+    study.check(done.exit_code == 0, f"first_gpu.py ended with exit code {done.exit_code}")
     if (out / "summary.json").exists():
         steps = read_json_object(out / "summary.json", noun="summary")["steps"]
-        step.record("steps", {name: steps[name] for name in STEPS.split(",") if name in steps})
-        step.show(**{name: entry["status"] for name, entry in steps.items()})
+        study.record("steps", {name: steps[name] for name in STEPS.split(",") if name in steps})
+        study.show(**{name: entry["status"] for name, entry in steps.items()})

@@ -9,19 +9,19 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.hardware.hardware import Hardware
 from first_hour.fit import artefact_meta
-from first_hour.step_run import StepRun
+from studies.study import StudyRun
 
 
-def run(step: StepRun) -> None:
-    device = step.device(or_cpu=True)
+def run(study: StudyRun) -> None:
+    device = study.device(or_cpu=True)
     hardware = local_hardware(device)
-    step.record("lines", list(hardware.lines()))
+    study.record("lines", list(hardware.lines()))
     matches = {}
     for path in sorted(SHIPPED.glob(f"*{ARTIFACT_SUFFIX}")):
         match = compare(hardware, Hardware.from_meta(artefact_meta(path)))
         matches[path.stem] = {"is_same": match.is_same, "reasons": list(match.reasons)}
-    step.record("packaged", matches)
+    study.record("packaged", matches)
     standing = shipped_cost_model(RunContext(device.type, hardware)).standing
     assert standing is not None
-    step.record("prices", standing.text)
-    step.show(name=hardware.name, prices=standing.short_text)
+    study.record("prices", standing.text)
+    study.show(name=hardware.name, prices=standing.short_text)

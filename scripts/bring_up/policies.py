@@ -9,30 +9,30 @@ from typing import Any
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from first_hour.fit import artefact_meta
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 POLICIES = ("autoshard", "dreamshard")
 TRAIN = ("dlrm_sharded.commands.train_policy", *RETUNE.split())
 SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_validation_tasks=2")
 
 
-def run(step: StepRun) -> None:
-    step.device(or_cpu=True)
-    sizes = SMALL_SIZES if step.small else ()
-    step.cases.plan(POLICIES)
+def run(study: StudyRun) -> None:
+    study.device(or_cpu=True)
+    sizes = SMALL_SIZES if study.small else ()
+    study.cases.plan(POLICIES)
     for policy in POLICIES:
-        figures = step.case(policy, functools.partial(_trained, step, policy, sizes))
+        figures = study.case(policy, functools.partial(_trained, study, policy, sizes))
         if figures:
-            step.record(policy, figures)
+            study.record(policy, figures)
             over_best = f"{figures['over_best_heuristic']:.3f}"
-            step.show(**{f"{policy} over {figures['best_heuristic']}": over_best})
+            study.show(**{f"{policy} over {figures['best_heuristic']}": over_best})
 
 
-def _trained(step: StepRun, policy: str, sizes: Sequence[str]) -> dict[str, Any]:
+def _trained(study: StudyRun, policy: str, sizes: Sequence[str]) -> dict[str, Any]:
     """Train a policy, and compare it with the best heuristic; nothing is known if that fails."""
-    done = step.command(module_command(*TRAIN, f"policy={policy}", *sizes))
-    step.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
+    done = study.command(module_command(*TRAIN, f"policy={policy}", *sizes))
+    study.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
     if done.exit_code:
         return {}
     [path] = CALIBRATED.glob(f"{policy}-*{ARTIFACT_SUFFIX}")

@@ -10,7 +10,7 @@ from bring_up.advice import advice
 from dlrm_sharded.calibration.evaluate import repeatability_text
 from dlrm_sharded.files.json_files import read_json_object, replace_file
 from dlrm_sharded.files.markdown import markdown_table
-from first_hour.runner import Outcome, missing_text
+from studies.runner import Outcome, missing_text
 
 FILE = "report.md"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from first_hour.runner import Step
+from studies.study import Study
 
 LIMIT_S = 1740.0
 """Time of a whole bring-up. It leaves a minute of half an hour for the starts of the steps."""
@@ -10,13 +10,13 @@ LIMIT_S = 1740.0
 CALIBRATED = ("calibration/learned-*.safetensors",)
 
 STEPS = (
-    Step("tests", limit_s=240, least_s=30),
-    Step("hardware", limit_s=60, least_s=20),
-    Step("gpu", limit_s=520, least_s=120),
-    Step("calibrate", limit_s=210, least_s=60),
-    Step("policies", limit_s=200, least_s=60, needs=CALIBRATED),
-    Step("sweep", limit_s=270, least_s=60),
-    Step("benchmark", limit_s=240, least_s=60, needs=CALIBRATED),
+    Study("tests", limit_s=240, least_s=30),
+    Study("hardware", limit_s=60, least_s=20),
+    Study("gpu", limit_s=520, least_s=120),
+    Study("calibrate", limit_s=210, least_s=60),
+    Study("policies", limit_s=200, least_s=60, needs=CALIBRATED),
+    Study("sweep", limit_s=270, least_s=60),
+    Study("benchmark", limit_s=240, least_s=60, needs=CALIBRATED),
 )
 """All steps. The limits sum to `LIMIT_S`."""
 
@@ -29,6 +29,6 @@ MAIN_ERROR = "plan, embedding cost"
 """Quantity whose mean error stands for that of the prices."""
 
 
-def steps_on(device: str) -> tuple[Step, ...]:
+def steps_on(device: str) -> tuple[Study, ...]:
     """Return the steps for machines of a type of device, "cpu" or "cuda"."""
     return tuple(step for step in STEPS if device == "cuda" or step.name not in ONLY_ON_GPUS)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.runs import Comparison, compare
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 SHARDERS = ("random", "size_lookup", "torchrec", "autoshard", "neuroshard")
 SMALL_SHARDERS = ("size_lookup", "neuroshard")
@@ -23,31 +23,31 @@ FOLDER = Path("sweep")
 FIGURES = ("embedding_cost_ms", "imbalance", "samples_per_s", "prediction_error")
 
 
-def run(step: StepRun) -> None:
-    on_cuda = step.device(or_cpu=True).type == "cuda"
+def run(study: StudyRun) -> None:
+    on_cuda = study.device(or_cpu=True).type == "cuda"
     num_ranks = len(visible_gpus()) if on_cuda else NUM_CPU_RANKS
-    sizes = SMALL_SIZES if step.small else ("experiment=gpu_demo",) if on_cuda else ()
-    sharders = SMALL_SHARDERS if step.small else SHARDERS
-    done = step.command(
+    sizes = SMALL_SIZES if study.small else ("experiment=gpu_demo",) if on_cuda else ()
+    sharders = SMALL_SHARDERS if study.small else SHARDERS
+    done = study.command(
         module_command(
             *("dlrm_sharded.train", "-m", f"sharder={','.join(sharders)}"),
             *(f"hydra.sweep.dir={FOLDER.resolve()}", f"hydra.launcher.j=1x{num_ranks}", *sizes),
         )
     )
-    step.record("exit_code", done.exit_code)
-    step.record("num_ranks", num_ranks)
-    step.check(done.exit_code == 0, f"the sweep ended with exit code {done.exit_code}")
+    study.record("exit_code", done.exit_code)
+    study.record("num_ranks", num_ranks)
+    study.check(done.exit_code == 0, f"the sweep ended with exit code {done.exit_code}")
     if FOLDER.exists():
-        _record(step, compare([FOLDER], FOLDER))
+        _record(study, compare([FOLDER], FOLDER))
 
 
-def _record(step: StepRun, comparison: Comparison) -> None:
+def _record(study: StudyRun, comparison: Comparison) -> None:
     """Keep the figures of every sharder in the order of the comparison."""
     rows = {}
     for row in comparison.rows:
-        step.check(len(row.results) == len(row.runs), f"{row.sharder}: a run did not succeed")
+        study.check(len(row.results) == len(row.runs), f"{row.sharder}: a run did not succeed")
         means = {name: row.figures[name].mean for name in FIGURES if name in row.figures}
         rows[row.sharder] = means | {"prices": [result.prices for result in row.results]}
         if "embedding_cost_ms" in means:
-            step.show(**{row.sharder: f"{means['embedding_cost_ms']:.2f} ms"})
-    step.record("sharders", rows)
+            study.show(**{row.sharder: f"{means['embedding_cost_ms']:.2f} ms"})
+    study.record("sharders", rows)

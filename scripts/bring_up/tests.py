@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from first_hour.cases import Cases, cases_path
-from first_hour.runner import ROOT
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.runner import ROOT
+from studies.store import Cases, cases_path
+from studies.study import StudyRun
 
 ON_GPUS = ("-m", "gpu", "tests/gpu")
 ON_CPUS = (
@@ -33,29 +33,29 @@ MOST_CHARACTERS = 2000
 """Characters of a failure that are kept beside those in the log."""
 
 
-def run(step: StepRun) -> None:
-    on_cuda = step.device(or_cpu=True).type == "cuda"
-    chosen = ON_GPUS if on_cuda else SMALL if step.small else ON_CPUS
-    path = cases_path(step.out, "tests")
+def run(study: StudyRun) -> None:
+    on_cuda = study.device(or_cpu=True).type == "cuda"
+    chosen = ON_GPUS if on_cuda else SMALL if study.small else ON_CPUS
+    path = cases_path(study.out, "tests")
     command = module_command("pytest", "-p", __name__, f"--cases={path}", *chosen)
-    done = step.command(command, folder=ROOT)
-    step.record("selection", " ".join(chosen))
-    step.record("exit_code", done.exit_code)
+    done = study.command(command, folder=ROOT)
+    study.record("selection", " ".join(chosen))
+    study.record("exit_code", done.exit_code)
     cases = Cases(path)
-    step.check(bool(cases.planned), "no test was found")
-    _record(step, cases)
-    step.check(done.exit_code in (0, 1, NO_TESTS), f"pytest ended with exit code {done.exit_code}")
+    study.check(bool(cases.planned), "no test was found")
+    _record(study, cases)
+    study.check(done.exit_code in (0, 1, NO_TESTS), f"pytest ended with exit code {done.exit_code}")
 
 
-def _record(step: StepRun, cases: Cases) -> None:
+def _record(study: StudyRun, cases: Cases) -> None:
     """Keep the numbers of tests by outcome; let the step fail for each test that did."""
     ended = {name: case for name, case in cases.ended.items() if name in cases.planned}
     outcomes = [case.figures["outcome"] for case in ended.values()]
     for outcome in ("passed", "skipped", "failed"):
-        step.record(outcome, outcomes.count(outcome))
-        step.show(**{outcome: str(outcomes.count(outcome))})
+        study.record(outcome, outcomes.count(outcome))
+        study.show(**{outcome: str(outcomes.count(outcome))})
     for name, case in ended.items():
-        step.check(not case.failures, name)
+        study.check(not case.failures, name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,8 +10,8 @@ import torch
 from dlrm_sharded.calibration.costs_file import manifest_path, read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts
 from dlrm_sharded.files.provenance import commit, device_name, versions
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 COSTS = Path("costs.parquet")
 COLLECT = "dlrm_sharded.commands.collect_costs"
@@ -30,39 +30,39 @@ AROUND_S, SMALL_AROUND_S = 50, 15
 would be killed. A killed one keeps its plans, though, and `fit` uses them."""
 
 
-def run(step: StepRun) -> None:
-    device = step.device()
+def run(study: StudyRun) -> None:
+    device = study.device()
     if COSTS.exists() and not _is_of_now(device):
         print(f"{COSTS} is of another commit, other versions or other hardware: collected again")
         for path in (manifest_path(COSTS), COSTS):
             path.unlink(missing_ok=True)
     if not COSTS.exists():
-        around_s = SMALL_AROUND_S if step.small else AROUND_S
-        finish_collection(step, time_budget_s=max(step.seconds_left - around_s, 1.0))
+        around_s = SMALL_AROUND_S if study.small else AROUND_S
+        finish_collection(study, time_budget_s=max(study.seconds_left - around_s, 1.0))
     if COSTS.exists():
         figures = _figures(read_costs(COSTS))
-        step.record("collection", figures)
-        step.show(
+        study.record("collection", figures)
+        study.show(
             plans=str(figures["plans"]),
             plans_per_s=f"{figures['plans_per_s']:.2f}",
             size=f"{figures['size_mib']:.1f} MiB",
         )
 
 
-def finish_collection(step: StepRun, *, time_budget_s: float) -> None:
+def finish_collection(study: StudyRun, *, time_budget_s: float) -> None:
     """Start a collection, or continue it, for some time."""
-    done = step.command(
+    done = study.command(
         module_command(
             COLLECT,
             f"out={COSTS}",
             "num_ranks=1",
             f"collect.time_budget_s={time_budget_s}",
-            *(SMALL_SIZES if step.small else SIZES),
+            *(SMALL_SIZES if study.small else SIZES),
         )
     )
-    step.record("exit_code", done.exit_code)
-    step.record("warnings", done.warnings)
-    step.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
+    study.record("exit_code", done.exit_code)
+    study.record("warnings", done.warnings)
+    study.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
 
 
 def _is_of_now(device: torch.device) -> bool:

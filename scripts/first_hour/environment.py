@@ -14,7 +14,7 @@ import torch
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.stopwatch import Stopwatch
-from first_hour.step_run import StepRun
+from studies.study import StudyRun
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "polars", "hydra-core")
 ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG")
@@ -25,19 +25,19 @@ GPU_QUERY = (
 REPEATS = 10
 
 
-def run(step: StepRun) -> None:
-    step.record("nvidia_smi", nvidia_smi())
-    step.record("machine", machine())
-    device = step.device()
+def run(study: StudyRun) -> None:
+    study.record("nvidia_smi", nvidia_smi())
+    study.record("machine", machine())
+    device = study.device()
     import fbgemm_gpu  # noqa: F401  # loads kernels that must be built for this torch and CUDA
 
     if device.type == "cuda":
-        step.record("gpu", gpu(device))
-    size = GIB // 64 if step.small else GIB
+        study.record("gpu", gpu(device))
+    size = GIB // 64 if study.small else GIB
     rates = bandwidths(device, size)
-    step.record("gb_per_s", rates)
-    step.record("matmul_tflop_per_s", matmul_speeds(device, 512 if step.small else 8192))
-    step.show(torch=torch.__version__, **{name: f"{rate} GB/s" for name, rate in rates.items()})
+    study.record("gb_per_s", rates)
+    study.record("matmul_tflop_per_s", matmul_speeds(device, 512 if study.small else 8192))
+    study.show(torch=torch.__version__, **{name: f"{rate} GB/s" for name, rate in rates.items()})
 
 
 def nvidia_smi() -> dict[str, str] | str:

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX, CALIBRATED, HEADER
 from first_hour.collect import COSTS, finish_collection
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 FIT = "dlrm_sharded.commands.fit_cost_model"
 HEADLINE = ("forward computation", "backward computation", "plan, embedding cost")
@@ -22,24 +22,24 @@ HEADLINE = ("forward computation", "backward computation", "plan, embedding cost
 META = ("hardware", "num_plans", "held_out_errors", "repeatability", "ranges", "load_average")
 
 
-def run(step: StepRun) -> None:
+def run(study: StudyRun) -> None:
     if not COSTS.exists():
         # it was killed; to continue it for no time makes a file of its plans
-        finish_collection(step, time_budget_s=0.001)
-    sizes = ("fit.num_steps=100",) if step.small else ()
+        finish_collection(study, time_budget_s=0.001)
+    sizes = ("fit.num_steps=100",) if study.small else ()
     command = module_command(FIT, f"costs={COSTS}", f"out={CALIBRATED}", *sizes)
-    meta = fitted_meta(step, command, noun="fit", keys=META)
+    meta = fitted_meta(study, command, noun="fit", keys=META)
     if meta is None:
         return
     errors = meta["held_out_errors"]
-    step.show(
+    study.show(
         **{name: f"{errors[name]['mape']:.1f} %" for name in HEADLINE if name in errors},
         plans=str(meta["num_plans"]["fitted"]),
     )
 
 
 def fitted_meta(
-    step: StepRun, command: Sequence[str], *, noun: str, keys: Sequence[str]
+    study: StudyRun, command: Sequence[str], *, noun: str, keys: Sequence[str]
 ) -> dict[str, Any] | None:
     """Run a command that fits a cost model, record how it ended, and read the artefact's header.
 
@@ -49,18 +49,18 @@ def fitted_meta(
         noun: what to call the command in a message.
         keys: entries of the header to record.
     """
-    done = step.command(command)
-    step.record("exit_code", done.exit_code)
-    step.record("seconds", round(done.seconds, 1))
-    step.record("warnings", done.warnings)
-    step.check(done.exit_code == 0, f"the {noun} ended with exit code {done.exit_code}")
+    done = study.command(command)
+    study.record("exit_code", done.exit_code)
+    study.record("seconds", round(done.seconds, 1))
+    study.record("warnings", done.warnings)
+    study.check(done.exit_code == 0, f"the {noun} ended with exit code {done.exit_code}")
     if done.exit_code:
         return None
     [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
     meta = artefact_meta(path)
-    step.record("artefact", str(path))
+    study.record("artefact", str(path))
     for key in keys:
-        step.record(key, meta[key])
+        study.record(key, meta[key])
     return meta
 
 

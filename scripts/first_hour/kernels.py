@@ -31,7 +31,7 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks.distributed import process_group
-from first_hour.step_run import StepRun
+from studies.study import StudyRun
 
 WIDTHS = (4, 8, 12, 20, 36, 60, 100, 128, 132, 256, 516, 1024, 2048)
 GROUPS = {"all widths": WIDTHS, "up to 128 columns": WIDTHS[:8], "up to 32 columns": WIDTHS[:4]}
@@ -50,38 +50,38 @@ number of steps would be an error of 0.2."""
 MAX_LOOKUP_ERROR = 1e-5
 
 
-def run(step: StepRun) -> None:
-    device = step.device()
-    num_rows, batch_size = (300, 32) if step.small else (10_000, 1024)
+def run(study: StudyRun) -> None:
+    device = study.device()
+    num_rows, batch_size = (300, 32) if study.small else (10_000, 1024)
     worst: dict[str, float] = {}
     optimizers = list(EMBEDDING_OPTIMIZERS)
     if device.type == "cpu":
-        step.record("adam", "not fused on a CPU")
+        study.record("adam", "not fused on a CPU")
         optimizers.remove("adam")
-    step.cases.plan(f"{optimizer}, {group}" for optimizer in optimizers for group in GROUPS)
+    study.cases.plan(f"{optimizer}, {group}" for optimizer in optimizers for group in GROUPS)
     with process_group() as _:
         for optimizer in optimizers:
             for group in GROUPS:
                 name = f"{optimizer}, {group}"
                 checked = functools.partial(
-                    _checked, step, optimizer, group, device, num_rows, batch_size
+                    _checked, study, optimizer, group, device, num_rows, batch_size
                 )
-                if (found := step.case(name, checked)) is None:
+                if (found := study.case(name, checked)) is None:
                     continue
-                step.record(name, found)
+                study.record(name, found)
                 error = max(found["weight_error"].values())
                 worst[optimizer] = max(worst.get(optimizer, 0.0), error)
         refusal = refusal_of(TOO_WIDE, device)
-    step.record(f"{TOO_WIDE} columns", refusal or "accepted")
-    step.check(
+    study.record(f"{TOO_WIDE} columns", refusal or "accepted")
+    study.check(
         (refusal is not None) == (device.type == "cuda"),
         f"{TOO_WIDE} columns on {device.type}: {refusal or 'accepted'}",
     )
-    step.show(**{f"{name}": f"{error:.1e}" for name, error in worst.items()})
+    study.show(**{f"{name}": f"{error:.1e}" for name, error in worst.items()})
 
 
 def _checked(
-    step: StepRun,
+    study: StudyRun,
     optimizer: str,
     group: str,
     device: torch.device,
@@ -91,15 +91,15 @@ def _checked(
     """Return the errors of an optimizer for a group of tables, and check that they are small."""
     found = compare(optimizer, GROUPS[group], device, num_rows, batch_size)
     where = f"{optimizer}, {group}: "
-    step.check(
+    study.check(
         max(found["lookup_error"].values()) <= MAX_LOOKUP_ERROR,
         f"{where}relative errors of lookups are {found['lookup_error']}",
     )
-    step.check(
+    study.check(
         max(found["weight_error"].values()) <= MAX_ERROR[optimizer],
         f"{where}relative errors of weights are {found['weight_error']}",
     )
-    step.check(
+    study.check(
         not found["changed_by_zeros"],
         f"{where}zero gradients change the tables {found['changed_by_zeros']}",
     )

@@ -20,8 +20,8 @@ from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from first_hour.dcnv2 import build, dcnv2_dataset, train_stream
-from first_hour.runner import ROOT
-from first_hour.step_run import StepRun
+from studies.runner import ROOT
+from studies.study import StudyRun
 
 NUM_STEPS, SMALL_NUM_STEPS = {8192: 60, 65_536: 30}, {32: 8}
 """Steps of a training by batch size: MLPerf's share of one of 8 ranks, and the global one."""
@@ -58,34 +58,34 @@ CASES = {
 COMPILED = Case(model=("model.compile_mode=default",))
 
 
-def run(step: StepRun) -> None:
-    device = step.device()
-    num_steps = SMALL_NUM_STEPS if step.small else NUM_STEPS
+def run(study: StudyRun) -> None:
+    device = study.device()
+    num_steps = SMALL_NUM_STEPS if study.small else NUM_STEPS
     labels = [f"{batch_size}, {name}" for batch_size in num_steps for name in CASES]
-    if not step.small:
+    if not study.small:
         labels.append(f"{next(iter(num_steps))}, compiled")
-    step.cases.plan(labels)
+    study.cases.plan(labels)
     with process_group() as rank:
-        bench = LoopBench(step, rank)
+        bench = LoopBench(study, rank)
         for batch_size, num in num_steps.items():
             for name, case in CASES.items():
                 bench.measure(name, case, batch_size, num, seconds=CASE_S)
-        if step.small:
-            step.record("compiled", "left out: compiling takes longer than a rehearsal")
+        if study.small:
+            study.record("compiled", "left out: compiling takes longer than a rehearsal")
         else:
             batch_size, num = next(iter(num_steps.items()))
             bench.measure("compiled", COMPILED, batch_size, num, seconds=COMPILED_CASE_S)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if step.has_time("trainer over bare loop", SMALL_CASE_S if step.small else BARE_S):
-        _compare_with_bare(step)
+    if study.has_time("trainer over bare loop", SMALL_CASE_S if study.small else BARE_S):
+        _compare_with_bare(study)
 
 
 class LoopBench:
     """Trains in the same process under one case after the other."""
 
-    def __init__(self, step: StepRun, rank: Rank) -> None:
-        self._step = step
+    def __init__(self, study: StudyRun, rank: Rank) -> None:
+        self._step = study
         self._rank = rank
         self._dataset = functools.cache(self._new_dataset)
         self._ratios: dict[int, dict[str, float]] = {}
@@ -151,12 +151,14 @@ class LoopBench:
         return figures | {"data_wait_ms": data_wait_ms[-1]}
 
 
-def _compare_with_bare(step: StepRun) -> None:
+def _compare_with_bare(study: StudyRun) -> None:
     """Run the benchmark `loop` on one rank, and keep what it prints of the ratio."""
     script = str(ROOT / "scripts" / "benchmark.py")
-    sizes = ("--steps", "10", "--rounds", "1") if step.small else ("--steps", "60", "--rounds", "4")
-    done = step.command([sys.executable, script, "loop", "--ranks", "1", *sizes])
-    step.check(done.exit_code == 0, f"the benchmark `loop` ended with exit code {done.exit_code}")
+    sizes = (
+        ("--steps", "10", "--rounds", "1") if study.small else ("--steps", "60", "--rounds", "4")
+    )
+    done = study.command([sys.executable, script, "loop", "--ranks", "1", *sizes])
+    study.check(done.exit_code == 0, f"the benchmark `loop` ended with exit code {done.exit_code}")
     if found := re.search(r"median ([\d.]+)", done.output):
-        step.record("trainer over bare loop", float(found[1]))
-        step.show(**{"trainer over bare loop": found[1]})
+        study.record("trainer over bare loop", float(found[1]))
+        study.show(**{"trainer over bare loop": found[1]})

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks import measured
-from benchmarks.compared import Row, costs_of, on_device, planners_of, versus
+from benchmarks.compared import costs_of, on_device, planners_of, versus
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
@@ -23,7 +23,7 @@ from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.task import ShardingTask
 from first_hour.ranks import NVLINK_BYTES_PER_S, cost_model_file
-from first_hour.step_run import StepRun
+from studies.study import Row, StudyRun
 
 SHARDERS = ("neuroshard", "torchrec", "size_lookup")
 REFERENCE = "torchrec"
@@ -38,20 +38,22 @@ SMALL_SHARE = 64
 ROWS = Path("measured.jsonl")
 
 
-def run(step: StepRun) -> None:
-    measure(step, step.device(), SHARDERS, num_tasks=SMALL_NUM_TASKS if step.small else NUM_TASKS)
+def run(study: StudyRun) -> None:
+    measure(
+        study, study.device(), SHARDERS, num_tasks=SMALL_NUM_TASKS if study.small else NUM_TASKS
+    )
 
 
 def measure(
-    step: StepRun, device: torch.device, sharders: Sequence[str], *, num_tasks: int
+    study: StudyRun, device: torch.device, sharders: Sequence[str], *, num_tasks: int
 ) -> None:
     """Measure the plans of sharders for the first tasks of the benchmark, as far as time allows."""
-    tasks = [_task(entry.task, step.small) for entry in measured_tasks(seed=0, num=num_tasks)]
-    arena_bytes = MEASURED_RANK_BYTES // (SMALL_SHARE if step.small else 1)
-    step.record("cost_model", cost_model_file(device))
+    tasks = [_task(entry.task, study.small) for entry in measured_tasks(seed=0, num=num_tasks)]
+    arena_bytes = MEASURED_RANK_BYTES // (SMALL_SHARE if study.small else 1)
+    study.record("cost_model", cost_model_file(device))
     rows: list[Row] = []
-    step.cases.plan(f"task {number}" for number in range(len(tasks)))
-    with open_bench(3 if step.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
+    study.cases.plan(f"task {number}" for number in range(len(tasks)))
+    with open_bench(3 if study.small else ITERATIONS, table_bytes=arena_bytes) as (bench, _):
         planners = planners_of(sharders, device=device.type, hardware=local_hardware(device))
         for number, task in enumerate(tasks):
             measure_task = functools.partial(
@@ -61,14 +63,14 @@ def measure(
                 planners,
                 bench,
                 np.random.default_rng([0, number]),
-                rounds=1 if step.small else ROUNDS,
+                rounds=1 if study.small else ROUNDS,
             )
-            new = step.case(f"task {number}", measure_task, seconds=3 if step.small else TASK_S)
+            new = study.case(f"task {number}", measure_task, seconds=3 if study.small else TASK_S)
             if new is None:
                 break
             rows += new
             replace_file(ROWS, "".join(json.dumps(row) + "\n" for row in rows).encode())
-            _record(step, rows)
+            _record(study, rows)
     if rows:
         measured.report(rows, REFERENCE)
 
@@ -90,21 +92,21 @@ def _task(task: ShardingTask, small: bool) -> ShardingTask:
     )
 
 
-def _record(step: StepRun, rows: Sequence[Row]) -> None:
+def _record(study: StudyRun, rows: Sequence[Row]) -> None:
     """Keep the sharders' costs, their ratios and the errors of the model, over all tasks so far."""
-    step.record("tasks", 1 + max(row["number"] for row in rows))
+    study.record("tasks", 1 + max(row["number"] for row in rows))
     for key in ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms"):
         costs = costs_of(rows, key)
-        step.record(key, costs)
+        study.record(key, costs)
         ratios = {name: versus(costs, name, REFERENCE) for name in costs}
-        step.record(f"{key} over {REFERENCE}", {name: r.mean for name, r in ratios.items()})
+        study.record(f"{key} over {REFERENCE}", {name: r.mean for name, r in ratios.items()})
         intervals = {name: [r.low, r.high] for name, r in ratios.items() if r.num > 1}
-        step.record(f"{key} over {REFERENCE}, 95 %", intervals)
+        study.record(f"{key} over {REFERENCE}, 95 %", intervals)
         if key in ("compute_ms", "cost_ms"):
-            step.show(**{f"neuroshard, {key} over {REFERENCE}": str(ratios["neuroshard"])})
+            study.show(**{f"neuroshard, {key} over {REFERENCE}": str(ratios["neuroshard"])})
     pairs = TimePairs()
     for row in rows:
         if "compute_ms" in row:
             pairs.add(row["predicted_compute_ms"], row["compute_ms"])
     if pairs.measured:
-        step.record("errors of the slowest rank's computation", pairs.summary())
+        study.record("errors of the slowest rank's computation", pairs.summary())

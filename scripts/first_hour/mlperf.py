@@ -26,8 +26,8 @@ from dlrm_sharded.ranks.stopwatch import Stopwatch
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.prefetch import Prefetcher
 from first_hour.dcnv2 import Dcnv2, build, dcnv2_dataset, endless, train_stream
-from first_hour.step_run import StepRun
 from first_hour.traces import read_events, summary
+from studies.study import StudyRun
 
 BATCH_SIZES, SMALL_BATCH_SIZES = (65_536, 8192), (64, 32)
 """MLPerf's global batch size on one rank, and the share of one of 8 ranks."""
@@ -90,35 +90,35 @@ def cases_of(large: int, share: int) -> list[Case]:
     ]
 
 
-def run(step: StepRun) -> None:
-    device = step.device()
-    large, share = SMALL_BATCH_SIZES if step.small else BATCH_SIZES
+def run(study: StudyRun) -> None:
+    device = study.device()
+    large, share = SMALL_BATCH_SIZES if study.small else BATCH_SIZES
     with process_group():
         cut = _cut_rows(device)
-        step.record("overrides", cut)
+        study.record("overrides", cut)
         cases = []
         for case in cases_of(large, share):
-            if case.compile_mode and step.small:
-                step.record(case.name, "left out: compiling takes longer than a rehearsal")
+            if case.compile_mode and study.small:
+                study.record(case.name, "left out: compiling takes longer than a rehearsal")
             elif case.precision == "tf32" and device.type == "cpu":
-                step.record(case.name, "not on a CPU")
+                study.record(case.name, "not on a CPU")
             else:
                 cases.append(case)
-        step.cases.plan(case.name for case in cases)
-        datasets = {size: dcnv2_dataset(size, *cut, small=step.small) for size in (large, share)}
-        built = build(datasets[large], device, small=step.small)
-        step.record("table_gib", built.table_gib)
-        step.record("build_s", built.build_s)
+        study.cases.plan(case.name for case in cases)
+        datasets = {size: dcnv2_dataset(size, *cut, small=study.small) for size in (large, share)}
+        built = build(datasets[large], device, small=study.small)
+        study.record("table_gib", built.table_gib)
+        study.record("build_s", built.build_s)
         for case in cases:
             checked = functools.partial(
-                _checked, step, built, case, datasets[case.batch_size], device
+                _checked, study, built, case, datasets[case.batch_size], device
             )
-            figures = step.case(case.name, checked, seconds=_case_s(case, small=step.small))
+            figures = study.case(case.name, checked, seconds=_case_s(case, small=study.small))
             if figures is None:
                 continue
-            step.record(case.name, figures)
+            study.record(case.name, figures)
             if case.precision == "bf16" and "error" not in figures:
-                step.show(**{case.name: f"{figures['step_ms']:.1f} ms"})
+                study.show(**{case.name: f"{figures['step_ms']:.1f} ms"})
 
 
 def _cut_rows(device: torch.device) -> tuple[str, ...]:
@@ -135,17 +135,17 @@ def _case_s(case: Case, *, small: bool) -> float:
 
 
 def _checked(
-    step: StepRun, built: Dcnv2, case: Case, dataset: SyntheticDataset, device: torch.device
+    study: StudyRun, built: Dcnv2, case: Case, dataset: SyntheticDataset, device: torch.device
 ) -> dict[str, Any]:
     """Measure a case and check that it worked; return its figures, or its error."""
     try:
-        figures = _measured(built, case, dataset, device, small=step.small)
+        figures = _measured(built, case, dataset, device, small=study.small)
     except Exception:  # the other cases may work
         traceback.print_exc()
         figures = {"error": traceback.format_exc().splitlines()[-1]}
-    step.check("error" not in figures, f"{case.name}: {figures.get('error')}")
+    study.check("error" not in figures, f"{case.name}: {figures.get('error')}")
     loss = figures.get("loss", 0.0)
-    step.check(math.isfinite(loss), f"{case.name}: the loss is {loss}")
+    study.check(math.isfinite(loss), f"{case.name}: the loss is {loss}")
     return figures
 
 

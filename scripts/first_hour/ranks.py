@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.compared import Row, on_device, planners_of
+from benchmarks.compared import on_device, planners_of
 from benchmarks.measured import task_rows
 from benchmarks.shard_bench import open_bench
 from dlrm_sharded.accesses.patterns import ZipfAccesses
@@ -38,7 +38,7 @@ from dlrm_sharded.plans.plan_cost import (
 )
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
-from first_hour.step_run import StepRun
+from studies.study import Row, StudyRun
 
 SHARDERS = ("neuroshard", "torchrec")
 NVLINK_BYTES_PER_S = 450e9
@@ -98,9 +98,9 @@ SMALL = Sizes(
 )
 
 
-def run(step: StepRun) -> None:
-    device = step.device()
-    sizes, iterations = (SMALL, SMALL_ITERATIONS) if step.small else (FULL, ITERATIONS)
+def run(study: StudyRun) -> None:
+    device = study.device()
+    sizes, iterations = (SMALL, SMALL_ITERATIONS) if study.small else (FULL, ITERATIONS)
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         sizes = sizes.fitting(free_bytes)
@@ -112,12 +112,12 @@ def run(step: StepRun) -> None:
             "table_sizes": lambda: by_table_size(bench, sizes),
             "mlperf": lambda: mlperf(bench, sizes, device),
         }
-        step.cases.plan(parts)
+        study.cases.plan(parts)
         for name, part in parts.items():
-            figures = step.case(name, part, seconds=2 if step.small else PART_S)
+            figures = study.case(name, part, seconds=2 if study.small else PART_S)
             if figures is not None:
-                step.record(name, figures)
-                step.show(**HEADLINES[name](figures))
+                study.record(name, figures)
+                study.show(**HEADLINES[name](figures))
 
 
 def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import shutil
 from typing import Any
 
 from dlrm_sharded.runs.result import RunResult, read_result
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m")
 TRAIN = "dlrm_sharded.train"
@@ -30,8 +30,8 @@ LEAST_S = 40
 KEYS = ("loss", "auroc", "step_ms", "samples_per_s_overall", "peak_gib", "embedding_cost_ms")
 
 
-def run(step: StepRun) -> None:
-    on_cuda = step.device().type == "cuda"
+def run(study: StudyRun) -> None:
+    on_cuda = study.device().type == "cuda"
     cases: dict[str, tuple[bool, tuple[str, ...]]] = {
         "adagrad, base": (False, (BASE,)),
         "adagrad, sparse_dist": (True, (SPARSE_DIST,)),
@@ -43,16 +43,16 @@ def run(step: StepRun) -> None:
             "adam, sparse_dist": (False, ("optimizer=adam", SPARSE_DIST)),
         }
     else:
-        step.record("adam, base", "not fused on a CPU")
-        step.record("exchange in bf16", "gloo does not exchange bf16")
-    step.cases.plan(cases)
+        study.record("adam, base", "not fused on a CPU")
+        study.record("exchange in bf16", "gloo does not exchange bf16")
+    study.cases.plan(cases)
     results = {}
     for name, (with_torchrun, overrides) in cases.items():
-        trained = functools.partial(_trained, step, name, with_torchrun, overrides)
-        figures = step.case(name, trained, seconds=10 if step.small else LEAST_S)
+        trained = functools.partial(_trained, study, name, with_torchrun, overrides)
+        figures = study.case(name, trained, seconds=10 if study.small else LEAST_S)
         if figures is not None:
             results[name] = figures
-            step.record(name, figures)
+            study.record(name, figures)
     for optimizer in ("adagrad", "adam"):
         losses = [
             result["loss"]
@@ -61,12 +61,12 @@ def run(step: StepRun) -> None:
         ]
         if len(losses) == 2:
             difference = abs(losses[0] / losses[1] - 1)
-            step.record(f"{optimizer}, difference of the pipelines' losses", difference)
-            step.check(
+            study.record(f"{optimizer}, difference of the pipelines' losses", difference)
+            study.check(
                 difference <= LOSS_TOLERANCE,
                 f"{optimizer}: the loss is {losses[0]} with base and {losses[1]} with sparse_dist",
             )
-    step.show(
+    study.show(
         **{
             name: f"AUROC {result['auroc']:.3f}"
             for name, result in results.items()
@@ -76,20 +76,20 @@ def run(step: StepRun) -> None:
 
 
 def _trained(
-    step: StepRun, name: str, with_torchrun: bool, overrides: tuple[str, ...]
+    study: StudyRun, name: str, with_torchrun: bool, overrides: tuple[str, ...]
 ) -> dict[str, Any]:
     """Train, check the result, and return its figures."""
-    folder = step.out / "train" / name.replace(", ", "_").replace(" ", "_")
+    folder = study.out / "train" / name.replace(", ", "_").replace(" ", "_")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
-    sizes = SMALL_SIZES if step.small else SIZES
+    sizes = SMALL_SIZES if study.small else SIZES
     module, *arguments = (*TORCHRUN, TRAIN) if with_torchrun else (TRAIN,)
-    done = step.command(
+    done = study.command(
         module_command(module, *arguments, f"hydra.run.dir={folder}", *sizes, *overrides)
     )
     result = read_result(folder) or RunResult()
     figures: dict[str, Any] = {key: getattr(result, key) for key in KEYS}
-    step.check(done.exit_code == 0, f"{name}: exit code {done.exit_code}")
-    step.check(
+    study.check(done.exit_code == 0, f"{name}: exit code {done.exit_code}")
+    study.check(
         result.auroc is not None and result.auroc > LEAST_AUROC,
         f"{name}: AUROC is {result.auroc}, not above {LEAST_AUROC}",
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.noise import noise_margin, task_of
-from full_benchmark.study import Row
+from studies.study import Row
 
 PREDICTED_TIE = 1e-3
 """Relative difference of predicted costs, which have no noise, below which they are a tie."""

@@ -12,7 +12,7 @@ from benchmarks.noise import noise_of
 from full_benchmark.analysis import compare, figures, first_or_tied, tie_margin
 from full_benchmark.planned import PAPER_ON_GPUS
 from full_benchmark.production import throughput_gain
-from full_benchmark.study import Row
+from studies.study import Row
 
 HEURISTICS = ("random", "size", "dim", "lookup", "size_lookup")
 HUNDREDS = 100

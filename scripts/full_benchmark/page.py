@@ -26,7 +26,7 @@ from full_benchmark.page_clusters import (
     simulated_section,
 )
 from full_benchmark.planned import LIMIT_S
-from full_benchmark.study import Row
+from studies.study import Row
 
 REFERENCE = "neuroshard"
 INFEASIBLE = "infeasible"

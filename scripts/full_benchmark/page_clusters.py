@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.compared import markdown
 from full_benchmark.production import PAPER_COST_MS, PAPER_GAIN, throughput_gain
-from full_benchmark.study import Row
+from studies.study import Row
 
 
 def production_section(rows: Sequence[Row]) -> str:

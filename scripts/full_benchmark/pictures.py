@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from full_benchmark.analysis import PREDICTED_TIE, compare, figures, sharders_of
 from full_benchmark.claims import Rows
-from full_benchmark.study import Row
+from studies.study import Row
 
 REFERENCE = "neuroshard"
 

@@ -16,8 +16,8 @@ from dlrm_sharded.datasets.task_sets import TASK_SETS
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
-from full_benchmark.sizes import ALL_SHARDERS, Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import ALL_SHARDERS, FULL, SMALL, Sizes
+from studies.study import Case, Row, StudyRun
 
 MLPERF = "mlperf"
 PAPER_ON_GPUS = "paper_on_gpus"
@@ -34,27 +34,17 @@ SEED = 2026
 LIMIT_S = 30.0
 """Time after which a sharder counts as one that finds no plan."""
 
-EXPECTED_S = {
-    "paper": {"torchrec_dp": 4.0},
-    "feasibility": {"torchrec": 12.0, "neuroshard": 2.0},
-    "models": {"torchrec": 4.0, "neuroshard": 2.0},
-    "scale": {"torchrec": LIMIT_S, "neuroshard": 8.0, "neuroshard_paper": 5.0, "autoshard": 2.0},
-    PAPER_ON_GPUS: {"torchrec_dp": 4.0},
-    MLPERF: {"neuroshard": 4.0},
-}
-"""Seconds that a plan takes; half a second if it is not here."""
-
 VARIANTS = ("torchrec_calibrated", "torchrec_blind", "torchrec_dp")
 WITHOUT_VARIANTS = ("feasibility", "models", "scale")
 """Sharders that share TorchRec's search, and sets on which only torchrec stands for them, because
 that search takes long there."""
 
 
-def study(sizes: Sizes) -> Study:
-    return Study("planned", "predicted", list(_items(sizes)))
+def run(study: StudyRun) -> None:
+    study.rows(_cases(SMALL if study.small else FULL), "predicted")
 
 
-def _items(sizes: Sizes) -> Iterator[Item]:
+def _cases(sizes: Sizes) -> Iterator[Case]:
     sets = {
         **sizes.planned,
         PAPER_ON_GPUS: sizes.planned["paper"],
@@ -65,9 +55,8 @@ def _items(sizes: Sizes) -> Iterator[Item]:
             for sharder in ALL_SHARDERS:
                 if task_set in WITHOUT_VARIANTS and sharder in VARIANTS:
                     continue
-                yield Item(
+                yield Case(
                     f"{task_set}/{number}/{sharder}",
-                    EXPECTED_S[task_set].get(sharder, 0.5),
                     functools.partial(_run, task_set, number, sharder, sizes.mlperf_ranks),
                 )
 

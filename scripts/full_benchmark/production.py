@@ -14,8 +14,8 @@ from benchmarks.compared import on_device, quiet
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import scaling_task
 from full_benchmark.planned import SEED, outcome_in_time, planner_on
-from full_benchmark.sizes import Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import FULL, SMALL, Sizes
+from studies.study import Case, Row, StudyRun
 
 GPU = "a100_sxm_80gb"
 GPUS_OF_HOST = 8
@@ -54,15 +54,15 @@ LIMIT_S = 150.0
 """Time of a plan; whoever trains such a model can wait for it."""
 
 
-def study(sizes: Sizes) -> Study:
-    return Study("production", "predicted", list(_items(sizes)))
+def run(study: StudyRun) -> None:
+    study.rows(_cases(SMALL if study.small else FULL), "predicted")
 
 
-def _items(sizes: Sizes) -> Iterator[Item]:
+def _cases(sizes: Sizes) -> Iterator[Case]:
     num_tables, num_gpus = sizes.production
     for sharder in (*PAPER_COST_MS, "neuroshard_paper", "hugectr", "embark"):
         run = functools.partial(_run, num_tables, num_gpus, sharder)
-        yield Item(f"{num_tables}x{num_gpus}/{sharder}", 8.0, run)
+        yield Case(f"{num_tables}x{num_gpus}/{sharder}", run)
 
 
 def _run(num_tables: int, num_gpus: int, sharder: str) -> list[Row]:

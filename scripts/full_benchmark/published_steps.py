@@ -6,23 +6,17 @@ import functools
 
 from benchmarks.compared import quiet
 from benchmarks.priors import MLPERF_STEPS, MlperfStep, predicted_step
-from full_benchmark.sizes import Sizes
-from full_benchmark.study import Item, Row, Study
-
-SECONDS_OF_STEP = 5.0
+from full_benchmark.sizes import FULL, SMALL
+from studies.study import Case, Row, StudyRun
 
 
-def study(sizes: Sizes) -> Study:
-    steps = MLPERF_STEPS[: sizes.published_steps]
-    items = [
-        Item(
-            f"{step.num_gpus} {step.gpu} {step.batch_size}",
-            SECONDS_OF_STEP,
-            functools.partial(_run, step),
-        )
-        for step in steps
-    ]
-    return Study("published_steps", "predicted", items)
+def run(study: StudyRun) -> None:
+    sizes = SMALL if study.small else FULL
+    cases = (
+        Case(f"{step.num_gpus} {step.gpu} {step.batch_size}", functools.partial(_run, step))
+        for step in MLPERF_STEPS[: sizes.published_steps]
+    )
+    study.rows(cases, "predicted")
 
 
 def _run(step: MlperfStep) -> list[Row]:

@@ -1,45 +1,36 @@
-"""Runs the studies of the benchmark, item by item, and writes its page."""
+"""Runs the studies of the benchmark, case by case, and writes its page."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.compared import planner_of
 from dlrm_sharded.cost.base import standing_of
 from dlrm_sharded.files.provenance import commit, device_name, versions
 from dlrm_sharded.hardware.detect import local_hardware
+from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.ranks.devices import device_type
-from full_benchmark import (
-    measured_ranks,
-    planned,
-    production,
-    production_simulated,
-    published_steps,
-    scaling,
-    trained,
-)
 from full_benchmark.export import write_board, write_tables
 from full_benchmark.page import REFERENCE, page
 from full_benchmark.pictures import pictures
-from full_benchmark.sizes import FULL, SMALL
-from full_benchmark.store import Store
-from full_benchmark.study import Study
+from studies.command_line import run_in
+from studies.runner import Outcome
+from studies.study import Study
 
-STUDIES = (
-    planned,
-    measured_ranks,
-    trained,
-    scaling,
-    production,
-    production_simulated,
-    published_steps,
+LIMIT_S = 7200.0
+"""Time of a study, which none needs: the whole benchmark takes half an hour."""
+
+STUDIES = tuple(
+    Study(name, limit_s=LIMIT_S, least_s=0.0)
+    for name in (
+        *("planned", "measured", "trained", "scaling"),
+        *("production", "simulated", "published_steps"),
+    )
 )
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURE = "benchmark_{}.png"
@@ -50,34 +41,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--docs", type=Path, default=DOCS, help="folder that gets benchmark.md [%(default)s]"
     )
-    parser.add_argument("--studies", nargs="+", help="names of studies; all by default")
+    names = [study.name for study in STUDIES]
+    parser.add_argument("--studies", nargs="+", choices=names, default=names, help="some of them")
     parser.add_argument("--small", action="store_true", help="a rehearsal with tiny sizes")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Do what is not done yet in the folder, and write the page from all rows there."""
-    sizes = SMALL if options.small else FULL
-    studies = [module.study(sizes) for module in STUDIES]
-    chosen = [s for s in studies if options.studies is None or s.name in options.studies]
     torch_device = torch.device(device_type())
     device = device_name(torch_device)
+    standing = _standing(torch_device)
     settings = {
         "small": options.small,
         "device": device,
-        "threads": torch.get_num_threads(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS", 1)),
         "versions": dict(versions()),
-        "prices": _prices(torch_device),
+        "prices": f"{standing.kind}, of {standing.hardware}" if standing else "not known",
     }
-    store = Store(options.out, settings)
-    _run_items(store, chosen)
-    rows = {study.name: store.rows(study.name) for study in studies}
+    ended = run_in(
+        options.out,
+        STUDIES,
+        package="full_benchmark",
+        chosen=options.studies,
+        limit_s=len(STUDIES) * LIMIT_S,
+        settings=settings,
+    )
+    known = {outcome.step: outcome for outcome in ended.known if "rows" in outcome.figures}
+    rows = {name: outcome.figures["rows"] for name, outcome in known.items()}
     conditions = {
         "hardware": f"{device}, {os.cpu_count()} cores, threads a rank: {settings['threads']}",
-        "prices of predictions for it": settings["prices"],
+        "prices of predictions for it": "not known" if standing is None else standing.text,
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit of this page": commit() or "unknown",
-        "load average, with the benchmark's own": _loads(store, studies),
-        "minutes": _minutes({study.name: store.seconds(study.name) for study in studies}),
+        "load average, with the benchmark's own": _loads(known),
+        "minutes": _minutes(known),
     }
     if options.small:
         conditions["sizes"] = "of a rehearsal: these figures say nothing"
@@ -91,36 +88,22 @@ def run(options: argparse.Namespace) -> None:
     write_tables(rows, options.out)
     write_board(rows, drawn, text, options.out)
     print(f"wrote {options.docs / 'benchmark.md'}, and the data to {options.out}")
+    return ended.exit_code
 
 
-def _loads(store: Store, studies: Sequence[Study]) -> str:
-    loads = [load for study in studies for load in store.loads(study.name)]
+def _loads(known: Mapping[str, Outcome]) -> str:
+    loads = [load for outcome in known.values() for load in outcome.figures["loads"]]
     return f"{min(loads):.1f} to {max(loads):.1f}" if loads else "not noted"
 
 
-def _minutes(seconds: Mapping[str, float]) -> str:
+def _minutes(known: Mapping[str, Outcome]) -> str:
     """Say how long the benchmark took, and its studies."""
+    seconds = {name: outcome.figures["seconds"] for name, outcome in known.items()}
     parts = ", ".join(f"{name} {of_study / 60:.1f}" for name, of_study in seconds.items())
     return f"{sum(seconds.values()) / 60:.1f}: {parts}"
 
 
-def _prices(device: torch.device) -> str:
+def _standing(device: torch.device) -> Standing | None:
     """Say how well the cost model knows this machine, on which predictions depend."""
     planner = planner_of(REFERENCE, device=device.type, hardware=local_hardware(device))
-    standing = standing_of(planner.cost_model)
-    return "not known" if standing is None else standing.text
-
-
-def _run_items(store: Store, studies: Sequence[Study]) -> None:
-    """Run the items without rows; the bar counts expected seconds, for its remaining time."""
-    todo = [(s, item) for s in studies for item in s.items if not store.is_done(s, item)]
-    total = sum(item.seconds for _, item in todo)
-    layout = "{percentage:3.0f}% {bar} {elapsed} passed, about {remaining} to go  {postfix}"
-    with tqdm(total=total, bar_format=layout, smoothing=0) as bar:
-        for study, item in todo:
-            bar.set_postfix_str(f"{study.name} {item.key}")
-            started, load = time.perf_counter(), os.getloadavg()[0]
-            rows = item.run()
-            seconds = time.perf_counter() - started
-            store.add(study, item, rows, seconds=seconds, load=load)
-            bar.update(item.seconds)
+    return standing_of(planner.cost_model)

@@ -10,20 +10,18 @@ from benchmarks.compared import on_device, quiet
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import scaling_task
 from full_benchmark.planned import SEED, outcome_in_time, planner_on
-from full_benchmark.sizes import SCALING_SHARDERS, Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import FULL, SCALING_SHARDERS, SMALL, Sizes
+from studies.study import Case, Row, StudyRun
 
 LARGEST = {"torchrec": (1000, 2), "autoshard": (1000, 128), "dreamshard": (1000, 128)}
 """Largest numbers of tables and ranks for sharders that take long; larger tasks take longer yet."""
 
-SECONDS_OF_LARGE = 8.0
+
+def run(study: StudyRun) -> None:
+    study.rows(_cases(SMALL if study.small else FULL), "measured")
 
 
-def study(sizes: Sizes) -> Study:
-    return Study("scaling", "measured", list(_items(sizes)))
-
-
-def _items(sizes: Sizes) -> Iterator[Item]:
+def _cases(sizes: Sizes) -> Iterator[Case]:
     base_tables, base_ranks = sizes.base
     curves = {
         "tables": [(num, min(base_ranks, num)) for num in sizes.tables],
@@ -37,9 +35,8 @@ def _items(sizes: Sizes) -> Iterator[Item]:
                     continue
                 if axis == "ranks" and num_ranks > most_ranks:
                     continue
-                yield Item(
+                yield Case(
                     f"{axis}/{num_tables}x{num_ranks}/{sharder}",
-                    SECONDS_OF_LARGE if num_tables * num_ranks > 10_000 else 1.0,
                     functools.partial(_run, axis, num_tables, num_ranks, sharder),
                 )
 

@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from full_benchmark.sizes import TRAINED_SHARDERS, Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import FULL, SMALL, TRAINED_SHARDERS, Sizes
+from studies.processes import SCRIPTS, run_python
+from studies.study import Case, Row, StudyRun
 
-SCRIPT = Path(__file__).parents[1] / "benchmark.py"
 WIDTH = 32
 """Width of the dense layers, so that most of a step on a CPU is the embeddings'."""
 
 NUM_RANKS, NUM_STEPS, NUM_ROUNDS = 2, 4, 5
-SECONDS_OF_MODEL = 35.0
 
 
-def study(sizes: Sizes) -> Study:
-    return Study("trained", "measured", list(_items(sizes)))
+def run(study: StudyRun) -> None:
+    study.rows(_cases(SMALL if study.small else FULL), "measured")
 
 
-def _items(sizes: Sizes) -> Iterator[Item]:
+def _cases(sizes: Sizes) -> Iterator[Case]:
     for number in range(sizes.trained):
         for seed in sizes.seeds:
             run = functools.partial(_run, number, seed)
-            yield Item(f"{number}/seed {seed}", SECONDS_OF_MODEL, run)
+            yield Case(f"{number}/seed {seed}", run)
 
 
 def _run(number: int, seed: int) -> list[Row]:
     """Train in a job of its own; its ranks end with it."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        subprocess.run(
-            [
-                *(sys.executable, str(SCRIPT), "steps", "--ranks", str(NUM_RANKS)),
-                *("--first", str(number), "--cases", "1", "--seed", str(seed)),
-                *("--steps", str(NUM_STEPS), "--rounds", str(NUM_ROUNDS), "--jsonl", str(rows)),
-                *("--widths", str(WIDTH), "--sharders", *TRAINED_SHARDERS),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+        run_python(
+            *(str(SCRIPTS / "benchmark.py"), "steps", "--ranks", str(NUM_RANKS)),
+            *("--first", str(number), "--cases", "1", "--seed", str(seed)),
+            *("--steps", str(NUM_STEPS), "--rounds", str(NUM_ROUNDS), "--jsonl", str(rows)),
+            *("--widths", str(WIDTH), "--sharders", *TRAINED_SHARDERS),
         )
         plans = [json.loads(line) for line in rows.read_text().splitlines()]
     return [

@@ -25,12 +25,12 @@ TINY = [
     "collect.measure.time_budget_s=0.01",
 ]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-SCRIPT = "scripts/collect_costs.py"
+COLLECT = ("-m", "dlrm_sharded.commands.collect_costs")
 
 
 def start(command: list[str], out: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, SCRIPT, f"out={out}", *TINY, *overrides],
+        [*command, *COLLECT, f"out={out}", *TINY, *overrides],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,

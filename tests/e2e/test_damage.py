@@ -1,22 +1,13 @@
 """Damaged checkpoints are recognized, and the run goes on with the one before."""
 
-import importlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from tests.conftest import ROOT
-
-
-@pytest.fixture(scope="module")
-def damage() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(ROOT / "scripts")
-        yield importlib.import_module("soaks.damage")
+from tests.soak import damage
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +17,22 @@ def rank() -> Iterator[Rank]:
 
 
 @pytest.fixture(scope="module")
-def whole(damage: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints."""
     folder: Path = damage.train(tmp_path_factory.mktemp("runs") / "whole")
     return folder
 
 
-def test_every_kind_of_damage(damage: ModuleType, whole: Path, rank: Rank) -> None:
+def test_every_kind_of_damage(whole: Path, rank: Rank) -> None:
     rng = random.Random(0)
     assert len(damage.DAMAGES) > 20
     for kind in damage.DAMAGES:
         assert damage.damaged(whole, kind, rng, rank).faults == []
 
 
-def test_flipped_bits(damage: ModuleType, whole: Path) -> None:
+def test_flipped_bits(whole: Path) -> None:
     assert damage.missed_flips(whole, 40, random.Random(1)) == 0
 
 
-def test_a_whole_run_goes_on_with_the_checkpoint_before(damage: ModuleType, whole: Path) -> None:
+def test_a_whole_run_goes_on_with_the_checkpoint_before(whole: Path) -> None:
     assert damage.whole_run_faults(whole, "a bit of a part's numbers") == []

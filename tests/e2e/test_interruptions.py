@@ -1,20 +1,13 @@
 """Runs that are killed at random moments go on, and end as if they had not been interrupted."""
 
-import importlib
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import ROOT
+from tests.soak import interruptions
 
 NUM_INTERRUPTIONS = 3
 
 
-def test_interrupted_runs_end_like_an_undisturbed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    interruptions = importlib.import_module("soaks.interruptions")
+def test_interrupted_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
     runs = interruptions.interrupt_runs(tmp_path, NUM_INTERRUPTIONS, per_run=3, seed=1)
     assert runs.faults == []
     assert len(runs.interruptions) == NUM_INTERRUPTIONS

@@ -1,23 +1,11 @@
 """Runs go on under other plans and numbers of ranks."""
 
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-from tests.conftest import ROOT
+from tests.soak import resharding
 
 
-@pytest.fixture(scope="module")
-def resharding() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(ROOT / "scripts")
-        yield importlib.import_module("soaks.resharding")
-
-
-def test_random_plans(resharding: ModuleType, tmp_path: Path) -> None:
+def test_random_plans(tmp_path: Path) -> None:
     changes = resharding.reshard(tmp_path, num_plans=1, seed=8, world_sizes=(2, 3))
     assert len(changes) == 4 * len(resharding.OPTIMIZERS)
     assert [change for change in changes if change.faults] == []
@@ -25,5 +13,5 @@ def test_random_plans(resharding: ModuleType, tmp_path: Path) -> None:
     assert "12 changes" in resharding.table(changes)
 
 
-def test_a_run_under_one_plan_after_another(resharding: ModuleType, tmp_path: Path) -> None:
+def test_a_run_under_one_plan_after_another(tmp_path: Path) -> None:
     assert resharding.whole_run_faults(tmp_path, [(1, "dim"), (2, "neuroshard")]) == []

@@ -1,4 +1,4 @@
-"""scripts/train_policy.py: a policy, also after a kill, or one message and an exit code."""
+"""dlrm-train-policy: a policy, also after a kill, or one message and an exit code."""
 
 import json
 import signal
@@ -22,9 +22,12 @@ from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
-from tests.e2e.runs import ROOT, environment
+from tests.e2e.runs import environment
 
-COMMAND = [sys.executable, str(ROOT / "scripts" / "train_policy.py"), "out=made", "log_dir=logs"]
+COMMAND = [
+    *(sys.executable, "-m", "dlrm_sharded.commands.train_policy"),
+    *("out=made", "log_dir=logs"),
+]
 SMALL = [
     *("schedule.num_rounds=3", "schedule.plans_per_round=3", "num_validation_tasks=2"),
     *("tasks.num_tables=6", "tasks.world_size=2", "policy.cost_updates=3", "policy.cost_batch=4"),

@@ -1,4 +1,4 @@
-"""scripts/fit_cost_model.py: an artefact, or one message and an exit code."""
+"""dlrm-fit-cost-model: an artefact, or one message and an exit code."""
 
 import dataclasses
 import subprocess
@@ -19,15 +19,14 @@ from dlrm_sharded.hardware.artifact import read_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
 from tests import preloaded
-from tests.conftest import ROOT
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 
-SCRIPT = ROOT / "scripts" / "fit_cost_model.py"
+FIT = ("-m", "dlrm_sharded.commands.fit_cost_model")
 QUICK = FitConfig(num_steps=20)
 
 
 def fit(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return preloaded.run(str(SCRIPT), *overrides, cwd=folder)
+    return preloaded.run(*FIT, *overrides, cwd=folder)
 
 
 @pytest.fixture(scope="module")

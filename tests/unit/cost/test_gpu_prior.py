@@ -10,8 +10,8 @@ import pytest
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import PROFILE, workload_of_rows
-from dlrm_sharded.cost.gpu_lookups import UPDATE_LINES, gpu_compute
-from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_compute
+from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.files.errors import ConfigError
@@ -21,10 +21,12 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
-from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS
+from dlrm_sharded.plans.layouts import Replicas
+from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
+from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.testing import check_cost_model, small_tasks
+from tests.unit.cost.public_lookups import PUBLIC_LOOKUPS
 
 H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
 USED_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
@@ -199,3 +201,21 @@ def test_a_calibrated_gpu_needs_no_prior(tmp_path: Path, monkeypatch: pytest.Mon
     write_artifact(tmp_path, "learned-h100", to_arrays(prior.compute, prior.communication), meta)
     assert learned_cost_model(H100).exchange_curves is None
     assert learned_cost_model(RunContext("cpu")).device == "cpu"
+
+
+def test_priors_meet_the_public_lookups_within_their_error() -> None:
+    for figure in PUBLIC_LOOKUPS:
+        assert figure.predicted_ms() == pytest.approx(figure.measured_ms, rel=LOOKUP_ERROR)
+
+
+def test_replicas_have_a_price() -> None:
+    """They save the exchange of their vectors and cost an all-reduce of their gradients."""
+    tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
+    task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
+    model = prior_cost_model(H100)
+    replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
+    whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
+    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[12:])), task)
+    without = model.predict(ShardingPlan(4, tuple(whole)), task)
+    assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
+    assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")

@@ -1,13 +1,13 @@
 """Task sets are what they say, whatever the seed, and a longer one begins with a shorter one."""
 
 import json
-import runpy
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.commands import make_tasks as command
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
 from dlrm_sharded.datasets.task_sets import (
@@ -23,7 +23,6 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.heuristics import GreedySharder
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_tasks.py"
 FEASIBILITY = feasibility_tasks(3, num=60)
 
 
@@ -137,7 +136,7 @@ def test_models_tasks_are_all_models_on_all_ranks_and_batches() -> None:
 def make_tasks(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["make_tasks.py", *arguments])
     try:
-        code: int = runpy.run_path(str(SCRIPT))["main"]()
+        code: int = command.main()
     except SystemExit as ended:
         return int(ended.code or 0)
     return code

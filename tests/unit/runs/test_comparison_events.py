@@ -2,7 +2,6 @@
 
 import csv
 import json
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
+from dlrm_sharded.commands import report as command
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.runs import compare, compare_sweep
 from dlrm_sharded.runs.comparison import Comparison, summarize
@@ -20,7 +20,6 @@ from dlrm_sharded.runs.comparison_events import write_comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
-from tests.conftest import ROOT
 
 
 def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2) -> None:
@@ -238,7 +237,7 @@ def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["report.py", *map(str, arguments)])
     try:
-        code: int = runpy.run_path(str(ROOT / "scripts" / "report.py"))["main"]()
+        code: int = command.main()
     except SystemExit as ended:
         return int(ended.code or 0)
     return code

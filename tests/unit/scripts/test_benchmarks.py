@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,18 +13,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR
-from dlrm_sharded.cost.learned import prior_cost_model
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import ShardingTask
+from studies.study import Case
 from tests.conftest import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -83,26 +77,39 @@ def test_reference(compared: ModuleType) -> None:
         compared.choose_reference("lookup", ["dim", "size"])
 
 
-def test_rows_of_an_interrupted_run(compared: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_a_killed_run(compared: ModuleType, tmp_path: Path) -> None:
+    """The same command goes on, another one is refused, and the rows can be read at any time."""
     path = tmp_path / "rows.jsonl"
     rows = [
         {"number": 0, "sharder": "a", "cost_ms": 1.5},
         {"number": 0, "sharder": "b", "cost_ms": None},
     ]
+    begun = []
 
-    def interrupted() -> Iterator[dict[str, object]]:
-        yield from rows
-        raise KeyboardInterrupt
+    def cases(*, is_killed: bool) -> Iterator[Case]:
+        yield Case("a", lambda: begun.append("a") or rows[:1])
+        if is_killed:
+            raise KeyboardInterrupt
+        yield Case("b", lambda: begun.append("b") or rows[1:])
 
-    new, again = Namespace(jsonl=path, from_file=None), Namespace(jsonl=None, from_file=path)
+    new = Namespace(jsonl=path, from_file=None, reference=None, seed=0)
+    again = Namespace(jsonl=None, from_file=path, reference="a", seed=0)
     with pytest.raises(KeyboardInterrupt):
-        compared.rows_of(new, interrupted())
+        compared.rows_of(new, cases(is_killed=True))
     with path.open("a") as file:
-        file.write('{"number": 1, "sha')
-    assert compared.rows_of(again, interrupted()) == rows
+        file.write('{"case": "b", "fig')
+    assert compared.rows_of(again, cases(is_killed=True)) == rows[:1]
+    assert compared.rows_of(new, cases(is_killed=False)) == rows
+    assert begun == ["a", "b"]
+    assert compared.rows_of(again, cases(is_killed=True)) == rows
     assert compared.costs_of(rows) == {"a": {0: 1.5}, "b": {}}
-    with pytest.raises(FileExistsError):
-        compared.rows_of(new, interrupted())
+    other = Namespace(**vars(new) | {"seed": 1})
+    with pytest.raises(ConfigError, match=r"rows of other settings \(seed 0, now 1\)"):
+        compared.rows_of(other, cases(is_killed=False))
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from_plain = Namespace(**vars(again) | {"from_file": plain})
+    assert compared.rows_of(from_plain, cases(is_killed=True)) == rows
 
 
 def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
@@ -110,11 +117,12 @@ def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) 
     path = tmp_path / "rows.jsonl"
     options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
     reports: list[tuple[object, ...]] = []
+    cases = [Case("a", lambda: [{"sharder": "a"}])]
     with pytest.raises(ConfigError, match="must be one of a, b"):
-        compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+        compared.compare(options, cases, lambda *of: reports.append(of))
     assert not path.exists()
     options.reference = "b"
-    compared.compare(options, [{"sharder": "a"}], lambda *of: reports.append(of))
+    compared.compare(options, cases, lambda *of: reports.append(of))
     assert reports == [([{"sharder": "a"}], "b")]
 
 
@@ -168,91 +176,3 @@ def test_plans_report(compared: ModuleType, capsys: pytest.CaptureFixture[str]) 
     assert overall["b"][7] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
     assert by_kind["a"] == ["2/2", "1/1"]
     assert by_kind["b"] == ["1/2", "1/1"]
-
-
-@pytest.mark.parametrize("dim", [16, 48, 96, 128])
-def test_splits_are_valid_plans(dim: int) -> None:
-    splits = importlib.import_module("benchmarks.splits")
-    table = Table("t", 1000, dim, 4.0)
-    for way, parts in splits.splits(table).items():
-        if way.startswith("rows"):
-            ((first, count),) = parts
-            assert first.num_rows == 1000 // count
-            continue
-        shards, start = [], 0
-        for piece, count in parts:
-            for _ in range(count):
-                rank, stop = len(shards), start + piece.num_cols
-                shards.append(Shard("t", rank, piece.rows, (start, stop)))
-                start = stop
-        task = ShardingTask((table,), Topology(len(shards), 10**9), 64)
-        validate(ShardingPlan(len(shards), tuple(shards)), task)
-
-
-def test_prices_of_splits() -> None:
-    """A table of 10 ms whose pieces take 4 ms more each, beside others of 3 ms, then 5 ms."""
-    splits = importlib.import_module("benchmarks.splits")
-    table = Table("t", 1000, 64, 4.0)
-    own = {splits.OTHERS: 0.0, splits.WHOLE: 10.0, splits.AGAIN: 10.0}
-    for way, parts in splits.splits(table).items():
-        num_pieces = sum(count for _, count in parts)
-        for i in range(len(parts)):
-            own[f"{way}, {i}"] = 10.0 / num_pieces + 4.0
-    row = {
-        "table": table.to_json(),
-        "measured_ms": {name: [3.0 + ms, 5.0 + ms] for name, ms in own.items()},
-        "predicted_ms": {name: 2.0 + 0.5 * ms for name, ms in own.items()},
-    }
-    found = splits.prices(row)
-    assert found[splits.WHOLE] == pytest.approx((10.0, 5.0))
-    assert found[splits.AGAIN] == pytest.approx((1.0, 1.0))
-    assert found["columns, quarters"] == pytest.approx((2.6, 2.6))
-    assert found["rows, 8 blocks"] == pytest.approx((4.2, 4.2))
-
-
-def test_priors_meet_the_public_lookups_within_their_error() -> None:
-    for figure in importlib.import_module("benchmarks.public_lookups").PUBLIC_LOOKUPS:
-        assert figure.predicted_ms() == pytest.approx(figure.measured_ms, rel=LOOKUP_ERROR)
-
-
-def test_replicas_have_a_price() -> None:
-    """They save the exchange of their vectors and cost an all-reduce of their gradients."""
-    tables = tuple(Table(f"t{i}", 10 ** (2 + i % 5), 64, 4.0) for i in range(26))
-    task = with_profiles(ShardingTask(tables, Topology(4, 10**10), batch_size=4096))
-    model = prior_cost_model(RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3")))
-    replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
-    whole = [Shard.whole(table, i % 4) for i, table in enumerate(tables)]
-    with_replica = model.predict(ShardingPlan(4, (*replicated, *whole[12:])), task)
-    without = model.predict(ShardingPlan(4, tuple(whole)), task)
-    assert with_replica.stage_max_ms("fwd_comm") < without.stage_max_ms("fwd_comm")
-    assert with_replica.stage_max_ms("bwd_comm") > without.stage_max_ms("bwd_comm")
-
-
-def test_models_with_replicas_fit_the_bench() -> None:
-    """The dense part takes one width, which all tables of a model have."""
-    models = importlib.import_module("benchmarks.replicas").MODELS
-    for tables, batch_size in models.values():
-        assert len({table.embedding_dim for table in tables}) == 1
-        assert batch_size % 2 == 0
-        assert sum(4 * t.num_embeddings * t.embedding_dim for t in tables) < 2 * 2**30
-
-
-def test_a_precision_is_judged_by_pairs() -> None:
-    difference = importlib.import_module("benchmarks.precision").Difference
-    exact = [1.0, 1.2, 0.9, 1.1]
-    alike = difference.of_runs(exact, [1.001, 1.199, 0.901, 1.101])
-    assert alike.mean == pytest.approx(0.0005)
-    assert alike.spread == pytest.approx(np.std(exact, ddof=1))
-    low, high = ttest_1samp([0.001, -0.001, 0.001, 0.001], 0).confidence_interval(0.95)
-    assert alike.mean - alike.half_width == pytest.approx(low)
-    assert alike.mean + alike.half_width == pytest.approx(high)
-    assert alike.verdict == "within the spread of seeds"
-    verdicts = [
-        difference.of_runs(exact, [x + d for x, d in zip(exact, changes, strict=True)]).verdict
-        for changes in ([0.5, 0.51, 0.5, 0.51], [-0.5, -0.51, -0.5, -0.5], [0.9, -0.9, 0.8, -0.7])
-    ]
-    assert verdicts == [
-        "worse than the spread of seeds",
-        "better than the spread of seeds",
-        "not decided: use more seeds",
-    ]

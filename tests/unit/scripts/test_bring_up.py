@@ -75,7 +75,7 @@ def outcome(step: str, **fields: Any) -> Any:
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789abcdef",
     }
-    return importlib.import_module("first_hour.runner").Outcome(step, **made_up | fields)
+    return importlib.import_module("studies.runner").Outcome(step, **made_up | fields)
 
 
 def page(outcomes: list[Any], *, is_rehearsal: bool = False) -> str:

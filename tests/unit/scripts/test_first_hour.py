@@ -23,8 +23,8 @@ from tests.conftest import ROOT
 
 RECORD = """
 from pathlib import Path
-from first_hour.step_run import StepRun
-run = StepRun({name!r}, Path.cwd(), seconds=60, small=True)
+from studies.study import StudyRun
+run = StudyRun({name!r}, Path.cwd(), seconds=60, small=True)
 run.record("answer", 42.123456)
 run.show(answer="42")
 Path("starts").open("a").write({name!r} + " ")
@@ -57,7 +57,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.unit.scripts.test_first_hour import CASES, run_steps
-from first_hour import runner
+from studies import runner
 run_steps(runner, Path(sys.argv[1]), {"step": CASES})
 """
 
@@ -69,7 +69,7 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def runner_module() -> ModuleType:
-    return importlib.import_module("first_hour.runner")
+    return importlib.import_module("studies.runner")
 
 
 def run_steps(
@@ -85,7 +85,7 @@ def run_steps(
     )
     every = {"limit_s": 60.0, "least_s": 0.0}
     return runner.run(
-        [module.Step(name, **every | steps.get(name, {})) for name in programs], limit_s
+        [module.Study(name, **every | steps.get(name, {})) for name in programs], limit_s
     )
 
 
@@ -243,7 +243,7 @@ def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Pa
 
 
 def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
-    module = importlib.import_module("first_hour.cases")
+    module = importlib.import_module("studies.store")
     path = tmp_path / "step.cases.jsonl"
     cases = module.Cases(path, {"commit": "one"})
     cases.plan(["a", "b"])
@@ -286,8 +286,8 @@ def test_limits_of_the_steps() -> None:
 
 
 def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
-    step_run = importlib.import_module("first_hour.step_run")
-    run = step_run.StepRun("some", tmp_path, seconds=100, small=True)
+    step_run = importlib.import_module("studies.study")
+    run = step_run.StudyRun("some", tmp_path, seconds=100, small=True)
     assert run.has_time("short", 1)
     assert run.failures == []
     assert not run.has_time("long", 1000)

@@ -1,6 +1,7 @@
 """The benchmark goes on where it ended, counts failures, calls noise a tie, and writes its page."""
 
 import argparse
+import json
 import math
 import time
 
@@ -19,10 +20,8 @@ from full_benchmark.claims import CLAIMS
 from full_benchmark.page import page
 from full_benchmark.production import PAPER_COST_MS, PAPER_GAIN, throughput_gain
 from full_benchmark.sizes import ALL_SHARDERS, FULL, SMALL
-from full_benchmark.store import Store
-from full_benchmark.study import Item, Study
-
-STUDY = Study("planned", "predicted", [Item(key, 1.0, lambda: []) for key in ("a", "b")])
+from studies import store
+from studies.study import Case, StudyRun
 
 
 def rows_of(costs, key="cost_ms"):
@@ -34,26 +33,36 @@ def rows_of(costs, key="cost_ms"):
 
 
 def test_rows_survive_a_kill_within_a_line(tmp_path):
-    settings = {"device": "cpu"}
-    store = Store(tmp_path, settings)
-    first, second = STUDY.items
-    store.add(STUDY, first, [{"cost_ms": 1.0}], seconds=1.5)
-    with (tmp_path / "planned.jsonl").open("a") as file:
-        file.write('{"item": "b", "ro')
-    again = Store(tmp_path, settings)
-    assert again.is_done(STUDY, first)
-    assert not again.is_done(STUDY, second)
-    again.add(STUDY, second, [{"cost_ms": 2.0}], seconds=2.0, load=0.5)
-    assert [row["cost_ms"] for row in again.rows("planned")] == [1.0, 2.0]
-    assert again.rows("planned")[0]["basis"] == "predicted"
-    assert again.seconds("planned") == 3.5
-    assert again.loads("planned") == [0.5]
+    begun = []
+
+    def case(key, cost_ms):
+        return Case(key, lambda: begun.append(key) or [{"cost_ms": cost_ms}])
+
+    def killed():
+        raise KeyboardInterrupt
+
+    def start():
+        return StudyRun("planned", tmp_path, seconds=60, small=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start().rows([case("a", 1.0), Case("b", killed)], "predicted")
+    with store.cases_path(tmp_path, "planned").open("a") as file:
+        file.write('{"case": "b", "figu')
+    start().rows([case("a", 1.0), case("b", 2.0)], "predicted")
+    assert begun == ["a", "b"]
+    figures = json.loads((tmp_path / "planned.figures.json").read_text())["figures"]
+    assert figures["rows"] == [
+        {"study": "planned", "basis": "predicted", "case": "a", "cost_ms": 1.0},
+        {"study": "planned", "basis": "predicted", "case": "b", "cost_ms": 2.0},
+    ]
+    assert figures["seconds"] >= 0
+    assert len(figures["loads"]) == 2
 
 
 def test_a_folder_of_other_hardware_is_refused(tmp_path):
-    Store(tmp_path, {"device": "cpu: one"})
-    with pytest.raises(ConfigError, match="device"):
-        Store(tmp_path, {"device": "cpu: other"})
+    store.keep_settings(tmp_path, {"small": True, "device": "cpu: one"})
+    with pytest.raises(ConfigError, match=r"\(device 'cpu: one', now 'cpu: other'\); give another"):
+        store.keep_settings(tmp_path, {"small": True, "device": "cpu: other"})
 
 
 def test_a_task_without_a_plan_is_a_loss():
@@ -142,7 +151,7 @@ def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     options = argparse.Namespace(
         out=tmp_path / "out", docs=tmp_path / "docs", studies=["scaling", "production"], small=True
     )
-    whole.run(options)
+    assert whole.run(options) == 0
     text = (tmp_path / "docs" / "benchmark.md").read_text()
     for heading in ("(measured)", "(predicted, a100_sxm_80gb)", "The papers' claims"):
         assert heading in text
@@ -153,6 +162,8 @@ def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     assert len(pl.read_csv(tmp_path / "out" / "results.csv")) == len(frame)
     assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
     assert (tmp_path / "docs" / "benchmark_scaling.png").stat().st_size > 1000
-    before = (tmp_path / "out" / "scaling.jsonl").read_bytes()
-    whole.run(options)
-    assert (tmp_path / "out" / "scaling.jsonl").read_bytes() == before
+    before = (tmp_path / "out" / "scaling.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert whole.run(options) == 0
+    assert "scaling: ok, earlier" in capsys.readouterr().out
+    assert (tmp_path / "out" / "scaling.json").stat().st_mtime_ns == before

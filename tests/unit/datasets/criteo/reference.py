@@ -10,7 +10,7 @@ from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
 NUM_ROWS, BLOCK_ROWS = 700, 32
-SCRIPT = Path(__file__).parents[4] / "scripts" / "convert_criteo.py"
+COMMAND = "dlrm_sharded.commands.convert_criteo"
 
 
 def line(label="1", integers=("5",) * 13, ids=("0000abcd",) * 26) -> str:

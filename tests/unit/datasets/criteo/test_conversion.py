@@ -1,6 +1,5 @@
 """A conversion is whole or not there; options, script, made-up logs."""
 
-import runpy
 import shutil
 import subprocess
 import sys
@@ -8,12 +7,13 @@ import sys
 import numpy as np
 import pytest
 
+from dlrm_sharded.commands import convert_criteo
 from dlrm_sharded.datasets import criteo_convert
 from dlrm_sharded.datasets.blocks import BlockReader
 from dlrm_sharded.datasets.criteo import CriteoDataset, CriteoSource, convert
 from dlrm_sharded.datasets.criteo_sample import sample_rows
 from dlrm_sharded.files.errors import ConfigError, DataError
-from tests.unit.datasets.criteo.reference import NUM_ROWS, SCRIPT
+from tests.unit.datasets.criteo.reference import COMMAND, NUM_ROWS
 
 
 def test_the_converted_folder_holds_nothing_else(blocks_dir):
@@ -68,7 +68,7 @@ def test_options_that_cannot_be_used(options, message):
 def run_script(monkeypatch, *arguments) -> int:
     monkeypatch.setattr(sys, "argv", ["convert_criteo.py", *map(str, arguments)])
     with pytest.raises(SystemExit) as done:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        sys.exit(convert_criteo.main())
     return done.value.code
 
 
@@ -110,7 +110,7 @@ def test_the_sample_has_a_signal():
 
 def test_a_full_disk(tmp_path, sample):
     """One message, and nothing is left; a limit on the size of files stands for the disk."""
-    command = [sys.executable, str(SCRIPT), str(sample), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", COMMAND, str(sample), "--out", str(tmp_path / "out")]
     done = subprocess.run(
         ["bash", "-c", 'ulimit -f 20; exec "$@"', "bash", *command],
         capture_output=True,

@@ -9,7 +9,7 @@ import time
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from soaks.input_kinds import GOOD, KINDS, OUTCOMES, Outcome, outcome
+from tests.soak.input_kinds import GOOD, KINDS, OUTCOMES, Outcome, outcome
 
 MAX_SHOWN_FAULTS = 20
 """Number of different faults that are shown in full."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soaks.folders import folder_of
-from soaks.outcomes import checkpoint_faults, event_faults
-from soaks.training_run import SMALL, HangingError, TrainingRun, kill, until
+from tests.soak.folders import folder_of
+from tests.soak.outcomes import checkpoint_faults, event_faults
+from tests.soak.training_run import SMALL, HangingError, TrainingRun, kill, until
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank, process_group
 from dlrm_sharded.training.trainer import make_pipeline
-from soaks.folders import folder_of
-from soaks.random_plans import batch, sharded
-from soaks.ranks import run_state, start
+from tests.soak.folders import folder_of
+from tests.soak.random_plans import batch, sharded
+from tests.soak.ranks import run_state, start
 
 NUM_TABLES = 8
 DIM = 32

@@ -30,11 +30,11 @@ from dlrm_sharded.checkpoint.restore import load_model, load_whole
 from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from soaks.folders import folder_of
-from soaks.outcomes import scalars
-from soaks.random_plans import TABLES, layouts, random_plan, sharded, train
-from soaks.ranks import run_state, start
-from soaks.training_run import SMALL, TrainingRun
+from tests.soak.folders import folder_of
+from tests.soak.outcomes import scalars
+from tests.soak.random_plans import TABLES, layouts, random_plan, sharded, train
+from tests.soak.ranks import run_state, start
+from tests.soak.training_run import SMALL, TrainingRun
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam")
 """Adam's state is made up, without a model, as FBGEMM has no Adam for CPUs."""

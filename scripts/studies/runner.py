@@ -1,6 +1,6 @@
-"""Runs steps in processes of their own, each with a time limit, and keeps what they leave behind.
+"""Runs studies in processes of their own, each with a time limit, and keeps what they leave behind.
 
-A step that crashes, hangs or runs out of memory does not lose the others. This module loads no
+A study that crashes, hangs or runs out of memory does not lose the others. This module loads no
 torch, so that it works where torch does not.
 """
 
@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.files.provenance import commit, versions
-from first_hour.cases import Cases, cases_path, changes, conditions
-from first_hour.step_run import figures_path
-from first_hour.tied import tied_command
+from studies.processes import tied_command
+from studies.store import Cases, cases_path, changes, conditions, keep_settings
+from studies.study import Study, figures_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = (ROOT, ROOT / "launch", ROOT / "scripts")
@@ -37,24 +36,8 @@ NUM_LAST_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step and its time.
-
-    Args:
-        limit_s: time after which it is killed.
-        least_s: time below which it is not started, as it would find out nothing.
-        needs: patterns of files of earlier steps, of which it needs one.
-    """
-
-    name: str
-    limit_s: float
-    least_s: float
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """Describes how a step ended.
+    """Describes how a study ended.
 
     Args:
         status: "ok", "failed", "timed out", "stopped", "no time left" or "no files"; the last two
@@ -89,34 +72,30 @@ class Outcome:
 
 
 class Runner:
-    """Runs steps in a folder, where an earlier runner may have run some of them.
+    """Runs studies in a folder, where an earlier runner may have run some of them.
 
     Args:
-        command: returns the command of a step, given the seconds that it has.
-        settings: what all steps in the folder have in common.
+        command: returns the command of a study, given the seconds that it has.
+        settings: what all studies in the folder have in common.
 
     Raises:
-        ConfigError: the folder has steps with other settings.
+        ConfigError: the folder has studies with other settings.
     """
 
     def __init__(
         self,
         out: Path,
         *,
-        command: Callable[[Step, float], Sequence[str]],
+        command: Callable[[Study, float], Sequence[str]],
         settings: Mapping[str, Any],
     ) -> None:
         self._out = out
         self._command = command
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / "settings.json"
-        if path.exists() and read_json_object(path, noun="settings") != settings:
-            raise ConfigError(f"{out} has steps with other settings ({path}); give another folder")
-        write_json(path, settings)
+        keep_settings(out, settings)
         self._conditions = conditions()
 
-    def run(self, steps: Sequence[Step], limit_s: float) -> list[Outcome]:
-        """Run the steps that have not succeeded yet, for at most `limit_s` in all."""
+    def run(self, steps: Sequence[Study], limit_s: float) -> list[Outcome]:
+        """Run the studies that have not succeeded yet, for at most `limit_s` in all."""
         ends_at = time.monotonic() + limit_s
         outcomes: list[Outcome] = []
         for step in steps:
@@ -125,7 +104,7 @@ class Runner:
             print(f"{step.name}: {_status_text(outcomes[-1])}", flush=True)
         return outcomes
 
-    def _outcome(self, step: Step, ends_at: float) -> Outcome:
+    def _outcome(self, step: Study, ends_at: float) -> Outcome:
         cases_file = cases_path(self._out, step.name)
         earlier = self.earlier(step)
         if earlier is not None and earlier.status == "ok":
@@ -157,7 +136,7 @@ class Runner:
             cases_file.unlink(missing_ok=True)  # who removes the JSON file repeats the whole step
         return outcome
 
-    def _run(self, step: Step, seconds: float) -> Outcome:
+    def _run(self, step: Study, seconds: float) -> Outcome:
         write_json(figures_path(self._out, step.name), {})  # it is there while the step runs
         log_path = self._out / f"{step.name}.log"
         load_before, started = os.getloadavg(), time.monotonic()
@@ -195,8 +174,8 @@ class Runner:
             **left_behind,
         )
 
-    def earlier(self, step: Step) -> Outcome | None:
-        """Return how the step ended the last time that it ran; None if it never ran."""
+    def earlier(self, step: Study) -> Outcome | None:
+        """Return how the study ended the last time that it ran; None if it never ran."""
         path, figures = self._json_path(step.name), figures_path(self._out, step.name)
         written = path.stat().st_mtime_ns if path.exists() else 0
         if figures.exists() and figures.stat().st_mtime_ns > written:
@@ -206,13 +185,13 @@ class Runner:
             return None
         return Outcome(**read_json_object(path, noun="step") | {"is_earlier": True})
 
-    def _left_behind(self, step: Step, *, is_ok: bool) -> dict[str, Any]:
+    def _left_behind(self, step: Study, *, is_ok: bool) -> dict[str, Any]:
         """Return the fields of `Outcome` that the step has written, and which cases it lacks."""
         path = figures_path(self._out, step.name)
         fields = read_json_object(path, noun="figures") if path.exists() else {}
         return fields if is_ok else fields | self._progress(step)
 
-    def _progress(self, step: Step) -> dict[str, Any]:
+    def _progress(self, step: Study) -> dict[str, Any]:
         """Return the fields of `Outcome` about cases of a step that has not succeeded."""
         cases = Cases(cases_path(self._out, step.name))
         return {"num_finished": cases.num_finished, "missing": cases.missing}

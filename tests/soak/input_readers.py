@@ -43,7 +43,7 @@ from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.plan_file import PlanFileSharder
 from dlrm_sharded.sharders.planning import Planner
-from soaks.input_mutations import ODD_NUMBERS, changed_json, damaged
+from tests.soak.input_mutations import ODD_NUMBERS, changed_json, damaged
 
 Strategy = st.SearchStrategy[Any]
 

@@ -1,11 +1,11 @@
-"""The cases of a step that have ended, in a file that grows by one line for each.
+"""The one store of studies: cases that have ended, in a file that grows by one line for each.
 
-A case is a part of a step that can be run without the others, such as a test. Its line is on disk
+A case is a part of a study that can be run without the others, such as a test. Its line is on disk
 before the next case begins, so a kill at any second loses only the case that was running. The file
 has three kinds of lines:
 
 {"conditions": {...}}                       what the cases below it were run under
-{"planned": [...]}                          names of all cases of the step
+{"planned": [...]}                          names of all cases of the study
 {"case": ..., "figures": ..., "failures": [...]}
 
 This module loads no torch, and tests write their lines themselves.
@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.ranks.gpus import nvidia_smi, visible_gpus
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EndedCase:
     """A case that has ended.
 
     Args:
@@ -39,23 +41,36 @@ class Case:
 
 
 class Cases:
-    """The file of one step's cases.
+    """The file of one study's cases.
 
     Args:
         conditions: what cases must have been run under to count; None for those of the last line
             that has some.
+        is_strict: whether a file with cases of other conditions is refused; in others, such cases
+            do not count.
+
+    Raises:
+        ConfigError: the file is refused.
     """
 
-    def __init__(self, path: Path, conditions: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        conditions: Mapping[str, Any] | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         self._path = path
         self.planned: list[str] = []
-        self.ended: dict[str, Case] = {}
+        self.ended: dict[str, EndedCase] = {}
         self.num_other = 0
         lines = _whole_lines(path)
         headers = [line["conditions"] for line in lines if "conditions" in line]
         last = headers[-1] if headers else {}
         wanted = last if conditions is None else dict(conditions)
-        current: Mapping[str, str] = {}
+        if is_strict and headers and (other := changes(last, wanted)):
+            raise ConfigError(f"{path} has rows of other settings ({other}); give another file")
+        current: Mapping[str, Any] = {}
         for line in lines:
             if "conditions" in line:
                 current = line["conditions"]
@@ -64,11 +79,11 @@ class Cases:
             elif "planned" in line:
                 self.planned = line["planned"]
             else:
-                self.ended[line["case"]] = Case(line["figures"], line["failures"])
+                self.ended[line["case"]] = EndedCase(line["figures"], line["failures"])
         if last != wanted:
             self._append({"conditions": wanted})
 
-    def finished(self, name: str) -> Case | None:
+    def finished(self, name: str) -> EndedCase | None:
         """Return a case that has ended without failures; None if it is to be run."""
         case = self.ended.get(name)
         return None if case is None or case.failures else case
@@ -83,7 +98,7 @@ class Cases:
         return [name for name in self.planned if self.finished(name) is None]
 
     def plan(self, names: Iterable[str]) -> None:
-        """Name all cases of the step."""
+        """Name all cases of the study."""
         planned = list(names)
         if planned != self.planned:
             self.planned = planned
@@ -92,7 +107,7 @@ class Cases:
     def add(self, name: str, figures: Any, failures: Sequence[str]) -> None:
         """Write a case that has just ended."""
         self._append({"case": name, "figures": figures, "failures": list(failures)})
-        self.ended[name] = Case(figures, failures)
+        self.ended[name] = EndedCase(figures, failures)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("a") as file:
@@ -101,13 +116,13 @@ class Cases:
             os.fsync(file.fileno())
 
 
-def cases_path(out: Path, step: str) -> Path:
-    """Return the file of a step's cases."""
-    return out / f"{step}.cases.jsonl"
+def cases_path(out: Path, study: str) -> Path:
+    """Return the file of a study's cases."""
+    return out / f"{study}.cases.jsonl"
 
 
 def conditions() -> dict[str, str]:
-    """Return what figures depend on; cases and steps under others do not count."""
+    """Return what figures depend on; cases and studies under others do not count."""
     name = cpu_name()
     if visible_gpus():
         name = ", ".join(nvidia_smi("--query-gpu=name", "--format=csv,noheader").splitlines())
@@ -115,13 +130,31 @@ def conditions() -> dict[str, str]:
     return {"commit": commit() or "unknown", **versions(), "hardware": hardware}
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return which conditions differ; an empty text if none does."""
+def keep_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """Write what all studies in a folder have in common.
+
+    Raises:
+        ConfigError: the folder has studies with other settings.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "settings.json"
+    earlier = read_json_object(path, noun="settings") if path.exists() else settings
+    if other := changes(earlier, settings):
+        raise ConfigError(f"{out} has steps with other settings ({other}); give another folder")
+    write_json(path, settings)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return which settings or conditions differ; an empty text if none does."""
     return ", ".join(
-        f"{key} {before.get(key, 'none')[:40]!r}, now {now.get(key, 'none')[:40]!r}"
+        f"{key} {_short(before.get(key))}, now {_short(now.get(key))}"
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key)
     )
+
+
+def _short(value: Any) -> str:
+    return repr(value[:40] if isinstance(value, str) else value)
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dlrm_sharded.commands.messages import MAX_MESSAGE, readable_message
-from soaks import input_checkpoints
-from soaks import input_readers as readers
+from tests.soak import input_checkpoints
+from tests.soak import input_readers as readers
 
 MAX_SHOWN = MAX_MESSAGE + 200
 """Longest message that counts as clear, with its notes on what was left out."""

@@ -1,24 +1,13 @@
 """The parts of the soak tests that need no run: comparisons, tables and random plans."""
 
-import importlib
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dlrm_sharded.runs.event_file import EventFile
-from tests.conftest import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-
-
-def soaks(name: str) -> ModuleType:
-    return importlib.import_module(f"soaks.{name}")
+from tests.soak import cost, interruptions, outcomes, random_plans
 
 
 def events(folder: Path, losses: dict[int, float], *, again: int | None = None) -> Path:
@@ -40,11 +29,11 @@ def test_equal_events(tmp_path: Path) -> None:
         file.scalar("train/loss", loss, step)
         file.scalar("train/step_ms", 1.0, step)
     file.close()
-    assert soaks("outcomes").event_faults(one, other) == []
+    assert outcomes.event_faults(one, other) == []
 
 
 def test_different_events(tmp_path: Path) -> None:
-    faults = soaks("outcomes").event_faults
+    faults = outcomes.event_faults
     expected = events(tmp_path / "expected", {5: 0.5, 10: 0.25})
     assert faults(events(tmp_path / "a", {5: 0.5, 10: 0.125}), expected) == [
         "train/loss at 10 is [0.125] instead of [0.25]"
@@ -58,8 +47,6 @@ def test_different_events(tmp_path: Path) -> None:
 
 
 def test_table_of_interruptions() -> None:
-    interruptions = soaks("interruptions")
-
     def done(**fields: Any) -> Any:
         expected = {"kind": "agent", "moment": "save", "lost_steps": 3, "resume_s": 2.0}
         return interruptions.Interruption(**{**expected, "faults": (), **fields})
@@ -77,13 +64,12 @@ def test_table_of_interruptions() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_random_plans_are_valid_and_repeatable(world_size: int) -> None:
-    plans = soaks("random_plans")
-    some = [plans.random_plan(world_size, seed) for seed in range(10)]
-    assert some == [plans.random_plan(world_size, seed) for seed in range(10)]
-    found = {layout for plan in some for layout in plans.layouts(plan)}
+    some = [random_plans.random_plan(world_size, seed) for seed in range(10)]
+    assert some == [random_plans.random_plan(world_size, seed) for seed in range(10)]
+    found = {layout for plan in some for layout in random_plans.layouts(plan)}
     assert {"columns", "several columns on a rank", "whole tables"} <= found
     assert ("rows" in found) == (world_size > 1)
 
 
 def test_name_of_a_disk(tmp_path: Path) -> None:
-    assert re.fullmatch(r"disk \S+ with \S+", soaks("cost").disk_of(tmp_path))
+    assert re.fullmatch(r"disk \S+ with \S+", cost.disk_of(tmp_path))

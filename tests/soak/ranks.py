@@ -11,14 +11,14 @@ from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
-from soaks.training_run import ROOT
+from tests.soak.training_run import ROOT
 
 
 def start(script: str, num_ranks: int, *arguments: str) -> None:
     """Run a script on so many ranks, and wait for its end."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(num_ranks), str(Path(script).resolve())]
-    paths = (ROOT, ROOT / "launch", ROOT / "scripts")
+    paths = (ROOT, ROOT / "launch")
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,

@@ -1,24 +1,68 @@
-"""The side of a step: what it is given, and how it keeps what it finds out."""
+"""What a study is, and what it is given while it runs.
+
+A study is a module with a function `run(study: StudyRun)`. It consists of cases, of which each is
+done whole or not at all and is on disk as soon as it ends; of the figures that they give; of checks
+that decide whether it succeeded; and of a headline, which tables and reports show. `studies.runner`
+runs it in a process of its own, with a time limit. The command line calls a study a step.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name
-from first_hour.cases import Cases, cases_path
-from first_hour.tied import tied_command
+from studies.processes import tied_command
+from studies.store import Cases, cases_path
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Names a study and its time.
+
+    Args:
+        name: module that has its `run`, within the package of the set that it belongs to.
+        limit_s: time after which it is killed.
+        least_s: time below which it is not started, as it would find out nothing.
+        needs: patterns of files of earlier steps, of which it needs one.
+    """
+
+    name: str
+    limit_s: float
+    least_s: float
+    needs: tuple[str, ...] = ()
+
+
+Row = dict[str, Any]
+"""Figures of a case by name."""
+
+Basis = Literal["measured", "predicted", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A piece of work of a study whose figures are rows, such as one plan of one task.
+
+    Args:
+        key: unique in its study; it says what the work depends on.
+        run: does the work and returns its rows.
+    """
+
+    key: str
+    run: Callable[[], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +81,23 @@ class Command:
 
 
 def figures_path(out: Path, name: str) -> Path:
-    """Return the file in which a step keeps its figures until it ends."""
+    """Return the file in which a study keeps its figures until it ends."""
     return out / f"{name}.figures.json"
 
 
-class StepRun:
-    """A run of a step.
+class StudyRun:
+    """A run of a study.
 
     Every figure is on disk as soon as it is recorded, so that a step that is killed keeps it.
 
     Args:
-        out: folder of all steps, which is also the working directory.
-        seconds: time that the step has, from now.
+        out: folder of all studies, which is also the working directory.
+        seconds: time that the study has, from now.
         small: whether to rehearse with small sizes.
     """
 
     def __init__(self, name: str, out: Path, *, seconds: float, small: bool) -> None:
+        self._name = name
         self.out = out
         self.small = small
         self._path = figures_path(out, name)
@@ -71,10 +116,10 @@ class StepRun:
         """Return the device of this machine.
 
         Args:
-            or_cpu: whether the step is also for machines without a GPU.
+            or_cpu: whether the study is also for machines without a GPU.
 
         Raises:
-            ConfigError: it has no usable GPU, and the step needs one and is not a rehearsal.
+            ConfigError: it has no usable GPU, and the study needs one and is not a rehearsal.
         """
         import torch  # takes seconds to load, and only some steps need it
 
@@ -101,7 +146,7 @@ class StepRun:
         self._write()
 
     def check(self, holds: bool, failure: str) -> None:
-        """Let the step fail at its end, and go on, unless something holds."""
+        """Let the study fail at its end, and go on, unless something holds."""
         if not holds:
             self.failures.append(failure)
             self._write()
@@ -126,8 +171,29 @@ class StepRun:
         self.cases.add(name, figures, self.failures[num_failures:])
         return figures
 
+    def rows(self, cases: Iterable[Case], basis: Basis) -> None:
+        """Run cases, and record the rows of all that have ended.
+
+        Args:
+            basis: what the figures are; every row says it, beside the study and the case.
+        """
+        cases, rows = list(cases), []
+        seconds, loads = 0.0, []
+        self.cases.plan(case.key for case in cases)
+        for case in cases:
+            print(case.key, flush=True)
+            found = self.case(case.key, functools.partial(_timed, case))
+            names = {"study": self._name, "basis": basis, "case": case.key}
+            rows += [names | row for row in found["rows"]]
+            seconds += found["seconds"]
+            loads.append(found["load"])
+            self.record("rows", rows)
+            self.record("seconds", seconds)
+            self.record("loads", [min(loads), max(loads)])
+        self.show(rows=str(len(rows)))
+
     def has_time(self, name: str, seconds: float) -> bool:
-        """Return whether there is time for a part of the step, which fails if it is left out.
+        """Return whether there is time for a part of the study, which fails if it is left out.
 
         Args:
             seconds: time that the part takes.
@@ -143,7 +209,7 @@ class StepRun:
         """Run a command, with a copy of its output in the log, and return it.
 
         Args:
-            folder: its working directory, by default that of all steps.
+            folder: its working directory, by default that of all studies.
         """
         print(f"$ {' '.join(command)}", flush=True)
         started, output = time.monotonic(), []
@@ -171,6 +237,12 @@ class StepRun:
                 "figures": self._figures,
             },
         )
+
+
+def _timed(case: Case) -> dict[str, Any]:
+    """Run a case; return its rows, its seconds, and the load of the machine before it."""
+    load, started = os.getloadavg()[0], time.perf_counter()
+    return {"rows": case.run(), "seconds": time.perf_counter() - started, "load": load}
 
 
 def _rounded(value: Any) -> Any:

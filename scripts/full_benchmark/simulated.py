@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,21 +12,20 @@ from benchmarks.compared import on_device
 from dlrm_sharded.datasets.task_sets import scaling_task
 from dlrm_sharded.files.json_files import write_json
 from full_benchmark.planned import SEED
-from full_benchmark.sizes import Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import FULL, SMALL
+from studies.processes import SCRIPTS, run_python
+from studies.study import Case, Row, StudyRun
 
-SCRIPT = Path(__file__).parents[1] / "simulate.py"
 SHARDERS = ("random", "dim", "size_lookup", "torchrec", "autoshard", "dreamshard", "neuroshard")
 LOCAL_BATCH_SIZE = 64
 RANKS_OF_HOST = 8
 MEASURED_RANKS = 8
-SECONDS = 300.0
 
 
-def study(sizes: Sizes) -> Study:
-    num_tables, num_ranks = sizes.production
-    run = functools.partial(_run, num_tables, num_ranks)
-    return Study("simulated", "simulated", [Item(f"{num_tables}x{num_ranks}", SECONDS, run)])
+def run(study: StudyRun) -> None:
+    num_tables, num_ranks = (SMALL if study.small else FULL).production
+    simulate = functools.partial(_run, num_tables, num_ranks)
+    study.rows([Case(f"{num_tables}x{num_ranks}", simulate)], "simulated")
 
 
 def _run(num_tables: int, num_ranks: int) -> list[Row]:
@@ -42,16 +38,11 @@ def _run(num_tables: int, num_ranks: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / "task.json", task.to_json())
-        subprocess.run(
-            [
-                *(sys.executable, str(SCRIPT), f"task={folder / 'task.json'}"),
-                *(f"sharder={','.join(SHARDERS)}", f"out={folder / 'out'}", "journal=none"),
-                *(f"measured_ranks={min(MEASURED_RANKS, num_ranks)}", "spread=0.05"),
-                *("model.dense_layers=[64,16]", "model.over_layers=[64,1]"),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
+        run_python(
+            *(str(SCRIPTS / "simulate.py"), f"task={folder / 'task.json'}"),
+            *(f"sharder={','.join(SHARDERS)}", f"out={folder / 'out'}", "journal=none"),
+            *(f"measured_ranks={min(MEASURED_RANKS, num_ranks)}", "spread=0.05"),
+            *("model.dense_layers=[64,16]", "model.over_layers=[64,1]"),
         )
         found = json.loads((folder / "out" / "simulation.json").read_text())
     costs = [

@@ -27,7 +27,7 @@ from dlrm_sharded.checkpoint.manifest import (
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.progress import Progress, read_progress
-from soaks.input_mutations import changed_json, damaged
+from tests.soak.input_mutations import changed_json, damaged
 
 PART = "rank-00000-00000.safetensors"
 RANK = Rank(0, 1, 0, 1, torch.device("cpu"))

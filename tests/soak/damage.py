@@ -22,9 +22,9 @@ from dlrm_sharded.checkpoint.manifest import FILE_NAME, _checksum, check_parts, 
 from dlrm_sharded.files.errors import CheckpointError, UserError
 from dlrm_sharded.job.start import Start, find_start
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from soaks.folders import folder_of
-from soaks.outcomes import checkpoint_faults
-from soaks.training_run import SMALL, TrainingRun
+from tests.soak.folders import folder_of
+from tests.soak.outcomes import checkpoint_faults
+from tests.soak.training_run import SMALL, TrainingRun
 
 ERROR = re.compile(r"\berror( on rank \d+)?: ")
 NUM_STEPS = 30

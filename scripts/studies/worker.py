@@ -1,4 +1,4 @@
-"""The process of one step."""
+"""The process of one study."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import warnings
 from pathlib import Path
 
 from dlrm_sharded.files.errors import UserError
-from first_hour.step_run import StepRun
-from first_hour.tied import module_command
+from studies.processes import module_command
+from studies.study import StudyRun
 
 
 def worker_command(step: str, out: Path, seconds: float, small: bool) -> list[str]:
-    """Return the command that runs a step in a process of its own.
+    """Return the command that runs a study in a process of its own.
 
     Args:
-        step: module whose function `run` is the step; its last part is the step's name.
+        step: module whose function `run` is the study; its last part is the study's name.
     """
     rehearses = ["--small"] if small else []
     return module_command(__name__, step, str(out), f"--seconds={seconds}", *rehearses)
@@ -36,7 +36,7 @@ def main() -> int:
     # TorchRec uses what torch deprecates; nobody here can change that.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     name = options.step.rpartition(".")[2]
-    run = StepRun(name, options.out, seconds=options.seconds, small=options.small)
+    run = StudyRun(name, options.out, seconds=options.seconds, small=options.small)
     step = importlib.import_module(options.step)
     try:
         step.run(run)

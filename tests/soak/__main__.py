@@ -1,11 +1,11 @@
 """Try for a long time what runs promise, and measure what checkpoints cost.
 
-python scripts/soak.py interruptions    runs that are killed at random moments go on
-python scripts/soak.py damage           damaged checkpoints are recognised and passed over
-python scripts/soak.py resharding       other plans and numbers of ranks read the same state
-python scripts/soak.py cost             time of saving and loading, and the stall of the loop
-python scripts/soak.py large_model      6 GB of tables on ranks that may use 4 GB each
-python scripts/soak.py bad_inputs       wrong inputs of every kind end with one message
+python -m tests.soak interruptions    runs that are killed at random moments go on
+python -m tests.soak damage           damaged checkpoints are recognised and passed over
+python -m tests.soak resharding       other plans and numbers of ranks read the same state
+python -m tests.soak cost             time of saving and loading, and the stall of the loop
+python -m tests.soak large_model      6 GB of tables on ranks that may use 4 GB each
+python -m tests.soak bad_inputs       wrong inputs of every kind end with one message
 
 The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
 """
@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 
-from soaks import bad_inputs, cost, damage, interruptions, large_model, resharding
+from tests.soak import bad_inputs, cost, damage, interruptions, large_model, resharding
 
 PARTS = {
     "interruptions": interruptions,
@@ -30,7 +30,9 @@ PARTS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parts = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():

@@ -14,24 +14,21 @@ from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan_cost import PlanCost
 from full_benchmark.planned import SEED
-from full_benchmark.sizes import MEASURED_SHARDERS, Sizes
-from full_benchmark.study import Item, Row, Study
+from full_benchmark.sizes import FULL, MEASURED_SHARDERS, SMALL, Sizes
+from studies.study import Case, Row, StudyRun
 
 ITERATIONS = 6
-SECONDS_OF_RANK = 0.6
-"""Expected time to measure a rank once."""
 
 
-def study(sizes: Sizes) -> Study:
-    return Study("measured", "measured", list(_items(sizes)))
+def run(study: StudyRun) -> None:
+    study.rows(_cases(SMALL if study.small else FULL), "measured")
 
 
-def _items(sizes: Sizes) -> Iterator[Item]:
+def _cases(sizes: Sizes) -> Iterator[Case]:
     for world_size, num in sizes.measured.items():
-        seconds = SECONDS_OF_RANK * world_size * sizes.rounds * len(MEASURED_SHARDERS)
         for number in range(num):
             run = functools.partial(_run, world_size, number, sizes.rounds)
-            yield Item(f"{world_size} ranks/{number}", seconds, run)
+            yield Case(f"{world_size} ranks/{number}", run)
 
 
 def _run(world_size: int, number: int, rounds: int) -> list[Row]:

@@ -3,39 +3,29 @@
 `make soak` tries thousands. What it finds becomes a test of its own where the input is read.
 """
 
-import importlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dlrm_sharded.files.errors import ConfigError
+from tests.soak import input_kinds as kinds
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 NAMES = ("overrides", "task", "plan", "criteo", "artifact", "blocks", "journal", "checkpoint")
 NUM_EXAMPLES = 50
 SLOW = {"overrides": 10}
 """Numbers of examples of kinds of which one takes a second."""
 
 
-@pytest.fixture(scope="module")
-def kinds() -> Iterator[ModuleType]:
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(SCRIPTS))
-    yield importlib.import_module("soaks.input_kinds")
-    patch.undo()
-
-
-def test_every_kind_is_tried(kinds: ModuleType) -> None:
+def test_every_kind_is_tried() -> None:
     assert set(kinds.KINDS) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_wrong_inputs(name: str, kinds: ModuleType) -> None:
+def test_wrong_inputs(name: str) -> None:
     kind = kinds.KINDS[name]
 
     @settings(
@@ -71,7 +61,7 @@ def accept(value: object, folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_the_outcomes_are_told_apart(kinds: ModuleType) -> None:
+def test_the_outcomes_are_told_apart() -> None:
     def name(read: Callable[[object, Path], None], **options: float) -> str:
         kind = kinds.Kind(st.nothing, read, **options)
         found: str = kinds.outcome(kind, "many words " * 10_000).name

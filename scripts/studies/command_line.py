@@ -1,4 +1,4 @@
-"""The command line of scripts that run steps: which steps, for how long, in which folder."""
+"""The command line of sets of studies: which of them run, for how long, in which folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.runs.owner import claim
-from first_hour.runner import Outcome, Runner, Step, closing_table
-from first_hour.worker import worker_command
+from studies.runner import Outcome, Runner, closing_table
+from studies.study import Study
+from studies.worker import worker_command
 
 
 def run_steps(
-    steps: Sequence[Step],
+    steps: Sequence[Study],
     *,
     package: str,
     description: str | None,
@@ -36,32 +38,70 @@ def run_steps(
         report: writes what is known of all steps and returns a line about it.
     """
     options = _options(steps, description, limit_s, default_out)
-    signal.signal(signal.SIGTERM, _end)
-    out = options.out.resolve()
-    chosen = [step for step in steps if step.name in options.steps.split(",")]
     try:
-        claim(out, key="folder")  # two runs would measure each other
-        runner = Runner(
-            out,
-            command=lambda step, seconds: worker_command(
-                f"{package}.{step.name}", out, seconds, options.small
-            ),
+        ended = run_in(
+            options.out,
+            steps,
+            package=package,
+            chosen=options.steps.split(","),
+            limit_s=options.limit_s,
             settings={"small": options.small, **(settings or {})},
         )
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    outcomes = runner.run(chosen, options.limit_s)
-    print(f"\n{closing_table(outcomes)}\n\nfigures: {out}")
     if report is not None:
-        by_name = {outcome.step: outcome for outcome in outcomes}
-        known = (by_name.get(step.name) or runner.earlier(step) for step in steps)
-        print(report(out, [outcome for outcome in known if outcome is not None]))
-    return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
+        print(report(options.out.resolve(), ended.known))
+    return ended.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the studies of a folder have ended.
+
+    Args:
+        known: all that were ever run in the folder, or tried now.
+        exit_code: 0 if all that were chosen have succeeded, now or before.
+    """
+
+    known: Sequence[Outcome]
+    exit_code: int
+
+
+def run_in(
+    out: Path,
+    studies: Sequence[Study],
+    *,
+    package: str,
+    chosen: Sequence[str],
+    limit_s: float,
+    settings: Mapping[str, Any],
+) -> Ended:
+    """Run the chosen studies in a folder as far as time allows, and print their table.
+
+    Raises:
+        ConfigError: the folder has studies with other settings, or another job works in it.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    out = out.resolve()
+    claim(out, key="folder")  # two runs would measure each other
+    runner = Runner(
+        out,
+        command=lambda study, seconds: worker_command(
+            f"{package}.{study.name}", out, seconds, settings["small"]
+        ),
+        settings=settings,
+    )
+    outcomes = runner.run([study for study in studies if study.name in chosen], limit_s)
+    print(f"\n{closing_table(outcomes)}\n\nfigures: {out}")
+    by_name = {outcome.step: outcome for outcome in outcomes}
+    known = (by_name.get(study.name) or runner.earlier(study) for study in studies)
+    is_ok = all(outcome.status == "ok" for outcome in outcomes)
+    return Ended([outcome for outcome in known if outcome is not None], 0 if is_ok else 1)
 
 
 def _options(
-    steps: Sequence[Step], description: str | None, limit_s: float, default_out: Path | None
+    steps: Sequence[Study], description: str | None, limit_s: float, default_out: Path | None
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
