@@ -41,9 +41,11 @@ def _run_dir(config: DictConfig) -> Path:
     resolvable = config.copy()  # as it becomes read-only
     hydra.set_config(resolvable)
     try:
-        return Path(resolvable.hydra.run.dir)
+        folder = Path(resolvable.hydra.run.dir)
     finally:
         hydra.cfg = known
+    OmegaConf.copy_cache(resolvable, config)  # the time in the name stays the same
+    return folder
 
 
 def take_folder(config: DictConfig, folder: Path) -> None:

@@ -20,14 +20,17 @@ log = logging.getLogger(__name__)
 
 
 def finished_objective(prepared: Prepared) -> float | None:
-    """Return the objective of a run that had reached its end; None if something is left to do."""
+    """Return the objective of a run that had reached its end; None if something is left to do.
+
+    Under another config, such as another sharder, the end is measured and evaluated again.
+    """
     return on_rank_zero(lambda: _finished_objective(prepared))
 
 
 def _finished_objective(prepared: Prepared) -> float | None:
     settings, start = prepared.settings, prepared.start
     num_steps = settings.trainer.total_steps(len(prepared.streams["train"]))
-    if settings.dry_run or start.resumed is None or start.resumed.state.run != start.run:
+    if settings.dry_run or start.resumed is None or not start.goes_on_alike(settings.config):
         return None
     result = read_result(prepared.folder.path)
     if result is None or not result.steps == start.step == num_steps:

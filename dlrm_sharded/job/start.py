@@ -58,6 +58,13 @@ class Start:
             return None
         return self.resumed.state.events
 
+    def goes_on_alike(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the run goes on from its own checkpoint, under an equal config."""
+        if self.resumed is None or self.resumed.state.run != self.run:
+            return False
+        written = {**self.resumed.state.config, "resume": None}
+        return {**config, "resume": None} == written
+
     def plan_to_keep(self, config: Mapping[str, Any], world_size: int) -> ShardingPlan | None:
         """Return the checkpoint's plan, if the config that decided it has not changed."""
         if self.resumed is None or self.resumed.state.world_size != world_size:

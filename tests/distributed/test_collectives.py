@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 from torchrec.datasets.utils import Batch
 
-from dlrm_sharded.commands import job
+from dlrm_sharded.commands import train as command
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank
 from tests.conftest import ROOT, SMALL_RUN
@@ -161,8 +161,8 @@ def test_training_job(
         def joined(**_: Any) -> Iterator[Rank]:
             yield rank
 
-        monkeypatch.setattr(job, "process_group", joined)
-        return job.train(cfg)
+        monkeypatch.setattr(command, "process_group", joined)
+        return command.train(cfg)
 
     by_rank, objectives = run_in_turn(run, world_size, local_world_size=local_world_size)
     assert disagreement(by_rank) is None

@@ -11,6 +11,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.provenance import fbgemm_version, versions
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
@@ -63,7 +64,8 @@ def test_result_json(run_dir: Path) -> None:
 def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
     """By the named model, of the plan and task that the run leaves behind."""
     plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
-    model = learned_cost_model(RunContext("cpu"), str(artifact))
+    context = RunContext("cpu", optimizer="adagrad", fbgemm=fbgemm_version(versions()))
+    model = learned_cost_model(context, str(artifact))
     predicted = model.predict(plan, task)
     written = json.loads((run_dir / "plan.json").read_text())
     assert PlanCost.from_json(written["predicted"]) == PlanCost(predicted.per_rank)

@@ -56,7 +56,8 @@ def fail(rank: Rank, folder: Path) -> None:
 
 def misuse(rank: Rank, folder: Path) -> None:
     """End as argparse does after a wrong command line."""
-    print(f"rank {rank.rank} cannot read its command line", file=sys.stderr)
+    # one write, as lines of two ranks would mix
+    os.write(2, f"rank {rank.rank} cannot read its command line\n".encode())
     sys.exit(2)
 
 

@@ -230,6 +230,8 @@ def _interrupt(
             faults.append(f"step {reached} was reached, the last checkpoint is at {newest}")
     until(lambda: len(trained.starts()) > num_starts or trained.has_ended, "the next start")
     if len(trained.starts()) == num_starts:
+        if trained.agent.wait() == 0 and "and its result stays" in trained.output():
+            return None  # the signal came after the last step
         faults.append(f"the run ended with {trained.agent.wait()}: {trained.output()[-2000:]}")
         return Interruption(
             kind=kind, moment=moment, lost_steps=None, resume_s=None, faults=tuple(faults)

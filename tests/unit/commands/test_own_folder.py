@@ -4,23 +4,26 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.own_folder import OwnRunFolder
+from dlrm_sharded.ranks.attempt import started
 from dlrm_sharded.runs.owner import claim
 
 
 def test_a_name_with_parts_of_hydras_config(tmp_path: Path) -> None:
     """The default name has one: Hydra passes over errors of the callback."""
-    folder = tmp_path / "dim"
-    (folder / ".hydra").mkdir(parents=True)
-    name = f"hydra.run.dir={tmp_path}/${{hydra:runtime.choices.sharder}}"
+    OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
+    name = f"hydra.run.dir={tmp_path}/${{hydra:runtime.choices.sharder}}/${{started:%H%M%S%f}}"
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
         config = compose("train", ["sharder=dim", name], return_hydra_config=True)
+    OwnRunFolder().on_run_start(config)
+    assert not HydraConfig.initialized()
+    (claimed,) = (tmp_path / "dim").glob("*/.owner-1")
+    HydraConfig.instance().set_config(config)
     try:
-        OwnRunFolder().on_run_start(config)
-        assert (folder / ".owner-1").exists()
-        assert config.hydra.output_subdir is None, "a former run's config stays"
-        assert not HydraConfig.initialized()
+        assert Path(config.hydra.run.dir) == claimed.parent
     finally:
-        claim(folder).release()
+        HydraConfig.instance().cfg = None
+        claim(claimed.parent).release()
