@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import Topology
+
+log = logging.getLogger(__name__)
+
+FUSED_MODULES = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
+"""TorchRec's modules that have an optimizer of their own."""
 
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16"}
 """Precisions of the weights of a module without configs of tables, by their type."""
@@ -228,6 +234,14 @@ def find_tables(
         averaged = frozenset(config.name for config in means)
         sums = _pooled_by(PoolingType.SUM, module)
         parameters = sharder.shardable_parameters(module)
+        frozen = [name for name, weight in parameters.items() if not weight.requires_grad]
+        if frozen and not isinstance(module, FUSED_MODULES):  # whose weights never have gradients
+            log.warning(
+                "%s has tables with requires_grad=False, which TorchRec's fused lookups train all "
+                "the same: %s; a learning rate of 0 keeps their weights",
+                title,
+                ", ".join(frozen),
+            )
         for name, weight in parameters.items():
             _, owner = seen.setdefault(id(weight), (weight, title))  # who is kept keeps its id
             if owner != title:
@@ -294,7 +308,7 @@ def with_optimizer_state(
     per_weight, per_row = 0, 0
     for path, module, sharder in _shardable(model, sharders):
         stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
-        if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+        if isinstance(module, FUSED_MODULES):
             stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
         for name, weight in sharder.shardable_parameters(module).items():
             optimizer = stated

@@ -396,3 +396,13 @@ def test_towers_stay_on_one_host() -> None:
         assert types(planned) == {expected}
     with pytest.raises(InvalidPlanError, match=r"is planned on the hosts \[0, 1\]"):
         ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(model, sharders)
+
+
+def test_tables_that_should_not_train_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """TorchRec's fused lookups have no regard for it."""
+    model = bags()
+    frozen = next(iter(model.parameters()))
+    frozen.requires_grad_(False)
+    plan(model, GreedySharder("dim"), Topology(2, 2**30, compute_device="cpu"))
+    [warning] = [message for message in caplog.messages if "requires_grad=False" in message]
+    assert "a learning rate of 0 keeps their weights" in warning
