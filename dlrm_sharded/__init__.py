@@ -24,12 +24,12 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
-from dlrm_sharded.sharders.base import Sharder, SharderContext
 
 if TYPE_CHECKING:
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
     from dlrm_sharded.hardware.context import RunContext
+    from dlrm_sharded.sharders.base import Sharder, SharderContext
     from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
     from dlrm_sharded.sharders.planning import Planner
     from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
@@ -67,9 +67,11 @@ _LOADED_WHEN_ASKED = {
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",
     "ShardedPlanner": "drop_in.sharded_planner",
+    "Sharder": "sharders.base",
+    "SharderContext": "sharders.base",
     "learned_cost_model": "cost.learned",
 }
-"""Modules of names that need more than Python and NumPy."""
+"""Modules of names that need more than Python."""
 
 # A log message, because a warning would be an error to those who run Python with -W error, and one
 # rank stands for all. Without a configured log, Python prints it on stderr.
