@@ -63,7 +63,7 @@ def test_what_cannot_be_written_is_refused(
 ) -> None:
     before = {path: path.lstat().st_ino for path in folder.iterdir()}
     script, *arguments = command
-    done = preloaded.run(str(SCRIPTS / f"{script}.py"), *arguments, cwd=folder)
+    done = preloaded.run("-m", f"dlrm_sharded.commands.{script}", *arguments, cwd=folder)
     assert done.returncode == 2, done.stderr
     [error] = (line for line in done.stderr.splitlines() if "error: " in line)
     assert message in error
