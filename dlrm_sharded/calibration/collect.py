@@ -274,7 +274,10 @@ class PlanMeasurer:
         self._rank = rank
         self._world_sizes = world_sizes
         groups = {size: dist.new_group(list(range(size))) for size in sorted(world_sizes)}
-        self._groups = {size: group for size, group in groups.items() if rank.rank < size}
+        # torch returns no group where this rank is not in it
+        self._groups = {
+            size: group for size, group in groups.items() if isinstance(group, dist.ProcessGroup)
+        }
         computing, _ = group_sizes(rank)
         self._bench = Bench(
             config.measure,

@@ -156,7 +156,9 @@ def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
         backend: "gloo" for collectives of the host; None for that of the job.
     """
     # Without a timeout of its own, torch would give the group one of 30 minutes.
-    return dist.new_group(backend=backend, timeout=_group_timeout)
+    group = dist.new_group(backend=backend, timeout=_group_timeout)
+    assert isinstance(group, dist.ProcessGroup)  # as this rank is in it
+    return group
 
 
 def _prepare_device(rank: Rank) -> None:
