@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
     from dlrm_sharded.hardware.context import RunContext
+    from dlrm_sharded.search.constraints import Constraints
     from dlrm_sharded.sharders.base import Sharder, SharderContext
+    from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
     from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
     from dlrm_sharded.sharders.planning import Planner
-    from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
 
 __all__ = [
     "CalibratedPerfEstimator",
     "ConfigError",
+    "Constraints",
     "DataError",
     "InfeasibleTaskError",
     "InvalidPlanError",
@@ -62,7 +64,8 @@ __all__ = [
 ]
 
 _LOADED_WHEN_ASKED = {
-    "CalibratedPerfEstimator": "sharders.torchrec_estimator",
+    "CalibratedPerfEstimator": "sharders.baselines.torchrec_estimator",
+    "Constraints": "search.constraints",
     "NeuroShardSharder": "sharders.neuroshard",
     "Planner": "sharders.planning",
     "RunContext": "hardware.context",

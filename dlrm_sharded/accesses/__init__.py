@@ -1,7 +1,4 @@
-"""What is known of accesses to rows: measured profiles, Zipf and other distributions, miss ratios
-of caches.
-
-The data that they are measured on is in `datasets`.
+"""What is known of accesses to rows: measured profiles, Zipf and other distributions.
 
 The data that they are measured on is in `datasets`.
 """

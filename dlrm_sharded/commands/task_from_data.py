@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.datasets.base import Dataset
-from dlrm_sharded.datasets.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.host_memory.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.task import (
     GIB,

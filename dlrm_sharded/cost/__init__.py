@@ -1,6 +1,4 @@
 """What predicts the cost of a plan: features, prices of lookups and exchanges, the lower bound.
 
 Nothing is measured or fitted here.
-
-Nothing is measured or fitted here.
 """

@@ -2,6 +2,4 @@
 tasks.
 
 It knows neither models nor plans.
-
-It knows neither models nor plans.
 """

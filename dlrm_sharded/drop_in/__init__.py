@@ -2,6 +2,4 @@
 as its modules train them.
 
 Training such a model is up to its owner.
-
-Training such a model is up to its owner.
 """

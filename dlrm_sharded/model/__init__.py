@@ -1,6 +1,4 @@
 """The DLRM, its optimizers and its sharded form: TorchRec's plans from ours, and replicas.
 
 The loop that trains it is in `training`.
-
-The loop that trains it is in `training`.
 """

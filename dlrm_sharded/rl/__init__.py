@@ -3,8 +3,6 @@ method.
 
 The sharders that use them are in `sharders`.
 
-The sharders that use them are in `sharders`.
-
 Glossary:
     policy     the networks that choose a rank for each table, in descending order of cost
     episode    the placement of all tables of one task

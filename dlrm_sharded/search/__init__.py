@@ -2,8 +2,6 @@
 
 What a plan costs is decided in `cost`.
 
-What a plan costs is decided in `cost`.
-
 `docs/search.md` explains the search along an example. Glossary of its code:
 
 - **unit**: one table, or several tables that constraints keep together.

@@ -1,4 +1,4 @@
-"""Requirements of users on a plan, besides a low cost.
+"""Requirements of users on a plan, besides a low cost: the keys of `sharder=neuroshard` for them.
 
 Letters: U units, W ranks, S sets of tables that are kept apart; see `problem.py`.
 """
@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_number
+from dlrm_sharded.files.errors import (
+    ConfigError,
+    InfeasibleTaskError,
+    check_count,
+    check_number,
+)
+from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology, why_not_replicated
+from dlrm_sharded.plans.validation import validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,9 @@ class Constraints:
         reserved_gib: memory that tables leave free on each rank; one number, or one per rank.
         replicate: "auto" for replicas wherever they pay, "never", or the tables that are replicated
             and no others. Only tables that no other restriction names can be replicated.
+        warm_start: plan.json of an earlier plan, from which the search descends.
+        max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
+            plan; None for no limit.
     """
 
     pin: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -36,9 +47,13 @@ class Constraints:
     unsplit: Sequence[str] = ()
     reserved_gib: float | Sequence[float] = 0.0
     replicate: str | Sequence[str] = "auto"
+    warm_start: str | Path | None = None
+    max_moved_tables: int | None = None
+    max_moved_gib: float | None = None
 
     def __post_init__(self) -> None:
         self._check_form()
+        self._check_moves()
         reserved = self.reserved_gib
         for gib in reserved if isinstance(reserved, Sequence) else [reserved]:
             check_number("sharder.reserved_gib", gib)
@@ -133,6 +148,18 @@ class Constraints:
             member[:, i] = [bool(apart & set(tables)) for tables in units]
         return member
 
+    def earlier_plan(self, task: ShardingTask) -> ShardingPlan | None:
+        """Return the plan to start from, which is one for the task; None if there is none.
+
+        Raises:
+            InvalidPlanError: it is none for the task.
+        """
+        if self.warm_start is None:
+            return None
+        plan = read_plan(self.warm_start)
+        validate(plan, task)
+        return plan
+
     def must_replicate(
         self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
     ) -> NDArray[np.bool_]:
@@ -175,6 +202,18 @@ class Constraints:
         if isinstance(self.replicate, str) or not isinstance(self.replicate, Sequence):
             raise ConfigError(
                 f"sharder.replicate is {self.replicate!r}, must be auto, never or a list of tables"
+            )
+
+    def _check_moves(self) -> None:
+        tables, gib = self.max_moved_tables, self.max_moved_gib
+        if tables is not None:
+            check_count("sharder.max_moved_tables", tables, least=0)
+        if gib is not None:
+            check_number("sharder.max_moved_gib", gib, most=MAX_BYTES / GIB)
+        if self.warm_start is None and (tables is not None or gib is not None):
+            raise ConfigError(
+                "sharder.max_moved_tables and sharder.max_moved_gib limit moves away from an "
+                "earlier plan; name its plan.json in sharder.warm_start"
             )
 
     def _check_apart(self, group: Sequence[str]) -> None:

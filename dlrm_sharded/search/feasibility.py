@@ -1,11 +1,11 @@
-"""Proofs that no plan of the search fits the ranks."""
+"""Why a search has no plan: proofs that none fits the ranks, or that none was found."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
-from dlrm_sharded.plans.task import MEMORY_KEYS
+from dlrm_sharded.plans.task import GIB, MEMORY_KEYS
 from dlrm_sharded.plans.validation import why_too_large, why_too_wide
 from dlrm_sharded.search.problem import Problem, by_group
 
@@ -37,6 +37,16 @@ def why_infeasible(problem: Problem) -> str | None:
             f"memory ({MEMORY_KEYS}), cap the table's rows, or drop constraints"
         )
     return None
+
+
+def why_none_found(problem: Problem) -> str:
+    """Return a proof that no plan fits, or else a sentence that none was found."""
+    used, capacity = problem.size_bytes[problem.whole_shape].sum(), problem.capacity_bytes.sum()
+    return why_infeasible(problem) or (
+        f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
+        f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "
+        f"there is none is not proven. Add ranks or memory ({MEMORY_KEYS}), or drop constraints"
+    )
 
 
 def _why_too_wide(problem: Problem) -> str | None:

@@ -13,20 +13,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.files.errors import (
     ConfigError,
-    InfeasibleTaskError,
     InvalidPlanError,
     check_count,
     check_number,
 )
-from dlrm_sharded.plans.plan import ShardingPlan, read_plan, with_load_factors
+from dlrm_sharded.host_memory.cached_search import (
+    CACHE_TABLES,
+    cached_problem,
+    find_cached_state,
+)
+from dlrm_sharded.plans.plan import ShardingPlan, with_load_factors
 from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
     TABLE_BYTES,
@@ -36,12 +38,9 @@ from dlrm_sharded.plans.precision import (
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.plans.task import (
     GIB,
-    MAX_BYTES,
-    MEMORY_KEYS,
     ShardingTask,
     without_memory_limit,
 )
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -52,12 +51,6 @@ from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.caching import (
-    CachedState,
-    cached_problem,
-    find_cached_state,
-    where_caching_fits,
-)
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
 from dlrm_sharded.sharders.table_precision import (
     in_half,
@@ -67,8 +60,6 @@ from dlrm_sharded.sharders.table_precision import (
 
 AUTO = "auto"
 GOOD_GAP = 0.003
-CACHE_TABLES = (AUTO, "never")
-ASK_FOR_CACHES = "with sharder.cache_tables=auto, which no GPU has measured yet: "
 
 
 class NeuroShardSharder:
@@ -76,6 +67,7 @@ class NeuroShardSharder:
 
     Args:
         context: has an additive cost model.
+        constraints: what users require of the plan, besides a low cost.
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         time_budget_s: time after which the search returns its best plan; small tasks end earlier.
         patience: each part of the search ends after this many rebuilds in a row without a better
@@ -87,10 +79,6 @@ class NeuroShardSharder:
             cheapest, see `precision_choice`; None for that of the run.
         table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
             `table_precision`.
-        pin, together, apart, unsplit, reserved_gib, replicate: see `Constraints`.
-        warm_start: plan.json of an earlier plan, from which the search descends.
-        max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
-            plan; None for no limit.
         cache_tables: "auto" to keep tables in host memory and cache a part of their rows, if no
             other plan fits GPUs, which no GPU has measured yet; "never" to refuse such tasks.
     """
@@ -100,6 +88,7 @@ class NeuroShardSharder:
     def __init__(
         self,
         context: SharderContext,
+        constraints: Constraints = Constraints(),  # noqa: B008, it is immutable
         *,
         critical_path_share: float = 0.05,
         seed: int = 0,
@@ -108,15 +97,6 @@ class NeuroShardSharder:
         split_error: float = 0.05,
         exchange_precision: Any = None,
         table_precision: str = "fp32",
-        pin: Mapping[str, Sequence[int]] | None = None,
-        together: Sequence[Sequence[str]] = (),
-        apart: Sequence[Sequence[str]] = (),
-        unsplit: Sequence[str] = (),
-        reserved_gib: float | Sequence[float] = 0.0,
-        replicate: str | Sequence[str] = "auto",
-        warm_start: str | Path | None = None,
-        max_moved_tables: int | None = None,
-        max_moved_gib: float | None = None,
         cache_tables: str = "never",
     ) -> None:
         self._price = context.pricing_for(self.name)
@@ -130,20 +110,12 @@ class NeuroShardSharder:
                 f"sharder.table_precision is {table_precision!r}; known: "
                 f"{', '.join(TABLE_BYTES)}, auto"
             )
-        if max_moved_tables is not None:
-            check_count("sharder.max_moved_tables", max_moved_tables, least=0)
-        if max_moved_gib is not None:
-            check_number("sharder.max_moved_gib", max_moved_gib, most=MAX_BYTES / GIB)
-        if warm_start is None and (max_moved_tables is not None or max_moved_gib is not None):
-            raise ConfigError(
-                "sharder.max_moved_tables and sharder.max_moved_gib limit moves away from an "
-                "earlier plan; name its plan.json in sharder.warm_start"
-            )
         if cache_tables not in CACHE_TABLES:
             raise ConfigError(
                 f"sharder.cache_tables is {cache_tables!r}, must be {' or '.join(CACHE_TABLES)}"
             )
         self.chooses_exchange_precision = exchange_precision is not None
+        self._constraints = constraints
         self._table_precision = table_precision
         self._finds_precision = exchange_precision == AUTO
         self._precision = _stated_precision(exchange_precision, context.run.device)
@@ -152,18 +124,7 @@ class NeuroShardSharder:
         self._time_budget_s = time_budget_s
         self._patience = patience
         self._split_error = split_error
-        self._constraints = Constraints(
-            pin or {},
-            together,
-            apart,
-            unsplit,
-            reserved_gib,
-            replicate,
-        )
-        self._warm_start = warm_start
-        self._max_moved_tables = max_moved_tables
         self._cache_tables = cache_tables
-        self._max_moved_bytes = None if max_moved_gib is None else int(max_moved_gib * GIB)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         priced = self._price(task)
@@ -188,7 +149,7 @@ class NeuroShardSharder:
     def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
         """Return the best plan under the prices of a task, whatever their precision."""
         clock, task = _clock(time_budget_s), priced.task
-        earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
+        earlier = self._constraints.earlier_plan(task)
         problem = build_problem(
             priced,
             self._constraints,
@@ -205,7 +166,13 @@ class NeuroShardSharder:
         elif (best := self._find(problem, clock)) is not None:
             state = best
         else:
-            cached = self._with_caches(problem, time_budget_s)
+            cached = find_cached_state(
+                problem,
+                lambda tried: self._find(tried, _clock(time_budget_s)),
+                is_asked=self._cache_tables == AUTO,
+                # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
+                can_cache=self._table_precision == "fp32",
+            )
             state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
         plan = ShardingPlan(task.topology.world_size, state_shards(state, by_table))
@@ -234,35 +201,33 @@ class NeuroShardSharder:
         stopping = StoppingRule(self._patience, GOOD_GAP, clock)
         return find_state(problem, bound_ms, self._seed, stopping)
 
-    def _with_caches(self, problem: Problem, time_budget_s: float) -> CachedState:
-        """Find a plan with cached tables for a task that has no other.
-
-        Raises:
-            InfeasibleTaskError: there is none; the message says where one would fit.
-        """
-        # Tables in fp16 cannot be cached, and where they may be in fp16, that costs less.
-        is_asked, can_cache = self._cache_tables == AUTO, self._table_precision == "fp32"
-        if is_asked and can_cache:
-            found = find_cached_state(problem, lambda p: self._find(p, _clock(time_budget_s)))
-            if found is not None:
-                return found
-        reason, elsewhere = why_infeasible(problem) or _not_found(problem), None
-        if can_cache and problem.task.table_bytes > problem.capacity_bytes.sum():
-            elsewhere = where_caching_fits(problem, "" if is_asked else ASK_FOR_CACHES)
-        raise InfeasibleTaskError(reason if elsewhere is None else f"{reason}; {elsewhere}")
-
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
+        limits = self._constraints
         if not load_plan(state, by_table):
             raise InvalidPlanError(
-                f"the plan {self._warm_start} violates sharder.pin, together, apart, unsplit, "
+                f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
                 "reserved_gib or replicate, has row blocks that leave no memory, or has shards of "
                 "a table on one rank that are too wide as one shard; start without "
                 "sharder.warm_start"
             )
-        budget = MoveBudget(state, by_table, self._max_moved_tables, self._max_moved_bytes)
+        max_gib = limits.max_moved_gib
+        max_bytes = None if max_gib is None else int(max_gib * GIB)
+        budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
         improve_within(state, budget, self._seed, clock)
         return state
+
+
+def neuroshard_sharder(context: SharderContext, **keys: Any) -> NeuroShardSharder:
+    """Build the sharder from flat keys, as conf/sharder/neuroshard.yaml and overrides have them.
+
+    Args:
+        keys: the fields of `Constraints`, and the other arguments of `NeuroShardSharder`.
+    """
+    keys["pin"] = keys.get("pin") or {}  # null pins nothing
+    names = {field.name for field in dataclasses.fields(Constraints)} & keys.keys()
+    constraints = Constraints(**{name: keys.pop(name) for name in names})
+    return NeuroShardSharder(context, constraints, **keys)
 
 
 def _clock(time_budget_s: float) -> Clock:
@@ -280,18 +245,3 @@ def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
     if reason := why_not_exchanged(precision, device, SAMPLE_MULTIPLE):
         raise ConfigError(f"sharder.{reason}")
     return precision
-
-
-def _earlier(path: str | Path, task: ShardingTask) -> ShardingPlan:
-    plan = read_plan(path)
-    validate(plan, task)
-    return plan
-
-
-def _not_found(problem: Problem) -> str:
-    used, capacity = problem.size_bytes[problem.whole_shape].sum(), problem.capacity_bytes.sum()
-    return (
-        f"no plan was found for {len(problem.task.tables)} tables of {used:,} B "
-        f"({used / GIB:.2f} GiB) on {problem.world_size} ranks with {capacity:,} B in all; that "
-        f"there is none is not proven. Add ranks or memory ({MEMORY_KEYS}), or drop constraints"
-    )

@@ -17,8 +17,8 @@ from dlrm_sharded.cost.base import (
     standing_of,
 )
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.cached_tables import cache_forecast
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Diagnosis, PlanReport, ProfileValue

@@ -20,7 +20,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 
 LARGE_BYTES = 8 * 2**20
 """Messages from this size on have another target than smaller ones."""
@@ -238,7 +238,7 @@ def _prior(spec: GpuSpec) -> LearnedCostModel:
 
 
 def _neuroshard(model: LearnedCostModel, **arguments: Any) -> NeuroShardSharder:
-    return NeuroShardSharder(SharderContext(RunContext("cuda"), model), **arguments)
+    return neuroshard_sharder(SharderContext(RunContext("cuda"), model), **arguments)
 
 
 def _smallest(task: ShardingTask) -> list[str]:

@@ -34,9 +34,9 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.sharders.halving import HalvingSharder
+from dlrm_sharded.sharders.baselines.halving import HalvingSharder
+from dlrm_sharded.sharders.baselines.torchrec import full_sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.torchrec import full_sharder
 from tests.distributed.ranks import gathered, run_ranks
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ TRANSLATORS = {
     "drop_in/module_tables.py",
     "drop_in/sharded_planner.py",
     "model/torchrec_adapter.py",
-    "sharders/torchrec.py",
-    "sharders/torchrec_estimator.py",
-    "sharders/torchrec_search.py",
+    "sharders/baselines/torchrec.py",
+    "sharders/baselines/torchrec_estimator.py",
+    "sharders/baselines/torchrec_search.py",
 }
 
 
@@ -56,10 +56,10 @@ def test_values_need_no_other_library() -> None:
     [
         ("dlrm_sharded", ["torch", "torchrec", "fbgemm_gpu", "hydra", "omegaconf"]),
         ("dlrm_sharded.sharders.heuristics", ["torch"]),
-        ("dlrm_sharded.sharders.halving", ["torch"]),
+        ("dlrm_sharded.sharders.baselines.halving", ["torch"]),
         ("dlrm_sharded.sharders.plan_file", ["torch"]),
         ("dlrm_sharded.sharders.neuroshard", ["torch", "torchrec", "fbgemm_gpu"]),
-        ("dlrm_sharded.sharders.neuroshard_paper", ["torch"]),
+        ("dlrm_sharded.sharders.baselines.neuroshard_paper", ["torch"]),
         ("dlrm_sharded.datasets.task_sets", ["torch"]),
         ("dlrm_sharded.train", ["torch", "torchx", "matplotlib"]),
         ("dlrm_sharded.runs", ["torch", "hydra", "omegaconf", "matplotlib", "tensorboard"]),

@@ -44,10 +44,10 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import Sharder, SharderContext
-from dlrm_sharded.sharders.halving import HalvingSharder
+from dlrm_sharded.sharders.baselines.halving import HalvingSharder
+from dlrm_sharded.sharders.baselines.torchrec import full_sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.sharders.torchrec import full_sharder
 
 META = torch.device("meta")
 ROWS = (60_000, 40, 30_000, 24, 20_000, 50)

@@ -38,7 +38,7 @@ from dlrm_sharded.search.build_problem import build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 
 NUM_CACHES = 2
 EXCHANGE_SCALE = {"one": 0.02, "log2_ranks": 0.01, "shards": 1.0, "own_shards": 1.0}
@@ -154,7 +154,7 @@ def searched_problem(seed: int, *, full: float = 0.5) -> Problem:
 def neuroshard(name: str = "shipped", model_seed: int = 0, **arguments: Any) -> NeuroShardSharder:
     """Return a NeuroShard sharder with one of `MODELS`, see `model_of`."""
     context = SharderContext(cost_model=model_of(name, model_seed))
-    return NeuroShardSharder(context, **arguments)
+    return neuroshard_sharder(context, **arguments)
 
 
 def predicted(shards: tuple[Shard, ...], task: ShardingTask, model: LearnedCostModel) -> PlanCost:

@@ -30,6 +30,7 @@ from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
 from dlrm_sharded.plans.validation import validate
+from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
@@ -343,9 +344,9 @@ def test_precision_is_chosen_by_price(codec_ms: float, expected: str) -> None:
     model = with_codecs(codec_ms)
     sharder = NeuroShardSharder(
         SharderContext(cost_model=model),
+        Constraints(replicate="never"),  # replicas exchange no vectors
         exchange_precision="auto",
         time_budget_s=0.4,
-        replicate="never",  # replicas exchange no vectors
     )
     plan, report = Planner(sharder, model).plan(task)
     assert plan.exchange_precision == ExchangePrecision.parse(expected)

@@ -18,7 +18,7 @@ from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
 from dlrm_sharded.sharders.policy import PolicySharder
 from tests.unit.search.made_up import model_of, predicted, with_memory
 
@@ -46,7 +46,7 @@ TASK = tiny_tables()
 
 def plan_of(task: ShardingTask = TASK, **keys: Any) -> ShardingPlan:
     context = SharderContext(RunContext(), MODEL)
-    plan = NeuroShardSharder(context, time_budget_s=5.0, **keys).shard(task)
+    plan = neuroshard_sharder(context, time_budget_s=5.0, **keys).shard(task)
     validate(plan, task)
     return plan
 

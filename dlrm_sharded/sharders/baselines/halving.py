@@ -51,7 +51,7 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.plans.validation import why_too_wide
-from dlrm_sharded.sharders.halving_placer import (
+from dlrm_sharded.sharders.baselines.halving_placer import (
     Placer,
     Split,
     halved_columns,

@@ -6,10 +6,10 @@ import dataclasses
 import logging
 import time
 
-from dlrm_sharded.accesses.miss_ratio import expected_curve, measured_curve
-from dlrm_sharded.accesses.stack_distances import AccessRecorder
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.files.errors import check_count
+from dlrm_sharded.host_memory.miss_ratio import expected_curve, measured_curve
+from dlrm_sharded.host_memory.stack_distances import AccessRecorder
 from dlrm_sharded.plans.task import ShardingTask
 
 AUTO = "auto"

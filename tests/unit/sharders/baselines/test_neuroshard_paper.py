@@ -20,7 +20,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard_paper import NeuroShardPaperSharder, candidates
+from dlrm_sharded.sharders.baselines.neuroshard_paper import NeuroShardPaperSharder, candidates
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.cost.cached_tables import CachePrices
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.sharders.cache_choice import (
+from dlrm_sharded.host_memory.cache_choice import (
     CacheOption,
     cache_options,
     choose_caches,
     least_host_bytes,
 )
+from dlrm_sharded.host_memory.cache_prices import CachePrices
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 Options = list[list[CacheOption]]
 

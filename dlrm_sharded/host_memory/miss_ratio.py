@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.accesses.stack_distances import NEVER, Accesses
 from dlrm_sharded.accesses.zipf import Zipf
+from dlrm_sharded.host_memory.stack_distances import NEVER, Accesses
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 Floats = NDArray[np.float64]

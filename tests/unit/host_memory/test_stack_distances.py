@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm_sharded.accesses.stack_distances import _TIE_SALT, NEVER, AccessRecorder, Ids, _hash
+from dlrm_sharded.host_memory.stack_distances import _TIE_SALT, NEVER, AccessRecorder, Ids, _hash
 
 
 def recorded(batches: list[Ids], sampling_rate: float = 1.0) -> AccessRecorder:

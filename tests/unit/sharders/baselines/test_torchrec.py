@@ -15,9 +15,9 @@ from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders import torchrec, torchrec_search
-from dlrm_sharded.sharders.time_box import TimeBox
-from dlrm_sharded.sharders.torchrec import TorchRecSharder, full_sharder
+from dlrm_sharded.sharders.baselines import torchrec, torchrec_search
+from dlrm_sharded.sharders.baselines.time_box import TimeBox
+from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder, full_sharder
 
 
 @pytest.mark.parametrize("informed", [True, False])

@@ -14,7 +14,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder
-from dlrm_sharded.sharders.halving import METHODS, HalvingSharder
+from dlrm_sharded.sharders.baselines.halving import METHODS, HalvingSharder
 from dlrm_sharded.testing import check_sharder
 
 HUGECTR, EMBARK = (partial(HalvingSharder, method) for method in METHODS)

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.cached_tables import CachePrices, cache_forecast
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import cached_text
@@ -20,6 +19,8 @@ from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.host_memory.cache_prices import CachePrices, cache_forecast
+from dlrm_sharded.host_memory.cached_search import cached_problem
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.tables import Table
@@ -30,8 +31,7 @@ from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.caching import cached_problem
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
 from dlrm_sharded.sharders.planning import Planner
 
 RUN = RunContext("cuda", Hardware("NVIDIA A100-SXM4-40GB"))
@@ -52,7 +52,7 @@ def task_of(world_size: int = 2, *, memory_mib: int = 300, **topology: Any) -> S
 
 def planned(task: ShardingTask, **arguments: Any) -> tuple[ShardingPlan, PlanReport]:
     arguments = {"cache_tables": "auto", **arguments}
-    sharder = NeuroShardSharder(SharderContext(RUN, MODEL), **arguments)
+    sharder = neuroshard_sharder(SharderContext(RUN, MODEL), **arguments)
     return Planner(sharder, MODEL).plan(task)
 
 
@@ -195,7 +195,7 @@ def test_refused(changes: dict[str, Any], arguments: dict[str, Any], message: st
 def test_caches_are_off_unless_asked_for() -> None:
     """In code and in conf, which all commands have."""
     with pytest.raises(InfeasibleTaskError, match=r"with sharder.cache_tables=auto, which no GPU"):
-        NeuroShardSharder(SharderContext(RUN, MODEL)).shard(task_of())
+        neuroshard_sharder(SharderContext(RUN, MODEL)).shard(task_of())
     assert OmegaConf.load(CONF_DIR / "sharder" / "neuroshard.yaml").cache_tables == "never"
 
 

@@ -22,8 +22,8 @@ from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.torchrec import calibrated_sharder
-from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
+from dlrm_sharded.sharders.baselines.torchrec import calibrated_sharder
+from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
 
 MODEL = learned_cost_model(RunContext(device="cpu"))
 TABLES = tuple(Table(f"t{i}", 20_000 + 1000 * i, 32, 5.0 + i) for i in range(8))

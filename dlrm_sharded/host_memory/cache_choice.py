@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.accesses.miss_ratio import curve_of
-from dlrm_sharded.cost.cached_tables import CachePrices
 from dlrm_sharded.cost.features import workload_of_rows
+from dlrm_sharded.host_memory.cache_prices import CachePrices
+from dlrm_sharded.host_memory.miss_ratio import curve_of
 from dlrm_sharded.plans.cached_memory import CACHE_WAYS, cached_shard_bytes, host_shard_bytes
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dlrm_sharded.accesses.distribution import AccessDistribution
-from dlrm_sharded.accesses.miss_ratio import (
+from dlrm_sharded.accesses.profiles import with_expected_profile
+from dlrm_sharded.accesses.zipf import Zipf, scatter_ranks
+from dlrm_sharded.host_memory.miss_ratio import (
     MissRatioCurve,
     curve_of,
     expected_curve,
     measured_curve,
 )
-from dlrm_sharded.accesses.profiles import with_expected_profile
-from dlrm_sharded.accesses.stack_distances import AccessRecorder, Ids
-from dlrm_sharded.accesses.zipf import Zipf, scatter_ranks
+from dlrm_sharded.host_memory.stack_distances import AccessRecorder, Ids
 from dlrm_sharded.plans.cached_memory import CACHE_WAYS
 from dlrm_sharded.plans.tables import Table
 

@@ -14,20 +14,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.cached_tables import CachePrices, miss_ratios
 from dlrm_sharded.cost.features import Floats, workload_of_rows
-from dlrm_sharded.plans.cached_memory import cached_shard_bytes
-from dlrm_sharded.plans.layouts import block_height
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import GIB, HOST_MEMORY_KEYS, ShardingTask
-from dlrm_sharded.search.problem import Blocks, Demand, Problem
-from dlrm_sharded.search.state import State
-from dlrm_sharded.sharders.cache_choice import (
+from dlrm_sharded.files.errors import InfeasibleTaskError
+from dlrm_sharded.host_memory.cache_choice import (
     CacheChoice,
     cache_options,
     choose_caches,
     least_host_bytes,
 )
+from dlrm_sharded.host_memory.cache_prices import CachePrices, miss_ratios
+from dlrm_sharded.plans.cached_memory import cached_shard_bytes
+from dlrm_sharded.plans.layouts import block_height
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import GIB, HOST_MEMORY_KEYS, ShardingTask
+from dlrm_sharded.search.feasibility import why_none_found
+from dlrm_sharded.search.problem import Blocks, Demand, Problem
+from dlrm_sharded.search.state import State
+
+WHEN_TO_CACHE = ("auto", "never")
+"""Values of the option `cache_tables`: where nothing else fits GPUs, or not at all."""
+
+CACHE_TABLES = ("auto", "never")
+"""Values of the option `cache_tables`: where no other plan fits GPUs, or not at all."""
+
+HOW_TO_ASK = "with sharder.cache_tables=auto, which no GPU has measured yet: "
 
 FILLS = (0.99, 0.96, 0.92, 0.85, 0.75)
 """Shares of the ranks' memory that are tried; a fuller choice leaves less room to place tables."""
@@ -45,13 +55,28 @@ class CachedState:
 
 
 def find_cached_state(
-    problem: Problem, search: Callable[[Problem], State | None]
-) -> CachedState | None:
-    """Choose load factors and place the tables; None if the ranks cannot cache, or nothing fits.
+    problem: Problem, search: Callable[[Problem], State | None], *, is_asked: bool, can_cache: bool
+) -> CachedState:
+    """Choose load factors and place the tables of a task that has no other plan.
 
     Args:
         search: returns the best state of a problem, or None if it finds none that fits.
+        is_asked: whether tables may be cached.
+        can_cache: whether they could be, if they may.
+
+    Raises:
+        InfeasibleTaskError: there is none; the message says where one would fit.
     """
+    if is_asked and can_cache and (found := _find(problem, search)) is not None:
+        return found
+    reason, elsewhere = why_none_found(problem), None
+    if can_cache and problem.task.table_bytes > problem.capacity_bytes.sum():
+        elsewhere = where_caching_fits(problem, "" if is_asked else HOW_TO_ASK)
+    raise InfeasibleTaskError(reason if elsewhere is None else f"{reason}; {elsewhere}")
+
+
+def _find(problem: Problem, search: Callable[[Problem], State | None]) -> CachedState | None:
+    """Return the tables placed at the first fill that works; None if there is none."""
     task, topology = problem.task, problem.task.topology
     if topology.compute_device != "cuda":
         return None

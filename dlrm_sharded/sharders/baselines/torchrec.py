@@ -44,9 +44,9 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import PriceTask, SharderContext
-from dlrm_sharded.sharders.time_box import TimeBox
-from dlrm_sharded.sharders.torchrec_estimator import CalibratedPerfEstimator
-from dlrm_sharded.sharders.torchrec_search import TimedEnumerator, TimedSearch
+from dlrm_sharded.sharders.baselines.time_box import TimeBox
+from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
+from dlrm_sharded.sharders.baselines.torchrec_search import TimedEnumerator, TimedSearch
 
 log = logging.getLogger(__name__)
 
