@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,35 +37,43 @@ Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]
 """Scores ranks from their load and free bytes; the lowest score gets the next table."""
 
 
+@dataclass(frozen=True, slots=True)
 class GreedySharder:
     """Balances the load by one of `WEIGHTS`. The seed orders tables of equal weight."""
 
-    def __init__(self, weight: str, *, seed: int = 0) -> None:
-        if weight not in WEIGHTS:
-            raise ConfigError(f"sharder.weight is {weight!r}; known: {', '.join(WEIGHTS)}")
-        check_count("sharder.seed", seed, least=0)
-        self.name = weight
-        self._seed = seed
+    weight: str
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.weight not in WEIGHTS:
+            raise ConfigError(f"sharder.weight is {self.weight!r}; known: {', '.join(WEIGHTS)}")
+        check_count("sharder.seed", self.seed, least=0)
+
+    @property
+    def name(self) -> str:
+        return self.weight
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        weigh = WEIGHTS[self.name]
+        weigh = WEIGHTS[self.weight]
         tables = list(task.tables)
-        random.Random(self._seed).shuffle(tables)
+        random.Random(self.seed).shuffle(tables)
         tables.sort(key=weigh, reverse=True)
         return _place(task, tables, [weigh(t) for t in tables], least_loaded)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSharder:
     """Places every table on a random rank among those with memory for it."""
 
-    name = "random"
+    name: ClassVar[str] = "random"
 
-    def __init__(self, *, seed: int = 0) -> None:
-        check_count("sharder.seed", seed, least=0)
-        self._seed = seed
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("sharder.seed", self.seed, least=0)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        rng = np.random.default_rng(self._seed)
+        rng = np.random.default_rng(self.seed)
         tables = [task.tables[i] for i in rng.permutation(len(task.tables))]
 
         def any_rank(load: NDArray[np.float64], _: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -62,6 +63,7 @@ AUTO = "auto"
 GOOD_GAP = 0.003
 
 
+@dataclass(frozen=True, slots=True)
 class NeuroShardSharder:
     """Searches for the plan of the least predicted cost.
 
@@ -83,78 +85,73 @@ class NeuroShardSharder:
             other plan fits GPUs, which no GPU has measured yet; "never" to refuse such tasks.
     """
 
-    name = "neuroshard"
+    name: ClassVar[str] = "neuroshard"
 
-    def __init__(
-        self,
-        context: SharderContext,
-        constraints: Constraints = Constraints(),  # noqa: B008, it is immutable
-        *,
-        critical_path_share: float = 0.05,
-        seed: int = 0,
-        time_budget_s: float = 10.0,
-        patience: int = 10,
-        split_error: float = 0.05,
-        exchange_precision: Any = None,
-        table_precision: str = "fp32",
-        cache_tables: str = "never",
-    ) -> None:
-        self._price = context.pricing_for(self.name)
-        check_number("sharder.critical_path_share", critical_path_share, most=1.0)
-        check_count("sharder.seed", seed, least=0)
-        check_number("sharder.time_budget_s", time_budget_s, above=True)
-        check_count("sharder.patience", patience, least=0)
-        check_number("sharder.split_error", split_error)
-        if table_precision not in (*TABLE_BYTES, AUTO):
+    context: SharderContext
+    constraints: Constraints = field(default_factory=Constraints)
+    _: KW_ONLY
+    critical_path_share: float = 0.05
+    seed: int = 0
+    time_budget_s: float = 10.0
+    patience: int = 10
+    split_error: float = 0.05
+    exchange_precision: Any = None
+    table_precision: str = "fp32"
+    cache_tables: str = "never"
+
+    def __post_init__(self) -> None:
+        self.context.pricing_for(self.name)  # which refuses a run without prices
+        check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
+        check_count("sharder.seed", self.seed, least=0)
+        check_number("sharder.time_budget_s", self.time_budget_s, above=True)
+        check_count("sharder.patience", self.patience, least=0)
+        check_number("sharder.split_error", self.split_error)
+        if self.table_precision not in (*TABLE_BYTES, AUTO):
             raise ConfigError(
-                f"sharder.table_precision is {table_precision!r}; known: "
+                f"sharder.table_precision is {self.table_precision!r}; known: "
                 f"{', '.join(TABLE_BYTES)}, auto"
             )
-        if cache_tables not in CACHE_TABLES:
+        if self.cache_tables not in CACHE_TABLES:
             raise ConfigError(
-                f"sharder.cache_tables is {cache_tables!r}, must be {' or '.join(CACHE_TABLES)}"
+                f"sharder.cache_tables is {self.cache_tables!r}, must be "
+                f"{' or '.join(CACHE_TABLES)}"
             )
-        self.chooses_exchange_precision = exchange_precision is not None
-        self._constraints = constraints
-        self._table_precision = table_precision
-        self._finds_precision = exchange_precision == AUTO
-        self._precision = _stated_precision(exchange_precision, context.run.device)
-        self._critical_path_share = critical_path_share
-        self._seed = seed
-        self._time_budget_s = time_budget_s
-        self._patience = patience
-        self._split_error = split_error
-        self._cache_tables = cache_tables
+        _stated_precision(self.exchange_precision, self.context.run.device)
+
+    @property
+    def chooses_exchange_precision(self) -> bool:
+        return self.exchange_precision is not None
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        priced = self._price(task)
-        self._constraints.check(task)
-        if self._table_precision == AUTO:
+        priced = self.context.pricing_for(self.name)(task)
+        self.constraints.check(task)
+        if self.table_precision == AUTO:
             return plan_that_fits(priced.task, lambda tried: self._plan(priced.with_task(tried)))
-        if self._table_precision == "fp16":
+        if self.table_precision == "fp16":
             halves = in_half(priced.task, [table.name for table in task.tables])
             return self._plan(priced.with_task(halves))
         return self._plan(priced)
 
     def _plan(self, priced: PricedTask) -> ShardingPlan:
         """Return the best plan for tables in the precisions that the task has."""
-        if self._finds_precision:
-            half_s = self._time_budget_s / 2
+        if self.exchange_precision == AUTO:
+            half_s = self.time_budget_s / 2
             return plan_of_best_precision(priced, lambda tried: self._search(tried, half_s))
-        if self._precision is None:
-            return self._search(priced, self._time_budget_s)
-        plan = self._search(priced.with_precision(self._precision), self._time_budget_s)
-        return dataclasses.replace(plan, exchange_precision=self._precision)
+        precision = _stated_precision(self.exchange_precision, self.context.run.device)
+        if precision is None:
+            return self._search(priced, self.time_budget_s)
+        plan = self._search(priced.with_precision(precision), self.time_budget_s)
+        return dataclasses.replace(plan, exchange_precision=precision)
 
     def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
         """Return the best plan under the prices of a task, whatever their precision."""
         clock, task = _clock(time_budget_s), priced.task
-        earlier = self._constraints.earlier_plan(task)
+        earlier = self.constraints.earlier_plan(task)
         problem = build_problem(
             priced,
-            self._constraints,
-            critical_path_share=self._critical_path_share,
-            split_error=self._split_error,
+            self.constraints,
+            critical_path_share=self.critical_path_share,
+            split_error=self.split_error,
             # an earlier plan may have any widths
             max_widths=MAX_WIDTHS if earlier is None else MAX_COLUMNS // COLUMN_MULTIPLE,
             all_replicas=earlier is not None,
@@ -169,9 +166,9 @@ class NeuroShardSharder:
             cached = find_cached_state(
                 problem,
                 lambda tried: self._find(tried, _clock(time_budget_s)),
-                is_asked=self._cache_tables == AUTO,
+                is_asked=self.cache_tables == AUTO,
                 # Tables in fp16 cannot be, and where they may be in fp16, that costs less.
-                can_cache=self._table_precision == "fp32",
+                can_cache=self.table_precision == "fp32",
             )
             state, load_factors = cached.state, cached.load_factors
         by_table = None if earlier is None else earlier.shards_by_table()
@@ -185,7 +182,7 @@ class NeuroShardSharder:
     def _value_ms(self, plan: ShardingPlan, priced: PricedTask) -> float:
         """Return the predicted cost and critical path of a plan, weighed as in the objective."""
         cost = priced.predict(plan)
-        share = self._critical_path_share
+        share = self.critical_path_share
         return (1.0 - share) * cost.cost_ms + share * cost.critical_path_ms
 
     def _find(self, problem: Problem, clock: Clock) -> State | None:
@@ -198,12 +195,12 @@ class NeuroShardSharder:
         if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
             unlimited = priced.with_task(without_memory_limit(priced.task))
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
-        stopping = StoppingRule(self._patience, GOOD_GAP, clock)
-        return find_state(problem, bound_ms, self._seed, stopping)
+        stopping = StoppingRule(self.patience, GOOD_GAP, clock)
+        return find_state(problem, bound_ms, self.seed, stopping)
 
     def _near(self, problem: Problem, earlier: ShardingPlan, clock: Clock) -> State:
         state, by_table = State(problem), earlier.shards_by_table()
-        limits = self._constraints
+        limits = self.constraints
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
@@ -214,7 +211,7 @@ class NeuroShardSharder:
         max_gib = limits.max_moved_gib
         max_bytes = None if max_gib is None else int(max_gib * GIB)
         budget = MoveBudget(state, by_table, limits.max_moved_tables, max_bytes)
-        improve_within(state, budget, self._seed, clock)
+        improve_within(state, budget, self.seed, clock)
         return state
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
 
 
+@dataclass(frozen=True, slots=True)
 class PlanFileSharder:
     """Returns the plan of a plan.json, if it is one for the task."""
 
-    name = "plan_file"
+    name: ClassVar[str] = "plan_file"
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
+    path: str | Path
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        plan = read_plan(self._path)
+        plan = read_plan(self.path)
         validate(plan, task)
         return plan

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel, PricedTask, price
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.files.errors import InfeasibleTaskError, check_count, check_flag
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import GIB, MEMORY_KEYS, ShardingTask
@@ -27,6 +29,7 @@ from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class PolicySharder:
     """Places tables by a trained policy, and splits them ever finer until all of them fit.
 
@@ -43,38 +46,27 @@ class PolicySharder:
         exchange_precision: precision of exchanges for which plans are priced.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        name: str,
-        num_samples: int = 16,
-        split: bool = True,
-        replicate: bool = True,
-        seed: int = 0,
-        cost_model: CostModel | None = None,
-        exchange_precision: ExchangePrecision = FP32_EXCHANGE,
-    ) -> None:
-        check_count("sharder.num_samples", num_samples, least=0)
-        if not isinstance(split, bool):
-            raise ConfigError(f"sharder.split is {split!r}, must be true or false")
-        if not isinstance(replicate, bool):
-            raise ConfigError(f"sharder.replicate is {replicate!r}, must be true or false")
-        check_count("sharder.seed", seed, least=0)
-        self._policy = policy
-        self.name = name
-        self._num_samples = num_samples
-        self._split = split
-        self._replicate = replicate
-        self._seed = seed
-        self._cost_model = cost_model
-        self._exchange_precision = exchange_precision
+    policy: Policy
+    _: KW_ONLY
+    name: str
+    num_samples: int = 16
+    split: bool = True
+    replicate: bool = True
+    seed: int = 0
+    cost_model: CostModel | None = None
+    exchange_precision: ExchangePrecision = FP32_EXCHANGE
+
+    def __post_init__(self) -> None:
+        check_count("sharder.num_samples", self.num_samples, least=0)
+        check_flag("sharder.split", self.split)
+        check_flag("sharder.replicate", self.replicate)
+        check_count("sharder.seed", self.seed, least=0)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        _check_feasible(task, split=self._split)
+        _check_feasible(task, split=self.split)
         task = with_profiles(task)
-        priced = price(self._cost_model, task, self._exchange_precision)
-        for splitting in splittings(task) if self._split else [unsplit(task)]:
+        priced = price(self.cost_model, task, self.exchange_precision)
+        for splitting in splittings(task) if self.split else [unsplit(task)]:
             plans = self._plans(splitting)
             if plans:
                 with_replicas = splitting.with_replicas(self._worth_replicating(priced))
@@ -94,7 +86,7 @@ class PolicySharder:
 
     def _worth_replicating(self, priced: PricedTask | None) -> set[str]:
         """Return the names of tables whose replicas pay off; none without an additive model."""
-        return worth_replicating(priced) if self._replicate and priced is not None else set()
+        return worth_replicating(priced) if self.replicate and priced is not None else set()
 
     def _candidates(self, splitting: Splitting) -> list[Candidate]:
         """Return placements of the pieces that fit, those of the policy first."""
@@ -108,20 +100,20 @@ class PolicySharder:
         task = splitting.task
         topology = dataclasses.replace(task.topology, memory_bytes_by_rank=by_rank)
         of_pieces = dataclasses.replace(task, tables=tuple(pieces), topology=topology)
-        if self._cost_model is None:
-            ranks = self._policy.place(of_pieces, num_samples=self._num_samples, seed=self._seed)
+        if self.cost_model is None:
+            ranks = self.policy.place(of_pieces, num_samples=self.num_samples, seed=self.seed)
             return [] if ranks is None else [Candidate(ranks, "the policy's")]
-        placed = self._policy.candidates(of_pieces, num_samples=self._num_samples, seed=self._seed)
-        return [*placed, *_heuristic_candidates(of_pieces, self._seed)]
+        placed = self.policy.candidates(of_pieces, num_samples=self.num_samples, seed=self.seed)
+        return [*placed, *_heuristic_candidates(of_pieces, self.seed)]
 
     def _cheapest(
         self, plans: dict[ShardingPlan, str], task: ShardingTask, priced: PricedTask | None
     ) -> ShardingPlan:
         """Return the first plan with the lowest predicted cost; the only one without a model."""
-        if self._cost_model is None:
+        if self.cost_model is None:
             [plan] = plans
             return plan
-        model = self._cost_model
+        model = self.cost_model
         # a priced task predicts without a warning for each plan
         costs = {
             plan: (model.predict(plan, task) if priced is None else priced.predict(plan)).cost_ms
@@ -139,10 +131,10 @@ class PolicySharder:
 
     def _not_found(self, task: ShardingTask) -> str:
         topology, used = task.topology, task.table_bytes
-        advice = "use sharder=neuroshard" if self._split else "set sharder.split=true"
+        advice = "use sharder=neuroshard" if self.split else "set sharder.split=true"
         return (
             f"sharder={self.name} found no room for {len(task.tables)} "
-            f"{'tables, split ever finer' if self._split else 'whole tables'}, of {used:,} B "
+            f"{'tables, split ever finer' if self.split else 'whole tables'}, of {used:,} B "
             f"({used / GIB:.2f} GiB) on {topology.world_size} ranks with "
             f"{sum(topology.rank_memory_bytes):,} B in all; this does not prove that no plan fits. "
             f"Add ranks or memory ({MEMORY_KEYS}), or {advice}"
@@ -150,25 +142,19 @@ class PolicySharder:
 
 
 def policy_sharder(
-    context: SharderContext,
-    *,
-    method: str,
-    artifact: str | None = None,
-    num_samples: int = 16,
-    split: bool = True,
-    replicate: bool = True,
-    seed: int = 0,
+    context: SharderContext, *, method: str, artifact: str | None = None, **options: Any
 ) -> PolicySharder:
-    """Build a sharder with the policy that a method trained for some hardware."""
+    """Build a sharder with the policy that a method trained for some hardware.
+
+    Args:
+        options: arguments of `PolicySharder`.
+    """
     return PolicySharder(
         load_policy(method, artifact, context.run),
         name=method,
-        num_samples=num_samples,
-        split=split,
-        replicate=replicate,
-        seed=seed,
         cost_model=context.cost_model,
         exchange_precision=context.exchange_precision,
+        **options,
     )
 
 

@@ -35,7 +35,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
-from dlrm_sharded.sharders.baselines.torchrec import full_sharder
+from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from tests.distributed.ranks import gathered, run_ranks
 
@@ -64,7 +64,7 @@ class RowSharder:
 SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
-    "torchrec_dp": lambda: full_sharder(min_partition=4),
+    "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
     "rows": RowSharder,
 }
 """One for whole tables, two that split and replicate where they may, and one for row blocks."""

@@ -34,8 +34,8 @@ Departures, most of them for the layouts that TorchRec trains:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -53,12 +53,9 @@ from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology
 from dlrm_sharded.plans.validation import why_too_wide
 from dlrm_sharded.sharders.baselines.halving_placer import (
     Placer,
-    Split,
-    halved_columns,
-    in_one_host,
-    larger_group,
+    ShardLoad,
+    SplitRules,
     num_weights,
-    whole_table,
 )
 from dlrm_sharded.sharders.heuristics import GreedySharder
 
@@ -74,14 +71,13 @@ class Method:
     """How a planner prices a shard, with NVIDIA's figures for H100 GPUs.
 
     Args:
-        load: price of a shard from its ids per sample, its columns, its share of the table's
-            columns, and the price of its exchange in ids.
+        load: price of a shard.
         exchange_ids: price of an exchange on one host and on several: the ratio of the bandwidths
             of memory and links, by the ratio of the work in memory and on links.
         host_factor: factor on that price if hosts are the buckets.
     """
 
-    load: Callable[[float, int, float, float], float]
+    load: ShardLoad
     exchange_ids: tuple[float, float]
     host_factor: float = 1.0
 
@@ -99,6 +95,7 @@ METHODS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class HalvingSharder:
     """Replicates small tables, and places the others greedily, halving the busiest ones.
 
@@ -116,36 +113,36 @@ class HalvingSharder:
         min_partition: smallest width to which columns are halved.
     """
 
-    def __init__(
-        self,
-        method: str,
-        *,
-        strategy: str = "auto",
-        replicate: bool = True,
-        replicate_below_gib: float = 0.008,
-        exchange_ids: float | None = None,
-        num_placements: int = 20,
-        min_partition: int = 32,
-    ) -> None:
+    method: str
+    _: KW_ONLY
+    strategy: str = "auto"
+    replicate: bool = True
+    replicate_below_gib: float = 0.008
+    exchange_ids: float | None = None
+    num_placements: int = 20
+    min_partition: int = 32
+
+    def __post_init__(self) -> None:
         for key, value, known in (
-            ("method", method, [*METHODS]),
-            ("strategy", strategy, [*STRATEGIES]),
+            ("method", self.method, [*METHODS]),
+            ("strategy", self.strategy, [*STRATEGIES]),
         ):
             if value not in known:
                 raise ConfigError(f"sharder.{key} is {value!r}; known: {', '.join(known)}")
-        check_flag("sharder.replicate", replicate)
-        check_number("sharder.replicate_below_gib", replicate_below_gib, most=MAX_BYTES / GIB)
-        if exchange_ids is not None:
-            check_number("sharder.exchange_ids", exchange_ids)
-        check_count("sharder.num_placements", num_placements, least=1)
-        check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
-        self._method = METHODS[method]
-        self._on_hosts = strategy == "hier_auto"
-        self.name = method + "_hier" * self._on_hosts
-        self._replicate_below_bytes = replicate_below_gib * GIB if replicate else 0.0
-        self._exchange_ids = exchange_ids
-        self._num_placements = num_placements
-        self._min_partition = min_partition
+        check_flag("sharder.replicate", self.replicate)
+        check_number("sharder.replicate_below_gib", self.replicate_below_gib, most=MAX_BYTES / GIB)
+        if self.exchange_ids is not None:
+            check_number("sharder.exchange_ids", self.exchange_ids)
+        check_count("sharder.num_placements", self.num_placements, least=1)
+        check_count("sharder.min_partition", self.min_partition, least=COLUMN_MULTIPLE)
+
+    @property
+    def name(self) -> str:
+        return self.method + "_hier" * self._on_hosts
+
+    @property
+    def _on_hosts(self) -> bool:
+        return self.strategy == "hier_auto"
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         if reason := why_too_wide(task):
@@ -159,36 +156,36 @@ class HalvingSharder:
             replicated = replicated[: len(replicated) // 2]
         return plan
 
-    def _rules(self, topology: Topology) -> _Rules:
+    def _rules(self, topology: Topology) -> SplitRules:
         num_hosts = topology.world_size // topology.ranks_per_host
         if self._on_hosts and num_hosts == 1:
             raise InfeasibleTaskError(
                 f"sharder.strategy=hier_auto places tables on hosts, and all {topology.world_size} "
                 "ranks are on one; use sharder.strategy=auto"
             )
-        exchange_ids = self._exchange_ids
+        method, exchange_ids = METHODS[self.method], self.exchange_ids
         if exchange_ids is None:
-            exchange_ids = self._method.exchange_ids[num_hosts > 1]
+            exchange_ids = method.exchange_ids[num_hosts > 1]
         if self._on_hosts:
-            exchange_ids *= self._method.host_factor
-        return _Rules(topology, self._method, self._on_hosts, exchange_ids, self._min_partition)
+            exchange_ids *= method.host_factor
+        return SplitRules(topology, self._on_hosts, self.min_partition, method.load, exchange_ids)
 
     def _small_tables(self, task: ShardingTask) -> Sequence[Table]:
         """Return the tables to replicate, the smallest ones first."""
         topology = task.topology
-        if topology.world_size == 1 or not task.can_replicate:
+        if topology.world_size == 1 or not (self.replicate and task.can_replicate):
             return []
         small = [
             table
             for table in task.tables
-            if num_weights(table) * REPLICA_WEIGHT_BYTES < self._replicate_below_bytes
+            if num_weights(table) * REPLICA_WEIGHT_BYTES < self.replicate_below_gib * GIB
             and table.embedding_dim <= topology.max_shard_columns
             and "replicas" in table.layouts
         ]
         return sorted(small, key=lambda table: (num_weights(table), -table.pooling_factor))
 
     def _plan(
-        self, task: ShardingTask, replicated: Sequence[Table], rules: _Rules
+        self, task: ShardingTask, replicated: Sequence[Table], rules: SplitRules
     ) -> ShardingPlan | None:
         """Return the best plan with these replicas; None if none was found within the memory."""
         world_size = task.topology.world_size
@@ -199,32 +196,5 @@ class HalvingSharder:
         free = np.array(task.topology.rank_memory_bytes, dtype=np.int64) - used
         if free.min() < 0:
             return None
-        shards = Placer(tables, task.topology, free, rules).best_shards(self._num_placements)
+        shards = Placer(tables, task.topology, free, rules).best_shards(self.num_placements)
         return None if shards is None else ShardingPlan(world_size, (*replicas, *shards))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    topology: Topology
-    method: Method
-    on_hosts: bool
-    exchange_ids: float
-    min_partition: int
-
-    def first(self, table: Table) -> Split:
-        first = in_one_host if self.on_hosts else whole_table
-        return first(table, self.topology)
-
-    def finer(self, table: Table, split: Split) -> Split | None:
-        columns = None
-        if not self.on_hosts:
-            columns = halved_columns(table, split, self.topology, self.min_partition)
-        return columns or larger_group(table, split, self.topology)
-
-    def load(self, table: Table, num_cols: int, group_size: int) -> float:
-        """Return the price of a piece: of a host's ranks together if hosts are the buckets."""
-        together = self.topology.ranks_per_host if self.on_hosts else 1
-        num_ids = table.pooling_factor * together / group_size
-        return self.method.load(
-            num_ids, num_cols, num_cols / table.embedding_dim, self.exchange_ids
-        )

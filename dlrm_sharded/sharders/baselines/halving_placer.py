@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -34,48 +33,67 @@ class Split:
     group_size: int = 1
 
 
-class SplitRules(Protocol):
-    """States what a planner does with one table."""
+ShardLoad = Callable[[float, int, float, float], float]
+"""Returns the price of a shard from its ids per sample, its columns, its share of the table's
+columns, and the price of its exchange in ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRules:
+    """States what a planner does with one table.
+
+    Args:
+        on_hosts: whether hosts are the buckets for tables, or else ranks.
+        min_partition: smallest width to which columns are halved.
+        price: price of a shard.
+        exchange_ids: price of a shard's exchange, in ids.
+    """
+
+    topology: Topology
+    on_hosts: bool
+    min_partition: int
+    price: ShardLoad
+    exchange_ids: float
 
     def first(self, table: Table) -> Split:
-        """Return the coarsest split of the table."""
+        """Return the coarsest split: row blocks on a host, or the fewest pieces lookups support."""
+        in_one_host = Split(group_size=self.topology.ranks_per_host)
+        if self.on_hosts and self.can_be(table, in_one_host):
+            return in_one_host
+        return Split(num_pieces=-(-table.embedding_dim // self.topology.max_shard_columns))
 
     def finer(self, table: Table, split: Split) -> Split | None:
-        """Return the next finer split of the table; None at the end."""
+        """Return halved columns, or else row blocks on the next larger group; None at the end."""
+        halved = Split(num_pieces=2 * split.num_pieces)
+        narrowest = table.embedding_dim // COLUMN_MULTIPLE // halved.num_pieces * COLUMN_MULTIPLE
+        if (
+            not self.on_hosts
+            and "columns" in table.layouts
+            and split.group_size == 1
+            and halved.num_pieces <= self.topology.world_size
+            and narrowest >= self.min_partition
+        ):
+            return halved
+        for group_size in sorted(self.topology.group_sizes):
+            larger = Split(group_size=group_size)
+            if group_size > split.group_size and self.can_be(table, larger):
+                return larger
+        return None
 
     def load(self, table: Table, num_cols: int, group_size: int) -> float:
-        """Return the load that a piece of a table adds to each rank that holds a part of it."""
+        """Return the load that a piece adds to each of its ranks: to those of a host together."""
+        together = self.topology.ranks_per_host if self.on_hosts else 1
+        num_ids = table.pooling_factor * together / group_size
+        return self.price(num_ids, num_cols, num_cols / table.embedding_dim, self.exchange_ids)
 
-
-def whole_table(table: Table, topology: Topology) -> Split:
-    """Return the split into the fewest pieces that lookups support; one for most tables."""
-    return Split(num_pieces=-(-table.embedding_dim // topology.max_shard_columns))
-
-
-def in_one_host(table: Table, topology: Topology) -> Split:
-    """Return row blocks on the ranks of a host, or the whole table if it has too few rows."""
-    split = Split(group_size=topology.ranks_per_host)
-    return split if _can_split(table, split, topology) else whole_table(table, topology)
-
-
-def halved_columns(
-    table: Table, split: Split, topology: Topology, min_partition: int
-) -> Split | None:
-    """Return twice as many column pieces; None if they are too narrow or too many."""
-    finer = Split(num_pieces=2 * split.num_pieces)
-    narrowest = table.embedding_dim // COLUMN_MULTIPLE // finer.num_pieces * COLUMN_MULTIPLE
-    is_possible = finer.num_pieces <= topology.world_size and narrowest >= min_partition
-    is_possible &= "columns" in table.layouts
-    return finer if is_possible and split.group_size == 1 else None
-
-
-def larger_group(table: Table, split: Split, topology: Topology) -> Split | None:
-    """Return row blocks on the next larger group: the ranks of one host, or all ranks."""
-    for group_size in sorted(topology.group_sizes):
-        finer = Split(group_size=group_size)
-        if group_size > split.group_size and _can_split(table, finer, topology):
-            return finer
-    return None
+    def can_be(self, table: Table, split: Split) -> bool:
+        """Return whether TorchRec trains the table's row blocks on groups of ranks."""
+        return (
+            split.group_size > 1
+            and table.embedding_dim <= self.topology.max_shard_columns
+            and row_layout(split.group_size, self.topology) in table.layouts
+            and RowBlocks(range(split.group_size)).is_possible(table)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +169,7 @@ class Placer:
         """Return row blocks on all ranks for every table that allows them."""
         rows = Split(group_size=self.topology.world_size)
         return {
-            table.name: rows if _can_split(table, rows, self.topology) else first[table.name]
+            table.name: rows if self.rules.can_be(table, rows) else first[table.name]
             for table in self.tables
         }
 
@@ -196,18 +214,6 @@ class Placer:
             pieces.append(_Piece(table, (start, start + width), split.group_size, load))
             start += width
         return pieces
-
-
-def _can_split(table: Table, split: Split, topology: Topology) -> bool:
-    """Return whether TorchRec trains the table's row blocks on groups of ranks."""
-    is_narrow = table.embedding_dim <= topology.max_shard_columns
-    may_split = row_layout(split.group_size, topology) in table.layouts
-    return (
-        split.group_size > 1
-        and is_narrow
-        and may_split
-        and RowBlocks(range(split.group_size)).is_possible(table)
-    )
 
 
 def num_weights(table: Table) -> int:

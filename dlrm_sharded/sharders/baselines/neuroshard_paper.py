@@ -25,7 +25,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ Node = tuple[int, ...]
 """Shape of every shard; a split puts one half in place of the shard and the other at the end."""
 
 
+@dataclass(frozen=True, slots=True)
 class NeuroShardPaperSharder:
     """Plans with the search of the paper; the defaults are the paper's.
 
@@ -62,35 +64,31 @@ class NeuroShardPaperSharder:
         max_splits: number of steps.
     """
 
-    name = NAME
+    name: ClassVar[str] = NAME
 
-    def __init__(
-        self,
-        context: SharderContext,
-        *,
-        beam_width: int = 3,
-        num_candidates: int = 10,
-        num_limits: int = 11,
-        max_splits: int = 10,
-    ) -> None:
-        self._price = context.pricing_for(NAME)
-        check_count("sharder.beam_width", beam_width, least=1)
-        check_count("sharder.num_candidates", num_candidates, least=1)
-        check_count("sharder.num_limits", num_limits, least=1, most=1000)
-        check_count("sharder.max_splits", max_splits, least=0)
-        self._beam_width = beam_width
-        self._num_candidates = num_candidates
-        self._limits = np.linspace(MIN_LIMIT, MAX_LIMIT, num_limits)
-        self._max_splits = max_splits
+    context: SharderContext
+    _: KW_ONLY
+    beam_width: int = 3
+    num_candidates: int = 10
+    num_limits: int = 11
+    max_splits: int = 10
+
+    def __post_init__(self) -> None:
+        self.context.pricing_for(NAME)  # which refuses a run without prices
+        check_count("sharder.beam_width", self.beam_width, least=1)
+        check_count("sharder.num_candidates", self.num_candidates, least=1)
+        check_count("sharder.num_limits", self.num_limits, least=1, most=1000)
+        check_count("sharder.max_splits", self.max_splits, least=0)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        priced = self._price(with_profiles(task))
+        priced = self.context.pricing_for(NAME)(with_profiles(task))
         shapes = _Shapes.from_task(priced)
-        inner = _GreedyGrid(priced, shapes, self._limits)
+        limits = np.linspace(MIN_LIMIT, MAX_LIMIT, self.num_limits)
+        inner = _GreedyGrid(priced, shapes, limits)
         beam = [shapes.whole]
         [best] = inner.place(beam)
         num_nodes = 1
-        for _ in range(self._max_splits):
+        for _ in range(self.max_splits):
             nodes = [child for node in beam for child in self._children(node, shapes)]
             if not nodes:
                 break
@@ -98,14 +96,14 @@ class NeuroShardPaperSharder:
             num_nodes += len(nodes)
             best = min(best, *placed, key=lambda placement: placement.cost_ms)
             cheapest = sorted(range(len(nodes)), key=lambda i: placed[i].cost_ms)
-            beam = [nodes[i] for i in cheapest[: self._beam_width]]
+            beam = [nodes[i] for i in cheapest[: self.beam_width]]
         if best.cost_ms == math.inf:
-            raise _none_found(task, num_nodes, self._max_splits)
+            raise _none_found(task, num_nodes, self.max_splits)
         return ShardingPlan(task.topology.world_size, _merged(task, shapes, best))
 
     def _children(self, node: Node, shapes: _Shapes) -> Iterator[Node]:
         """Yield a child for each candidate that can be halved, in the order of the shards."""
-        for i in candidates(node, shapes.size_bytes, self._num_candidates):
+        for i in candidates(node, shapes.size_bytes, self.num_candidates):
             half = shapes.half.get(node[i])
             if half is not None:
                 yield (*node[:i], half, *node[i + 1 :], half)

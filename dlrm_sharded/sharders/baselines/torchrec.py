@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.valu
 """Kernels of lookups; TorchRec uses the dense one for data-parallel tables, and for no other."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRecSharder:
     """Calls TorchRec's `EmbeddingShardingPlanner`.
 
@@ -78,39 +80,35 @@ class TorchRecSharder:
             under an optimizer that trains no replicas.
     """
 
-    def __init__(
-        self,
-        *,
-        informed: bool = True,
-        min_partition: int = 32,
-        timeout_s: int = 300,
-        price: PriceTask | None = None,
-        full: bool = False,
-        replicate: bool = False,
-    ) -> None:
-        check_count("sharder.min_partition", min_partition, least=COLUMN_MULTIPLE)
-        if min_partition % COLUMN_MULTIPLE:
+    informed: bool = True
+    min_partition: int = 32
+    timeout_s: int = 300
+    price: PriceTask | None = None
+    full: bool = False
+    replicate: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("sharder.min_partition", self.min_partition, least=COLUMN_MULTIPLE)
+        if self.min_partition % COLUMN_MULTIPLE:
             raise ConfigError(
-                f"sharder.min_partition is {min_partition}, must be a multiple of {COLUMN_MULTIPLE}"
+                f"sharder.min_partition is {self.min_partition}, must be a multiple of "
+                f"{COLUMN_MULTIPLE}"
             )
-        check_count("sharder.timeout_s", timeout_s, least=1)
-        check_flag("sharder.replicate", replicate)
-        if not informed and (full or replicate):
+        check_count("sharder.timeout_s", self.timeout_s, least=1)
+        check_flag("sharder.replicate", self.replicate)
+        if not self.informed and (self.full or self.replicate):
             raise ConfigError(
                 "sharder.full and sharder.replicate are for an informed planner, which counts the "
                 "memory of replicas; set sharder.informed=true"
             )
-        self.name = "torchrec" if informed else "torchrec_blind"
-        if price is not None:
-            self.name = "torchrec_calibrated"
-        if full:
-            self.name = "torchrec_dp"
-        self._price = price
-        self._full = full
-        self._replicate = replicate
-        self._informed = informed
-        self._min_partition = min_partition
-        self._timeout_s = timeout_s
+
+    @property
+    def name(self) -> str:
+        if self.full:
+            return "torchrec_dp"
+        if self.price is not None:
+            return "torchrec_calibrated"
+        return "torchrec" if self.informed else "torchrec_blind"
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         # TorchRec makes submodules of tables, and their names must not contain a dot.
@@ -119,7 +117,7 @@ class TorchRecSharder:
             dataclasses.replace(table, name=alias)
             for alias, table in zip(names, task.tables, strict=True)
         ]
-        search = TimedSearch(TimeBox(self._timeout_s))
+        search = TimedSearch(TimeBox(self.timeout_s))
         try:
             plan = self._shard(dataclasses.replace(task, tables=tuple(renamed)), search)
         except PlannerError as error:
@@ -128,7 +126,7 @@ class TorchRecSharder:
             log.warning(
                 "TorchRec's planner stopped after sharder.timeout_s = %d s with the best of %s "
                 "proposals; its plan depends on the speed of this machine",
-                self._timeout_s,
+                self.timeout_s,
                 f"{search.num_proposals:,}",
             )
         plan = dataclasses.replace(
@@ -147,8 +145,8 @@ class TorchRecSharder:
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
-        make_planner = self._informed_planner if self._informed else self._blind_planner
-        module_sharder = _RowWiseOnCpus() if self._full else EmbeddingBagCollectionSharder()
+        make_planner = self._informed_planner if self.informed else self._blind_planner
+        module_sharder = _RowWiseOnCpus() if self.full else EmbeddingBagCollectionSharder()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
             torchrec_plan = make_planner(task, search).plan(collection, [module_sharder])
@@ -159,16 +157,16 @@ class TorchRecSharder:
     def _informed_planner(
         self, task: ShardingTask, search: TimedSearch
     ) -> EmbeddingShardingPlanner:
-        memory = "hbm" if self._full or task.topology.compute_device == "cuda" else "ddr"
+        memory = "hbm" if self.full or task.topology.compute_device == "cuda" else "ddr"
         topology = _torchrec_topology(task.topology, memory)
-        replicate = self._replicate and task.can_replicate
+        replicate = self.replicate and task.can_replicate
         constraints = {
             table.name: ParameterConstraints(
                 sharding_types=_sharding_types(table, task.topology, replicate=replicate),
                 compute_kernels=KERNELS,
                 pooling_factors=[table.pooling_factor],
-                min_partition=self._min_partition
-                if table.embedding_dim > self._min_partition
+                min_partition=self.min_partition
+                if table.embedding_dim > self.min_partition
                 else None,
             )
             for table in task.tables
@@ -185,13 +183,13 @@ class TorchRecSharder:
                 constraints=constraints,
                 estimator=[
                     EmbeddingPerfEstimator(topology=topology, constraints=constraints)
-                    if self._price is None
-                    else CalibratedPerfEstimator(self._price(task)),
+                    if self.price is None
+                    else CalibratedPerfEstimator(self.price(task)),
                     _TableStorage(task.topology, memory),
                 ],
             ),
-            proposer=search.proposers(dynamic_programming=self._full),
-            partitioner=MemoryBalancedPartitioner() if self._full else GreedyPerfPartitioner(),
+            proposer=search.proposers(dynamic_programming=self.full),
+            partitioner=MemoryBalancedPartitioner() if self.full else GreedyPerfPartitioner(),
             storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
             debug=False,
         )
@@ -233,19 +231,6 @@ def calibrated_sharder(
     """
     price = context.pricing_for("torchrec_calibrated")
     return TorchRecSharder(min_partition=min_partition, timeout_s=timeout_s, price=price)
-
-
-def full_sharder(
-    *, replicate: bool = True, min_partition: int = 32, timeout_s: int = 300
-) -> TorchRecSharder:
-    """Build the informed sharder with everything that TorchRec's planner offers for plans here.
-
-    Args:
-        replicate: whether it may replicate tables (data parallelism).
-    """
-    return TorchRecSharder(
-        min_partition=min_partition, timeout_s=timeout_s, full=True, replicate=replicate
-    )
 
 
 class _TableStorage(ShardEstimator):

@@ -45,7 +45,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
-from dlrm_sharded.sharders.baselines.torchrec import full_sharder
+from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 
@@ -59,7 +59,7 @@ SHARDERS: dict[str, Callable[[], Sharder]] = {
     "dim": lambda: GreedySharder("dim"),
     "neuroshard": lambda: NeuroShardSharder(SharderContext(cost_model=MODEL), patience=1),
     "hugectr": lambda: HalvingSharder("hugectr", min_partition=4),
-    "torchrec_dp": lambda: full_sharder(min_partition=4),
+    "torchrec_dp": lambda: TorchRecSharder(full=True, replicate=True, min_partition=4),
 }
 
 

@@ -17,7 +17,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.baselines import torchrec, torchrec_search
 from dlrm_sharded.sharders.baselines.time_box import TimeBox
-from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder, full_sharder
+from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 
 
 @pytest.mark.parametrize("informed", [True, False])
@@ -57,17 +57,17 @@ def test_replicates_small_tables(compute_device: str) -> None:
     topology = Topology(2, 8 * GIB, compute_device=compute_device, optimizer_bytes_per_row=4)
     task = ShardingTask(criteo_kaggle(), topology, 8192)
     small = {table.name for table in task.tables if table.num_embeddings < 100}
-    plan = full_sharder().shard(task)
+    plan = TorchRecSharder(full=True, replicate=True).shard(task)
     validate(plan, task)
     assert replicas(plan) & small
     for others in (
-        full_sharder(replicate=False),
+        TorchRecSharder(full=True),
         TorchRecSharder(),
         TorchRecSharder(informed=False),
     ):
         assert not replicas(others.shard(task))
     alone = dataclasses.replace(task, topology=dataclasses.replace(topology, world_size=1))
-    assert not replicas(full_sharder().shard(alone))
+    assert not replicas(TorchRecSharder(full=True, replicate=True).shard(alone))
 
 
 def test_replicas_count_with_their_gradients() -> None:
@@ -75,12 +75,13 @@ def test_replicas_count_with_their_gradients() -> None:
     large, tiny = Table("large", 50_000, 16, 1.0), Table("tiny", 10, 16, 1.0)
     topology = Topology(2, 50_000 * 16 * 4 // 2 + 10 * 16 * 12, compute_device="cuda")
     task = ShardingTask((large, tiny), topology, 8192)
-    plan = full_sharder().shard(task)
+    plan = TorchRecSharder(full=True, replicate=True).shard(task)
     validate(plan, task)
     assert replicas(plan) == {"tiny"}
     short = dataclasses.replace(topology, memory_bytes=topology.memory_bytes - 1)
-    plan = full_sharder().shard(dataclasses.replace(task, topology=short))
-    validate(plan, dataclasses.replace(task, topology=short))
+    tight = dataclasses.replace(task, topology=short)
+    plan = TorchRecSharder(full=True, replicate=True).shard(tight)
+    validate(plan, tight)
     assert replicas(plan) == set()
 
 
@@ -89,7 +90,7 @@ def test_splits_rows_on_cpus_too() -> None:
     task = ShardingTask(
         (Table("t", 3000, 4, 1.0),), Topology(2, 30_000, compute_device="cpu"), batch_size=64
     )
-    shards = full_sharder().shard(task).shards
+    shards = TorchRecSharder(full=True, replicate=True).shard(task).shards
     assert [shard.num_rows for shard in shards] == [1500, 1500]
     with pytest.raises(InfeasibleTaskError):
         TorchRecSharder().shard(task)
