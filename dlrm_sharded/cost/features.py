@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,6 +249,13 @@ class Workload:
             self.world_size,
         )
         return np.array([(np.min(value), np.max(value)) for value in values])
+
+    def select(self, is_kept: NDArray[np.bool_]) -> Workload:
+        """Return the workload of the shards with `is_kept` [S]."""
+        of_shards = ("rank", "group_size", "num_rows", "num_cols", "num_ids", "reuse_histogram")
+        kept: dict[str, Any] = {name: getattr(self, name)[is_kept] for name in of_shards}
+        is_half = None if self.is_half is None else self.is_half[is_kept]
+        return replace(self, **kept, is_half=is_half)
 
     def by_rank(self, values: Floats) -> Floats:
         """Return [W, ...], sums over each rank's shards of values [S, ...]."""

@@ -11,7 +11,7 @@ import numpy as np
 from dlrm_sharded.datasets.presets import Tables, draw_tables
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 RANKS_PER_HOST = 8
 HOST_BYTES_PER_S = 1.25e9
@@ -30,6 +30,17 @@ class BenchmarkTask:
     kind: str
     task: ShardingTask
     witness: ShardingPlan | None = None
+
+
+def cpu_ranks(world_size: int, memory_bytes: int, *, on_hosts: bool = False) -> Topology:
+    """Return CPU ranks, for which the package has cost models, on one host or on hosts of 8."""
+    return Topology(
+        world_size,
+        memory_bytes,
+        local_world_size=RANKS_PER_HOST if on_hosts else world_size,
+        compute_device="cpu",
+        inter_host_bytes_per_s=HOST_BYTES_PER_S if on_hosts else None,
+    )
 
 
 def draw(pool: Sequence[Table], num_tables: int, rng: np.random.Generator) -> Tables:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlrm_sharded.datasets.benchmark_task import (
-    HOST_BYTES_PER_S,
     RANKS_PER_HOST,
     BenchmarkTask,
+    cpu_ranks,
     draw,
     num_bytes,
     with_rows,
@@ -67,13 +67,7 @@ def feasibility_tasks(seed: int = 0, *, num: int = 300) -> list[BenchmarkTask]:
 def _feasibility_task(kind: str, pool: Sequence[Table], rng: np.random.Generator) -> BenchmarkTask:
     world_size = int(rng.choice([4, 8, 16, 32]))
     on_hosts = world_size > RANKS_PER_HOST and rng.random() < 0.5
-    topology = Topology(
-        world_size,
-        int(rng.choice([4, 8])) * GIB,
-        local_world_size=RANKS_PER_HOST if on_hosts else world_size,
-        compute_device="cpu",
-        inter_host_bytes_per_s=HOST_BYTES_PER_S if on_hosts else None,
-    )
+    topology = cpu_ranks(world_size, int(rng.choice([4, 8])) * GIB, on_hosts=on_hosts)
     # enough tables that every rank gets a whole one, with which it can be filled
     min_tables = max(10, 2 * world_size)
     num_tables = round(min_tables * (400 / min_tables) ** rng.random())

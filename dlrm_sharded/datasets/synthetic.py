@@ -128,21 +128,16 @@ class SyntheticDataset:
             return with_expected_profile(
                 self._unprofiled, batch_size=self.batch_size, exponent=self._alpha
             )
-        profiled = []
-        for table, feature in zip(self._unprofiled, self._features, strict=True):
-            lengths = feature.lengths("train", 0, self.batch_size)
-            ids = np.empty(lengths.sum(), dtype=np.int32)
-            feature.write_ids(ids, "train", 0, lengths)
-            profiled.append(
-                profiled_table(
-                    table.name,
-                    table.num_embeddings,
-                    table.embedding_dim,
-                    ids=torch.from_numpy(ids),
-                    num_samples=self.batch_size,
-                )
+        return tuple(
+            profiled_table(
+                table.name,
+                table.num_embeddings,
+                table.embedding_dim,
+                ids=torch.from_numpy(self.table_ids(table.name, "train", 0)[0]),
+                num_samples=self.batch_size,
             )
-        return tuple(profiled)
+            for table in self._unprofiled
+        )
 
     def num_batches(self, split: Split) -> int:
         return self._num_batches[split]

@@ -8,15 +8,16 @@ depends only on the seed and its number in the set, so that a longer set begins 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from dlrm_sharded.datasets.benchmark_task import (
-    HOST_BYTES_PER_S,
     RANKS_PER_HOST,
     BenchmarkTask,
+    cpu_ranks,
     draw,
     num_bytes,
     with_rows,
@@ -35,7 +36,6 @@ from dlrm_sharded.datasets.presets import (
     rm3,
     t510,
 )
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 PAPER_BATCH_SIZE = 65_536
@@ -48,7 +48,7 @@ SCALE_SIZES = ((400, 32), (1000, 128), (10_000, 1024))
 
 SCALE_MEMORY_USE = 0.7
 SCALE_MAX_TABLE_SHARE = 0.5
-"""Largest share of a rank's memory for a table of `scale_whole_tasks`."""
+"""Largest share of a rank's memory for a table of the set `scale_whole`."""
 
 MEASURED_BATCH_SIZE = 8192
 MEASURED_WORLD_SIZE = 4
@@ -86,12 +86,7 @@ def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
     `dlrm_datasets_pool`.
     """
     pool = dlrm_datasets_pool()
-    topology = Topology(
-        PAPER_WORLD_SIZE,
-        PAPER_MEMORY_BYTES,
-        local_world_size=PAPER_WORLD_SIZE,
-        compute_device="cpu",
-    )
+    topology = cpu_ranks(PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES)
     tasks = []
     for number in range(num):
         rng = np.random.default_rng([seed, number])
@@ -105,14 +100,24 @@ def paper_tasks(seed: int = 0, *, num: int = 100) -> list[BenchmarkTask]:
     return tasks
 
 
-def scale_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[BenchmarkTask]:
-    """Return tasks of `SCALE_SIZES` that take 70 % of the memory; many tables fit no rank."""
-    return _scale_tasks(seed, num, max_table_share=None)
+def scale_tasks(
+    seed: int = 0, *, num: int = len(SCALE_SIZES), max_table_share: float | None = None
+) -> list[BenchmarkTask]:
+    """Return tasks of `SCALE_SIZES` that take 70 % of the memory; many tables fit no rank.
 
-
-def scale_whole_tasks(seed: int = 0, *, num: int = len(SCALE_SIZES)) -> list[BenchmarkTask]:
-    """Return `scale_tasks` with tables cut to half a rank, so that none has to be split."""
-    return _scale_tasks(seed, num, max_table_share=SCALE_MAX_TABLE_SHARE)
+    Args:
+        max_table_share: largest share of a rank's memory for a table; None for any size. With
+            `SCALE_MAX_TABLE_SHARE`, half of it, no table has to be split.
+    """
+    return [
+        BenchmarkTask(
+            f"{num_tables} tables, {world_size} ranks",
+            _scaling_task(
+                num_tables, world_size, np.random.default_rng([seed, number]), max_table_share
+            ),
+        )
+        for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num])
+    ]
 
 
 def measured_tasks(
@@ -135,8 +140,9 @@ def measured_tasks(
         )
         memory_use = rng.uniform(*MEASURED_MEMORY_USE)
         max_bytes = int(memory_use * world_size * MEASURED_RANK_BYTES)
+        factor = min(1.0, max_bytes / num_bytes(tables))
         task = _fitted_task(
-            _scaled(tables, min(1.0, max_bytes / num_bytes(tables))),
+            tuple(with_rows(table, table.num_embeddings * factor) for table in tables),
             world_size,
             MEASURED_BATCH_SIZE,
             memory_use,
@@ -190,12 +196,8 @@ def models_tasks(
         tables = preset()
         largest_bytes = max(num_bytes([table]) for table in tables)
         rank_bytes = num_bytes(tables) / (rng.uniform(*MODELS_MEMORY_USE) * world_size)
-        topology = Topology(
-            world_size,
-            int(max(rank_bytes, largest_bytes / MODELS_MAX_TABLE_SHARE)) + 1,
-            local_world_size=world_size,
-            compute_device="cpu",
-        )
+        memory_bytes = int(max(rank_bytes, largest_bytes / MODELS_MAX_TABLE_SHARE)) + 1
+        topology = cpu_ranks(world_size, memory_bytes)
         tasks.append(BenchmarkTask(name, ShardingTask(tables, topology, batch_size)))
     return tasks
 
@@ -204,29 +206,15 @@ TASK_SETS: dict[str, Callable[..., list[BenchmarkTask]]] = {
     "paper": paper_tasks,
     "feasibility": feasibility_tasks,
     "scale": scale_tasks,
-    "scale_whole": scale_whole_tasks,
+    "scale_whole": functools.partial(scale_tasks, max_table_share=SCALE_MAX_TABLE_SHARE),
     "measured": measured_tasks,
     "models": models_tasks,
 }
 """Functions by name of the set; all take a seed and, by keyword, the number of tasks `num`."""
 
 
-def _scaled(tables: Sequence[Table], factor: float) -> Tables:
-    """Return the tables with `factor` times the rows."""
-    return tuple(with_rows(table, table.num_embeddings * factor) for table in tables)
-
-
-def _scale_tasks(seed: int, num: int, *, max_table_share: float | None) -> list[BenchmarkTask]:
-    tasks = []
-    for number, (num_tables, world_size) in enumerate(SCALE_SIZES[:num]):
-        rng = np.random.default_rng([seed, number])
-        task = _scaling_task(num_tables, world_size, rng, max_table_share)
-        tasks.append(BenchmarkTask(f"{num_tables} tables, {world_size} ranks", task))
-    return tasks
-
-
 def scaling_task(num_tables: int, world_size: int, *, seed: int = 0) -> ShardingTask:
-    """Return a task of any size like those of `scale_whole_tasks`."""
+    """Return a task of any size like those of the set `scale_whole`."""
     rng = np.random.default_rng([seed, num_tables])
     return _scaling_task(num_tables, world_size, rng, SCALE_MAX_TABLE_SHARE)
 
@@ -262,12 +250,5 @@ def _fitted_task(
         if needed == memory_bytes:
             break
         memory_bytes = needed
-    on_hosts = world_size > 8 * RANKS_PER_HOST
-    topology = Topology(
-        world_size,
-        memory_bytes,
-        local_world_size=RANKS_PER_HOST if on_hosts else world_size,
-        compute_device="cpu",
-        inter_host_bytes_per_s=HOST_BYTES_PER_S if on_hosts else None,
-    )
+    topology = cpu_ranks(world_size, memory_bytes, on_hosts=world_size > 8 * RANKS_PER_HOST)
     return ShardingTask(tables, topology, batch_size)

@@ -31,11 +31,8 @@ from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask, Topology
-from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.find_plan import find_state
-from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.stopping import Clock, StoppingRule
+from dlrm_sharded.search.find_plan import find_quickly
+from dlrm_sharded.search.stopping import Clock
 
 BOUNDING_FRACTION = 0.99
 """Ranks that cost at least this fraction of the costliest rank bound the plan."""
@@ -172,7 +169,7 @@ class _PricedPlan:
             return None
         others = np.ones(len(self._plan.shards), dtype=bool)
         others[list(places)] = False
-        workload = _selected(self._workload, others)
+        workload = self._workload.select(others)
         free = np.array(topology.rank_memory_bytes) - self._used_without(places)
         lookups = workload.num_lookups()
         # All unsplit shards and column shards of a rank share one lookup; where a rank has none,
@@ -211,19 +208,6 @@ class _PricedPlan:
             shard = self._plan.shards[place]
             used[shard.rank] -= shard.bytes_on(self._task.topology)
         return used
-
-
-def _selected(workload: Workload, is_kept: NDArray[np.bool_]) -> Workload:
-    """Return the workload of the shards with `is_kept` [S]."""
-    return dataclasses.replace(
-        workload,
-        rank=workload.rank[is_kept],
-        group_size=workload.group_size[is_kept],
-        num_rows=workload.num_rows[is_kept],
-        num_cols=workload.num_cols[is_kept],
-        num_ids=workload.num_ids[is_kept],
-        reuse_histogram=workload.reuse_histogram[is_kept],
-    )
 
 
 def _shard_comm_ms(workload: Workload, prices: ExchangePrices) -> Floats:
@@ -303,9 +287,8 @@ def _better_cost_ms(priced: PricedTask, cost_ms: float, deadline: float) -> floa
     bound_ms = lower_bound_ms(priced)
     if bound_ms >= cost_ms * (1 - MIN_REPORTED_GAIN):
         return None
-    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
-    state = find_state(problem, bound_ms, 0, StoppingRule(0, ALTERNATIVE_GAP, clock))
-    if state is None:
+    plan = find_quickly(priced, bound_ms, good_gap=ALTERNATIVE_GAP, clock=clock)
+    if plan is None:
         return None
-    cost = priced.predict(ShardingPlan(priced.hosts.world_size, state_shards(state)))
-    return cost.cost_ms if cost.cost_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None
+    found_ms = priced.predict(plan).cost_ms
+    return found_ms if found_ms < cost_ms * (1 - MIN_REPORTED_GAIN) else None

@@ -13,11 +13,8 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import ProfileValue
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
-from dlrm_sharded.search.find_plan import find_state
-from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.search.stopping import Clock, StoppingRule
+from dlrm_sharded.search.find_plan import find_quickly
+from dlrm_sharded.search.stopping import Clock
 
 NUM_DRAWN = 4
 """Number of times that every table is given one of the skews."""
@@ -53,15 +50,15 @@ def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -
 def _gain(task: ShardingTask, unknown: list[int], priced: PricedTask) -> float | None:
     if len(task.tables) * task.topology.world_size > MAX_SIZE:
         return None
-    deadline = time.perf_counter() + SEARCHES_S
-    blind = _found(priced.with_task(task), deadline)
+    clock = Clock(time.perf_counter() + SEARCHES_S)
+    blind = _found(priced.with_task(task), clock)
     rng = np.random.default_rng(0)
     weights = list(SKEWS.values())
     gains: list[float] = []
-    while blind is not None and len(gains) < NUM_DRAWN and time.perf_counter() < deadline:
+    while blind is not None and len(gains) < NUM_DRAWN and not clock.is_over:
         drawn = rng.choice(len(SKEWS), size=len(unknown), p=weights).tolist()
         known = priced.with_task(_with_skews(task, dict(zip(unknown, drawn, strict=True))))
-        best = _found(known, deadline)
+        best = _found(known, clock)
         if best is None:
             break
         blind_ms = known.predict(blind).cost_ms
@@ -80,8 +77,5 @@ def _with_skews(task: ShardingTask, skews: dict[int, int]) -> ShardingTask:
     return dataclasses.replace(task, tables=tuple(tables))
 
 
-def _found(priced: PricedTask, deadline: float) -> ShardingPlan | None:
-    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
-    stopping = StoppingRule(0, GOOD_GAP, Clock(deadline))
-    state = find_state(problem, lower_bound_ms(priced), 0, stopping)
-    return None if state is None else ShardingPlan(problem.world_size, state_shards(state))
+def _found(priced: PricedTask, clock: Clock) -> ShardingPlan | None:
+    return find_quickly(priced, lower_bound_ms(priced), good_gap=GOOD_GAP, clock=clock)

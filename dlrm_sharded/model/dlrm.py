@@ -17,7 +17,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torchrec.models.dlrm import DenseArch, OverArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
 from dlrm_sharded.model.interaction import CrossInteraction, DotInteraction
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
@@ -149,8 +149,7 @@ class Dlrm(nn.Module):
         compile_mode: str | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(bf16, bool):
-            raise ConfigError(f"model.bf16 is {bf16!r}, must be true or false")
+        check_flag("model.bf16", bf16)
         if compile_mode is not None and compile_mode not in COMPILE_MODES:
             raise ConfigError(
                 f"model.compile_mode is {compile_mode!r}; known: null, {', '.join(COMPILE_MODES)}"
@@ -187,10 +186,13 @@ def dlrm(
     dense_layers: Sequence[int],
     over_layers: Sequence[int],
     device: torch.device,
-    bf16: bool = False,
-    compile_mode: str | None = None,
+    **options: Any,
 ) -> Dlrm:
-    """Build a DLRM with dot interaction; the last of `dense_layers` is D."""
+    """Build a DLRM with dot interaction; the last of `dense_layers` is D.
+
+    Args:
+        options: `bf16` and `compile_mode` of `Dlrm`.
+    """
     _check_layers(dense_layers, over_layers)
     interaction = DotInteraction(1 + len(tables), device=device)
     return Dlrm(
@@ -200,9 +202,8 @@ def dlrm(
         over_layers=over_layers,
         interaction=interaction,
         over_in_features=dense_layers[-1] + interaction.num_pairs,
-        bf16=bf16,
-        compile_mode=compile_mode,
         device=device,
+        **options,
     )
 
 
@@ -215,10 +216,13 @@ def dlrm_dcnv2(
     num_cross_layers: int,
     cross_rank: int,
     device: torch.device,
-    bf16: bool = False,
-    compile_mode: str | None = None,
+    **options: Any,
 ) -> Dlrm:
-    """Build a DLRM with DCNv2's low-rank cross network (arXiv:2008.13535), as MLPerf trains it."""
+    """Build a DLRM with DCNv2's low-rank cross network (arXiv:2008.13535), as MLPerf trains it.
+
+    Args:
+        options: `bf16` and `compile_mode` of `Dlrm`.
+    """
     _check_layers(dense_layers, over_layers)
     check_count("model.num_cross_layers", num_cross_layers, least=1)
     check_count("model.cross_rank", cross_rank, least=1)
@@ -232,9 +236,8 @@ def dlrm_dcnv2(
             num_vectors, dim, num_layers=num_cross_layers, rank=cross_rank
         ),
         over_in_features=num_vectors * dim,
-        bf16=bf16,
-        compile_mode=compile_mode,
         device=device,
+        **options,
     )
 
 

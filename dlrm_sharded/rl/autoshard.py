@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.rl.env import (
     entropies,
     free_before_each_step,
@@ -40,7 +40,9 @@ from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import (
     EpisodeMeans,
     MeasuredPlans,
+    MethodConfig,
     RoundProgress,
+    adam_optimizers,
     adam_step,
     relative_error_loss,
 )
@@ -271,39 +273,24 @@ def v_trace(log_rhos: Tensor, rewards: Tensor, values: Tensor) -> tuple[Tensor, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoShardConfig:
+class AutoShardConfig(MethodConfig):
     """Hyperparameters of a training. All numbers of updates and rollouts are per round.
 
     Args:
-        cost_updates: gradient steps of the cost network.
-        cost_batch: measured plans per gradient step.
         rollouts: batches of episodes that are played.
         updates_per_rollout: policy updates on each batch of episodes.
         tasks_per_rollout, episodes_per_task: make up a batch of episodes.
-        entropy_weight: weight of the policy's entropy in the loss.
         reward: one of `REWARDS`; "balance" is the paper's.
     """
 
-    cost_updates: int = 600
-    cost_batch: int = 64
-    cost_learning_rate: float = 2e-3
     rollouts: int = 50
     updates_per_rollout: int = 2
     tasks_per_rollout: int = 8
     episodes_per_task: int = 4
-    policy_learning_rate: float = 1e-3
-    entropy_weight: float = 1e-3
     reward: str = "cost"
 
     def __post_init__(self) -> None:
-        for key in (
-            *("cost_updates", "cost_batch", "rollouts", "updates_per_rollout"),
-            *("tasks_per_rollout", "episodes_per_task"),
-        ):
-            check_count(f"policy.{key}", getattr(self, key), least=1)
-        for key in ("cost_learning_rate", "policy_learning_rate"):
-            check_number(f"policy.{key}", getattr(self, key), above=True)
-        check_number("policy.entropy_weight", self.entropy_weight)
+        MethodConfig.__post_init__(self)
         if self.reward not in REWARDS:
             raise ConfigError(f"policy.reward is {self.reward!r}; known: {', '.join(REWARDS)}")
 
@@ -317,10 +304,7 @@ class AutoShardTraining:
     def __init__(self, config: AutoShardConfig) -> None:
         self._config = config
         self.net = AutoShard()
-        self.optimizers = {
-            "cost": torch.optim.Adam(self.net.cost.parameters()),
-            "policy": torch.optim.Adam(self.net.policy.parameters()),
-        }
+        self.optimizers = adam_optimizers(cost=self.net.cost, policy=self.net.policy)
 
     def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
         """Return the mean relative error of the last batch's ranks, in percent."""

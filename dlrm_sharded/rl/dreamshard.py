@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.files.errors import check_count, check_number
+from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.plans.plan_cost import StageCost
 from dlrm_sharded.rl.env import (
     entropies,
@@ -51,7 +51,9 @@ from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import (
     EpisodeMeans,
     MeasuredPlans,
+    MethodConfig,
     RoundProgress,
+    adam_optimizers,
     adam_step,
     relative_error_loss,
 )
@@ -156,6 +158,16 @@ class DreamShard(PlacementNet):
         rank_costs = self.cost.rank_costs(sums, sums.amax(dim=-2, keepdim=True))
         return self.cost.plan_cost(sums, rank_costs)
 
+    def costs_with_table(self, before: Tensor, vectors: Tensor) -> Tensor:
+        """Return [..., W, 3], the `RANK_COSTS` of every rank if it takes a table.
+
+        Args:
+            before: [..., W, K], sums before the table is placed.
+            vectors: [..., K], vector of the table.
+        """
+        sums = before + vectors[..., None, :]
+        return self.cost.rank_costs(sums, torch.maximum(before.amax(dim=-2, keepdim=True), sums))
+
     def actor(self, tasks: TaskTensors) -> DreamShardActor:
         return DreamShardActor(self, tasks)
 
@@ -164,9 +176,7 @@ class DreamShard(PlacementNet):
         with torch.no_grad():
             vectors = self.cost.table(tasks)
             before = sums_before_each_step(vectors, ranks, tasks.world_size)
-            cost_sums = before + vectors[:, :, None]
-            largest = torch.maximum(before.amax(dim=2, keepdim=True), cost_sums)
-            rank_costs = self.cost.rank_costs(cost_sums, largest)
+            rank_costs = self.costs_with_table(before, vectors)
             table_costs = self.positive_table_costs(tasks)
         vectors = self.policy.table(tasks)
         sums = sums_before_each_step(vectors, ranks, tasks.world_size) + vectors[:, :, None]
@@ -186,9 +196,7 @@ class DreamShardActor:
         self._cost_sums, self._sums = torch.zeros(shape), torch.zeros(shape)
 
     def scores(self, step: int) -> Tensor:
-        cost_sums = self._cost_sums + self._cost_vectors[:, step, None]
-        largest = torch.maximum(self._cost_sums.amax(dim=1, keepdim=True), cost_sums)
-        rank_costs = self._net.cost.rank_costs(cost_sums, largest)
+        rank_costs = self._net.costs_with_table(self._cost_sums, self._cost_vectors[:, step])
         sums = self._sums + self._vectors[:, step, None]
         scores: Tensor = self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
         return scores
@@ -200,34 +208,22 @@ class DreamShardActor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DreamShardConfig:
+class DreamShardConfig(MethodConfig):
     """Hyperparameters of a training. All numbers of updates are per round.
 
     Args:
-        cost_updates: gradient steps of the cost network.
-        cost_batch: measured plans per gradient step.
         policy_updates: gradient steps of the policy.
         tasks_per_update, episodes_per_task: make up the episodes of one gradient step of the
             policy; the mean of a task's episodes is their baseline, so that there must be two.
-        entropy_weight: weight of the policy's entropy in the loss.
     """
 
-    cost_updates: int = 600
-    cost_batch: int = 64
-    cost_learning_rate: float = 2e-3
     policy_updates: int = 50
-    policy_learning_rate: float = 1e-3
     tasks_per_update: int = 8
     episodes_per_task: int = 8
-    entropy_weight: float = 1e-3
 
     def __post_init__(self) -> None:
-        for key in ("cost_updates", "cost_batch", "policy_updates", "tasks_per_update"):
-            check_count(f"policy.{key}", getattr(self, key), least=1)
+        MethodConfig.__post_init__(self)
         check_count("policy.episodes_per_task", self.episodes_per_task, least=2)
-        for key in ("cost_learning_rate", "policy_learning_rate"):
-            check_number(f"policy.{key}", getattr(self, key), above=True)
-        check_number("policy.entropy_weight", self.entropy_weight)
 
     def build(self) -> DreamShardTraining:
         return DreamShardTraining(self)
@@ -239,10 +235,7 @@ class DreamShardTraining:
     def __init__(self, config: DreamShardConfig) -> None:
         self._config = config
         self.net = DreamShard()
-        self.optimizers = {
-            "cost": torch.optim.Adam(self.net.cost.parameters()),
-            "policy": torch.optim.Adam(self.net.policy.parameters()),
-        }
+        self.optimizers = adam_optimizers(cost=self.net.cost, policy=self.net.policy)
 
     def fit_costs(self, plans: MeasuredPlans, progress: RoundProgress) -> float:
         """Return the mean relative error of the last batch's plans, in percent."""

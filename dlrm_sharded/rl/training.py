@@ -15,6 +15,7 @@ import io
 import json
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.files.errors import DataError, check_count
+from dlrm_sharded.files.errors import DataError, check_count, check_number
 from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -111,9 +112,31 @@ class TrainingMethod(Protocol):
         """Improve the policy on the costs that the cost network predicts."""
 
 
-class MethodConfig(Protocol):
-    """Hyperparameters of a method, which conf/policy/*.yaml sets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodConfig(ABC):
+    """Hyperparameters of a method, which conf/policy/*.yaml sets. Numbers of updates are per round.
 
+    Args:
+        cost_updates: gradient steps of the cost network.
+        cost_batch: measured plans per gradient step.
+        entropy_weight: weight of the policy's entropy in the loss.
+    """
+
+    cost_updates: int = 600
+    cost_batch: int = 64
+    cost_learning_rate: float = 2e-3
+    policy_learning_rate: float = 1e-3
+    entropy_weight: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for parameter in dataclasses.fields(self):
+            if parameter.type == "int":
+                check_count(f"policy.{parameter.name}", getattr(self, parameter.name), least=1)
+        for key in ("cost_learning_rate", "policy_learning_rate"):
+            check_number(f"policy.{key}", getattr(self, key), above=True)
+        check_number("policy.entropy_weight", self.entropy_weight)
+
+    @abstractmethod
     def build(self) -> TrainingMethod:
         """Build the method with new networks."""
 
@@ -165,6 +188,11 @@ class _Collected:
     ranks: list[list[int]] = field(default_factory=list)
     costs: list[PlanCost] = field(default_factory=list)
     rounds: list[RoundResult] = field(default_factory=list)
+
+
+def adam_optimizers(**nets: nn.Module) -> dict[str, torch.optim.Adam]:
+    """Return an optimizer for each of a method's networks."""
+    return {name: torch.optim.Adam(net.parameters()) for name, net in nets.items()}
 
 
 def adam_step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -> None:

@@ -28,9 +28,9 @@ class BlockNeighborhood(StateMoves):
 
     def row_cuts(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves that put the costliest units of a rank in row blocks."""
-        if not self._splits:
+        if not self.splits:
             return []
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         slots = self._changeable_slots(rank)
         processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
         costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
@@ -55,10 +55,10 @@ class BlockNeighborhood(StateMoves):
 
     def row_joins(self, objective: SmoothObjective) -> list[Move]:
         """Return moves that make units in row blocks whole again, on the best rank for each."""
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         units = np.flatnonzero((state.group != COLUMNS) & ~problem.must_replicate)
-        if self._budget is not None and self._budget.changeable is not None:
-            units = units[self._budget.changeable[units]]
+        if self.budget is not None and self.budget.changeable is not None:
+            units = units[self.budget.changeable[units]]
         if not len(units):
             return []
         before_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
@@ -97,7 +97,7 @@ class BlockNeighborhood(StateMoves):
         Args:
             load: [W, L], loads of all ranks without the unit.
         """
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         # Row blocks are small and on many ranks, so host loads are taken as unchanged.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = objective.value_ms - state.shared_ms - norms_ms if objective.has_hosts else 0.0

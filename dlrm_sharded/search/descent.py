@@ -29,8 +29,7 @@ class Descent:
     """Improves one state by moves.
 
     Args:
-        splits: whether tables may be cut into more pieces than they are in.
-        budget: limits on what may move; None for no limits.
+        splits, budget: see `StateMoves`.
     """
 
     def __init__(
@@ -44,9 +43,8 @@ class Descent:
     ) -> None:
         self._state = state
         self._clock = clock
-        self._budget = budget
-        self._neighborhood = Neighborhood(state, rng, splits=splits, budget=budget)
-        self._blocks = BlockNeighborhood(state, rng, splits=splits, budget=budget)
+        self._neighborhood = Neighborhood(state, rng, splits, budget)
+        self._blocks = BlockNeighborhood(state, rng, splits, budget)
 
     def run(self, max_stuck: int = MANY_RANKS) -> None:
         """Take a good move from the fullest rank that has one, until no rank has any.
@@ -97,7 +95,8 @@ class Descent:
         return False
 
     def _is_accepted(self, move: Move) -> bool:
-        return self._budget is None or self._budget.accept({edit.unit for edit in move.edits})
+        budget = self._neighborhood.budget
+        return budget is None or budget.accept({edit.unit for edit in move.edits})
 
 
 def _fullest_rank(objective: SmoothObjective, stuck: set[int]) -> int | None:

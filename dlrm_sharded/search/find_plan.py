@@ -1,6 +1,7 @@
 """The whole search: first plans, descents, large neighborhood search.
 
-`find_state` searches from scratch, `improve_within` starts from an earlier plan.
+`find_state` searches from scratch, `improve_within` starts from an earlier plan, and `find_quickly`
+is a short search for the least predicted cost, with which other plans are compared.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlrm_sharded.cost.base import PricedTask
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.search.build_problem import build_problem
+from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.cuts import UnitCut, cut_units
 from dlrm_sharded.search.descent import Descent
 from dlrm_sharded.search.first_plan import first_plan, width_sorted_plan
@@ -17,6 +22,7 @@ from dlrm_sharded.search.move_budget import MoveBudget
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.replication import replicate
 from dlrm_sharded.search.state import State
+from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 
 TARGETS = (1.0, 1.1, 1.3, 2.0)
@@ -60,6 +66,15 @@ def find_state(
     best = best.copy_for(plain)
     _improve(best, good_ms, rng, stopping, splits=False)
     return best
+
+
+def find_quickly(
+    priced: PricedTask, bound_ms: float, *, good_gap: float, clock: Clock
+) -> ShardingPlan | None:
+    """Return the best plan of a short search without constraints; None if it finds none."""
+    problem = build_problem(priced, Constraints(), critical_path_share=0.0, split_error=0.0)
+    state = find_state(problem, bound_ms, 0, StoppingRule(0, good_gap, clock))
+    return None if state is None else ShardingPlan(problem.world_size, state_shards(state))
 
 
 def improve_within(state: State, budget: MoveBudget, seed: int, clock: Clock) -> None:

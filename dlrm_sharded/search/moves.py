@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import Indices
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.problem import Mask
+from dlrm_sharded.search.problem import Mask, Problem
 from dlrm_sharded.search.smooth_objective import SmoothObjective, power
 from dlrm_sharded.search.state import Edit, SetWidth, State
 
@@ -62,6 +63,7 @@ class _Parts(NamedTuple):
     width: Indices
 
 
+@dataclass(frozen=True, slots=True)
 class StateMoves:
     """The base of what finds moves from a state.
 
@@ -70,30 +72,25 @@ class StateMoves:
         budget: limits on what may move; None for no limits.
     """
 
-    def __init__(
-        self,
-        state: State,
-        rng: np.random.Generator,
-        *,
-        splits: bool,
-        budget: MoveBudget | None = None,
-    ) -> None:
-        self._state = state
-        self._problem = state.problem
-        self._rng = rng
-        self._splits = splits
-        self._budget = budget
+    state: State
+    rng: np.random.Generator
+    splits: bool = True
+    budget: MoveBudget | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return self.state.problem
 
     def _changeable_slots(self, rank: int) -> Indices:
         """Return the slots of a rank's pieces that the budget lets change."""
-        slots = np.array(self._state.slots_on_rank[rank], dtype=np.int64)
-        if self._budget is not None and self._budget.changeable is not None and len(slots):
-            slots = slots[self._budget.changeable[self._state.piece_unit[slots]]]
+        slots = np.array(self.state.slots_on_rank[rank], dtype=np.int64)
+        if self.budget is not None and self.budget.changeable is not None and len(slots):
+            slots = slots[self.budget.changeable[self.state.piece_unit[slots]]]
         return slots
 
     def _sample(self, values: Indices, size: int) -> Indices:
         """Return the values, or so many of them at random if there are more."""
-        return values if len(values) <= size else self._rng.choice(values, size, replace=False)
+        return values if len(values) <= size else self.rng.choice(values, size, replace=False)
 
 
 class Neighborhood(StateMoves):
@@ -101,7 +98,7 @@ class Neighborhood(StateMoves):
 
     def transfers(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves of parts of pieces, or of whole ones, to other ranks."""
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         slots, others = self._changeable_slots(rank), self._candidate_ranks(rank)
         if not len(slots) or not len(others):
             return []
@@ -119,10 +116,10 @@ class Neighborhood(StateMoves):
         # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
-        if not self._splits:  # a part that leaves something behind makes a piece more
+        if not self.splits:  # a part that leaves something behind makes a piece more
             fits &= is_whole[:, None]
-        if self._budget is not None and self._budget.max_bytes is not None:
-            fits &= (problem.size_bytes[moved] <= self._budget.max_bytes[parts.unit])[:, None]
+        if self.budget is not None and self.budget.max_bytes is not None:
+            fits &= (problem.size_bytes[moved] <= self.budget.max_bytes[parts.unit])[:, None]
         held_widths = self._merge_with_held(parts, others, change_here, objective, gains, fits)
         if objective.has_hosts:
             gains += self._host_gains(objective, rank, others, problem.host_load[moved][:, None])
@@ -141,7 +138,7 @@ class Neighborhood(StateMoves):
 
     def swaps(self, rank: int, objective: SmoothObjective) -> list[Move]:
         """Return moves that exchange a piece of the rank for a piece of another rank."""
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         slots = self._changeable_slots(rank)
         other_slots = [self._changeable_slots(int(r)) for r in self._candidate_ranks(rank)]
         others = np.concatenate([np.array([], dtype=np.int64), *other_slots])
@@ -176,19 +173,19 @@ class Neighborhood(StateMoves):
 
     def _candidate_ranks(self, rank: int) -> Indices:
         """Return the other ranks that moves are tried with."""
-        world_size = self._problem.world_size
+        world_size = self.problem.world_size
         if world_size <= MANY_RANKS:
             return np.delete(np.arange(world_size), rank)
         # Moves to full ranks seldom pay; random ones are for those that balance another load.
-        total = self._state.load.sum(axis=1)
+        total = self.state.load.sum(axis=1)
         least = np.argpartition(total, NUM_LEAST_LOADED)[:NUM_LEAST_LOADED]
-        chosen = np.union1d(least, self._rng.integers(world_size, size=NUM_RANDOM_RANKS))
+        chosen = np.union1d(least, self.rng.integers(world_size, size=NUM_RANDOM_RANKS))
         return chosen[chosen != rank]
 
     def _parts(self, slots: Indices) -> _Parts:
         """Return all parts that are tried of the pieces in these slots."""
-        state = self._state
-        widths = state.piece_shape[slots] - self._problem.first_shape[state.piece_unit[slots]] + 1
+        state = self.state
+        widths = state.piece_shape[slots] - self.problem.first_shape[state.piece_unit[slots]] + 1
         sizes = [_part_widths(width) for width in widths.tolist()]
         slot = np.repeat(slots, [len(parts) for parts in sizes])
         return _Parts(state.piece_unit[slot], state.piece_shape[slot], np.concatenate(sizes))
@@ -197,16 +194,16 @@ class Neighborhood(StateMoves):
         self, rank: int, parts: _Parts, is_whole: Mask, objective: SmoothObjective
     ) -> Floats:
         """Return [M], by how much the objective changes if a rank loses a part."""
-        problem = self._problem
+        problem = self.problem
         # A unit's shapes are consecutive. Where the whole piece moves, the index is that of another
         # unit's shape, which `where` then ignores.
         kept = parts.shape - parts.width
         kept_load = np.where(is_whole[:, None], 0.0, problem.load[kept])
         kept_shared_ms = np.where(is_whole, 0.0, problem.shared_ms[kept])
-        load = self._state.load[rank] + kept_load - problem.load[parts.shape]
+        load = self.state.load[rank] + kept_load - problem.load[parts.shape]
         if problem.has_crowding:
             whole = problem.demand[parts.shape]
-            rest = self._state.demand[rank] - whole
+            rest = self.state.demand[rank] - whole
             kept_demand = np.where(is_whole[:, None], 0.0, problem.demand[kept])
             load += problem.crowding_load(kept_demand, rest) - problem.crowding_load(whole, rest)
         change = (objective.powers_of(load) - objective.powers[rank]) @ objective.slope
@@ -229,7 +226,7 @@ class Neighborhood(StateMoves):
         Returns:
             Widths of those pieces, by place in gains.
         """
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         column = {int(other): b for b, other in enumerate(others)}
         held_widths: dict[tuple[int, int], int] = {}
         for m, unit in enumerate(parts.unit.tolist()):
@@ -256,7 +253,7 @@ class Neighborhood(StateMoves):
 
     def _swap_fits(self, rank: int, slots: Indices, others: Indices) -> Mask:
         """Return [M, B], whether pieces of the rank and of others may change places."""
-        state, problem = self._state, self._problem
+        state, problem = self.state, self.problem
         unit, other_unit = state.piece_unit[slots], state.piece_unit[others]
         bytes_here = problem.size_bytes[state.piece_shape[slots]]
         bytes_there = problem.size_bytes[state.piece_shape[others]]
@@ -274,13 +271,13 @@ class Neighborhood(StateMoves):
         if problem.restricts_ranks:
             fits &= self._allowed(unit, other_rank)
             fits &= self._allowed(other_unit, np.array([rank])).T
-        if self._budget is not None and self._budget.max_bytes is not None:
-            fits &= (bytes_here <= self._budget.max_bytes[unit])[:, None]
-            fits &= bytes_there <= self._budget.max_bytes[other_unit]
+        if self.budget is not None and self.budget.max_bytes is not None:
+            fits &= (bytes_here <= self.budget.max_bytes[unit])[:, None]
+            fits &= bytes_there <= self.budget.max_bytes[other_unit]
         return fits
 
     def _swap_edits(self, slot: int, other_slot: int) -> list[Edit]:
-        state, first_shape = self._state, self._problem.first_shape
+        state, first_shape = self.state, self.problem.first_shape
         (unit, rank, width), (other_unit, other_rank, other_width) = (
             (
                 int(state.piece_unit[s]),
@@ -301,8 +298,8 @@ class Neighborhood(StateMoves):
         self, objective: SmoothObjective, rank: int, others: Indices, moved: Floats
     ) -> Floats:
         """Return [M, B], the gains from host loads [M, 1 or B] that move to others' hosts."""
-        state = self._state
-        per_host = self._problem.hosts.ranks_per_host
+        state = self.state
+        per_host = self.problem.hosts.ranks_per_host
         here, there = rank // per_host, others // per_host
         scale, powers = objective.host_scale, objective.host_powers
         lost = power((state.host_load[here] - moved) / scale)
@@ -313,10 +310,10 @@ class Neighborhood(StateMoves):
 
     def _allowed(self, units: Indices, ranks: Indices) -> Mask:
         """Return [M, B], whether constraints let units be on ranks; [1, B] if there are none."""
-        if not self._problem.restricts_ranks:
+        if not self.problem.restricts_ranks:
             return np.ones((1, len(ranks)), dtype=bool)
         # Several moves may belong to one unit, so each unit is looked up once.
-        allowed = {unit: self._state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
+        allowed = {unit: self.state.allowed_ranks(unit)[ranks] for unit in set(units.tolist())}
         return np.array([allowed[unit] for unit in units.tolist()])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, FWD_COMM, FWD_COMPUTE, INPUT_DIST
 from dlrm_sharded.step.parts import (
     DATA,
@@ -26,6 +27,9 @@ from dlrm_sharded.tracing.recorded import BETWEEN_STEPS, Lateness, RecordedRank,
 
 TABLE_PARTS = (INPUT_DIST, *COMPUTE_STAGES)
 """Parts whose time depends on the tables that a rank has."""
+
+MAX_RANKS = 16
+"""Largest number of ranks in a table, those that wait longest."""
 
 TablesOfRank = Callable[[int], Sequence[str]]
 """Returns the tables that weigh most on a rank, the heaviest first."""
@@ -121,19 +125,21 @@ def _named(part: str) -> str:
 def table(steps: RecordedSteps, ranks: Sequence[RecordedRank]) -> str:
     """Return the parts by rank, and the costliest operators of each part, as Markdown."""
     parts_ms = steps.breakdown.parts_ms
-    numbers = range(len(ranks))
-    shown = sorted(numbers, key=lambda rank: -float(parts_ms[WAITING][rank]))[:16]
-    lines = [
-        "| ms a step | " + " | ".join(f"rank {rank}" for rank in sorted(shown)) + " |",
-        "|---" * (1 + len(shown)) + "|",
+    waiting = parts_ms[WAITING]
+    shown = sorted(sorted(range(len(ranks)), key=lambda rank: -float(waiting[rank]))[:MAX_RANKS])
+    times = [
+        [PART_LABELS[part], *(f"{parts_ms[part][rank]:.2f}" for rank in shown)] for part in PARTS
     ]
-    for part in PARTS:
-        times = " | ".join(f"{parts_ms[part][rank]:.2f}" for rank in sorted(shown))
-        lines.append(f"| {PART_LABELS[part]} | {times} |")
-    lines += ["", "| part | costliest operators of rank 0 |", "|---|---|"]
-    for part in PARTS:
-        operators = costliest_operators(ranks[0], part)
-        if operators:
-            named = ", ".join(f"`{_operator_text(operator)}`" for operator in operators)
-            lines.append(f"| {PART_LABELS[part]} | {named} |")
-    return "\n".join(lines)
+    operators = {part: costliest_operators(ranks[0], part) for part in PARTS}
+    named = [
+        [PART_LABELS[part], ", ".join(f"`{_operator_text(operator)}`" for operator in costliest)]
+        for part, costliest in operators.items()
+        if costliest
+    ]
+    return "\n".join(
+        [
+            *markdown_table(["ms a step", *(f"rank {rank}" for rank in shown)], times),
+            "",
+            *markdown_table(["part", "costliest operators of rank 0"], named),
+        ]
+    )

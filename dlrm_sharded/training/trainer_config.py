@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from dlrm_sharded.checkpoint.saver import CheckpointConfig
-from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag
 
 GPU_PREFETCH_BATCHES = 2
 """Batches that a thread reads ahead for a GPU, by default."""
@@ -61,8 +61,7 @@ class TrainerConfig:
         ):
             if getattr(self, key) is not None:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
-        if not isinstance(self.trace, bool):
-            raise ConfigError(f"trainer.trace is {self.trace!r}, must be true or false")
+        check_flag("trainer.trace", self.trace)
         if self.pipeline not in PIPELINES:
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: {PIPELINES}")
 

@@ -17,7 +17,6 @@ from dlrm_sharded.datasets.task_sets import (
     models_tasks,
     paper_tasks,
     scale_tasks,
-    scale_whole_tasks,
 )
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
 from dlrm_sharded.plans.validation import validate
@@ -102,7 +101,7 @@ def test_kinds_are_what_they_say() -> None:
 
 
 def test_scale_tasks() -> None:
-    for benchmark, whole in zip(scale_tasks(num=2), scale_whole_tasks(num=2), strict=True):
+    for benchmark, whole in zip(scale_tasks(num=2), TASK_SETS["scale_whole"](num=2), strict=True):
         for task in (benchmark.task, whole.task):
             assert memory_use(task) == pytest.approx(0.7, rel=1e-3)
             on_hosts = task.topology.world_size >= 128
