@@ -79,5 +79,4 @@ class AccessDistribution:
 
     def _expected_uses(self, num_draws: float) -> NDArray[np.float64]:
         """Return [R], the expected uses of a single rank of each range."""
-        uses: NDArray[np.float64] = num_draws * self._mass / self._ranks_per_range
-        return uses
+        return num_draws * self._mass / self._ranks_per_range

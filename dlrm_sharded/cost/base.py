@@ -117,8 +117,7 @@ def workload_cost(
 
     def exchange_ms(kind: str) -> list[float]:
         exchange = workload.exchange(for_ids=kind == INPUT_DIST)
-        times: list[float] = communication.exchange_ms(kind, exchange, hosts).tolist()
-        return times
+        return communication.exchange_ms(kind, exchange, hosts).tolist()
 
     return PlanCost.from_stages(
         {

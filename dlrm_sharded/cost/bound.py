@@ -77,8 +77,7 @@ class Cuts:
 
     def least(self, values: Floats, allowed: NDArray[np.bool_]) -> Floats:
         """Return [T], the least of values [n] over each table's allowed sizes; inf without any."""
-        least: Floats = np.minimum.reduceat(np.where(allowed, values, np.inf), self.first)
-        return least
+        return np.minimum.reduceat(np.where(allowed, values, np.inf), self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +273,7 @@ class Relaxation:
     def _piece_ms(self, pieces: Pieces, work_ms: Floats) -> Floats:
         """Return [n], time of a rank with one piece: work, its own exchanges and launch (L5)."""
         own_ms = self._least_prices.own_byte_ms * pieces.volume
-        piece_ms: Floats = work_ms + own_ms + self._launch_ms
-        return piece_ms
+        return work_ms + own_ms + self._launch_ms
 
     def _reduces(self, blocks: BlockShapes) -> ReducePrices:
         return self._prices.reduces[blocks.group_size]

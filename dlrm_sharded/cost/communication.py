@@ -235,8 +235,7 @@ class CommunicationModel:
         if self.all_reduce is not None:
             return self.all_reduce
         halves = [EXCHANGES.index(kind) for kind in STEP_EXCHANGES]
-        composed: Floats = self.reduce[halves].sum(axis=0)
-        return composed
+        return self.reduce[halves].sum(axis=0)
 
     def scaled(self, factors: Mapping[str, Floats | float]) -> CommunicationModel:
         """Return the model with the `EXCHANGE_PARTS` of each of `EXCHANGES` times factors [P]."""
@@ -304,8 +303,7 @@ class CommunicationModel:
         """
         if hosts.world_size == 1:
             return np.zeros_like(num_bytes)
-        times: Floats = all_reduce_terms(num_bytes, hosts) @ self.all_reduce_weights
-        return times
+        return all_reduce_terms(num_bytes, hosts) @ self.all_reduce_weights
 
     def all_to_all_ms(self, kind: str, volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
         """Return [N, W], time of all-to-alls; zeros for one rank, or where nobody has a shard.
@@ -337,8 +335,7 @@ class CommunicationModel:
     def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, group: Hosts) -> Floats:
         """Return [N], time of one of `EXCHANGES` among the ranks of a group."""
         weights = self.reduce[EXCHANGES.index(kind)]
-        times: Floats = reduce_terms(volume, num_shards, group) @ weights
-        return times
+        return reduce_terms(volume, num_shards, group) @ weights
 
 
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:

@@ -89,21 +89,18 @@ class PriceNet:
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = np.tanh(hidden @ weight + bias)
         # exp keeps every price positive, so more work never takes less time
-        times: Floats = work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
-        return times
+        return work * np.exp(hidden @ self.weights[-1] + self.biases[-1])
 
     def work_ms(self, priced: Floats, read_mb: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J] on ranks that read so many MB [N]."""
-        times: Floats = priced[:, 0] + (self.overflow(read_mb) * priced[:, 1:]).sum(axis=1)
-        return times
+        return priced[:, 0] + (self.overflow(read_mb) * priced[:, 1:]).sum(axis=1)
 
     def overflow(self, read_mb: Floats) -> Floats:
         """Return [N, J], the shares to which the caches of ranks that read MB [N] overflow."""
         # a rank that reads nothing has a logarithm, too
         level = (np.log10(read_mb + 1e-3)[:, None] - self.cache_mb) * self.cache_slope
         # the logistic function as a tanh, which cannot overflow
-        shares: Floats = 0.5 * (1.0 + np.tanh(0.5 * level))
-        return shares
+        return 0.5 * (1.0 + np.tanh(0.5 * level))
 
     def times_ms(self, priced: Floats, read_mb: Floats, num_lookups: Floats) -> Floats:
         """Return [N], time of priced work [N, 1 + J], MB read [N] and lookups launched [N]."""
@@ -254,8 +251,7 @@ class ComputeModel:
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
         """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
-        times: Floats = self.work_ms(vectors, vectors).sum(axis=1)
-        return times
+        return self.work_ms(vectors, vectors).sum(axis=1)
 
     def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
         """Return [..., 2], by how much shards and a crowd are slower on one rank than apart.
@@ -268,10 +264,7 @@ class ComputeModel:
         if self.widest_ms is None:
             return np.zeros(2)
         columns = self._width_columns
-        times: Floats = (
-            crowding_terms(vectors[..., columns], crowd[..., columns]) @ self.widest_ms.T
-        )
-        return times
+        return crowding_terms(vectors[..., columns], crowd[..., columns]) @ self.widest_ms.T
 
     def launch_ms(self, num_lookups: Floats) -> Floats:
         """Return [N, 2], time to launch the lookups, without their work."""
@@ -289,8 +282,7 @@ class ComputeModel:
         """Return [S, C], the inputs of the nets."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(workload.profile(), self.profile_low, self.profile_high)
-        scaled: Floats = (profile - self.profile_mean) / self.profile_std
-        return scaled
+        return (profile - self.profile_mean) / self.profile_std
 
     def _half_factors(self, workload: Workload) -> tuple[Floats | float, Floats | float]:
         """Return factors of both directions, [S, 1] each: other than 1 for fp16 on a CPU."""
@@ -322,5 +314,4 @@ class ComputeModel:
         """Return [N, 2], time of shards of vectors [N, V] due to the widest shard of a crowd."""
         assert self.widest_ms is not None
         columns = self._width_columns
-        times: Floats = widest_terms(vectors[:, columns], crowd[:, columns]) @ self.widest_ms.T
-        return times
+        return widest_terms(vectors[:, columns], crowd[:, columns]) @ self.widest_ms.T

@@ -163,8 +163,7 @@ class _StepExchanges:
             self._model.all_to_all_ms(kind, volume[None], counts[None], self._hosts)[0]
             for kind in self._kinds
         ]
-        both: Floats = np.sum(by_kind, axis=0)
-        return both
+        return np.sum(by_kind, axis=0)
 
     def uneven_prices(self) -> tuple[float, float, float]:
         """Return prices of a byte of a rank's own, of the busiest rank and of the busiest host."""

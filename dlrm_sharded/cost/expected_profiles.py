@@ -63,5 +63,4 @@ def _between(by_skew: Floats, place: Floats) -> Floats:
     below = np.minimum(place.astype(np.int64), len(by_skew) - 2)
     share = (place - below)[:, None]
     table = np.arange(len(place))
-    histograms: Floats = (1 - share) * by_skew[below, table] + share * by_skew[below + 1, table]
-    return histograms
+    return (1 - share) * by_skew[below, table] + share * by_skew[below + 1, table]

@@ -171,8 +171,7 @@ class Workload:
     @property
     def is_replica(self) -> NDArray[np.bool_]:
         """[S], whether the shard is a replica."""
-        is_replica: NDArray[np.bool_] = self.group_size == REPLICA_GROUP
-        return is_replica
+        return self.group_size == REPLICA_GROUP
 
     @property
     def num_samples(self) -> Floats:
@@ -182,13 +181,11 @@ class Workload:
     @property
     def num_unique(self) -> Floats:
         """[S], different ids of a step by the histogram, limited by the numbers of ids and rows."""
-        unique: Floats = np.minimum(self.num_ids / self._uses(), self.num_rows)
-        return unique
+        return np.minimum(self.num_ids / self._uses(), self.num_rows)
 
     def _uses(self) -> Floats:
         """Return [S], how often a step uses, in the mean, an id that it uses at all."""
-        uses: Floats = np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
-        return uses
+        return np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
 
     @property
     def thread_group(self) -> NDArray[np.int64]:
@@ -267,8 +264,7 @@ class Workload:
     @property
     def module(self) -> NDArray[np.int64]:
         """[S], number of the fused lookup module that serves the shard."""
-        modules: NDArray[np.int64] = np.unique(self.group_size, return_inverse=True)[1]
-        return modules
+        return np.unique(self.group_size, return_inverse=True)[1]
 
     def num_lookups(self) -> Floats:
         """Return [W], number of fused lookup modules that have a shard on the rank."""
@@ -333,8 +329,7 @@ class Workload:
 
 def _beyond(num_bytes: Floats, cache_mb: float) -> Floats:
     """Return [S], share of the read bytes that a cache does not hold: 1/2 at the cache's size."""
-    share: Floats = num_bytes / (num_bytes + cache_mb * 1e6)
-    return share
+    return num_bytes / (num_bytes + cache_mb * 1e6)
 
 
 def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:

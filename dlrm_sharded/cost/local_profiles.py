@@ -24,8 +24,7 @@ def local_histograms(histograms: Floats, world_size: int) -> Floats:
         return histograms
     expected = histograms @ _transitions(world_size)
     # The shares are of those ids that the rank uses at all; a table without a profile has zeros.
-    local: Floats = expected / np.maximum(expected.sum(axis=1, keepdims=True), 1e-300)
-    return local
+    return expected / np.maximum(expected.sum(axis=1, keepdims=True), 1e-300)
 
 
 @functools.lru_cache(maxsize=64)

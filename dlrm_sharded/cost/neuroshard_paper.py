@@ -78,8 +78,7 @@ class PaperNets(nn.Module):
         """Return forward and backward ms [ranks, 2] for tables [S, features] on ranks [S]."""
         tables = self.table((features - self.scale_mean) / self.scale_std)
         sums = torch.zeros(num_ranks, tables.shape[1]).index_add(0, rank, tables)
-        times: Tensor = self.rank(sums)
-        return times
+        return self.rank(sums)
 
     def communicate(self, columns: Tensor) -> Tensor:
         """Return forward and backward ms [N, W, 2] for thousands of columns by rank [N, W]."""

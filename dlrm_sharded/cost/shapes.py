@@ -255,5 +255,4 @@ class PiecePricer:
     ) -> Indices:
         """Return [n], memory of shards; `Topology.shard_bytes` for arrays."""
         per_row = self._task.topology.optimizer_bytes_per_row
-        size_bytes: Indices = num_rows * (num_cols * per_element + per_row)
-        return size_bytes
+        return num_rows * (num_cols * per_element + per_row)

@@ -52,8 +52,7 @@ def widest_terms(vectors: Floats, crowd: Floats) -> Floats:
         vectors: [..., A], sums over shards on one rank.
         crowd: [..., A], sums over all shards of that rank.
     """
-    terms: Floats = vectors[..., :1] * _TERMS_OF_GROUP[_widest_group(crowd)]
-    return terms
+    return vectors[..., :1] * _TERMS_OF_GROUP[_widest_group(crowd)]
 
 
 def crowding_terms(vectors: Floats, crowd: Floats) -> Floats:

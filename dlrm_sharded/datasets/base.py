@@ -128,8 +128,7 @@ def page_locked(batch: Batch) -> Batch:
     """Return the batch in page-locked memory, from which a GPU copies while it computes."""
     if batch.dense_features.is_pinned():
         return batch
-    pinned: Batch = batch.pin_memory()
-    return pinned
+    return batch.pin_memory()
 
 
 def check_batch(batch: Batch, tables: Sequence[Table]) -> None:

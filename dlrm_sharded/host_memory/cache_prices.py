@@ -99,8 +99,7 @@ class CachePrices:
         rows_ms = 2.0 * elements * WEIGHT_BYTES * miss_ratio * self.row_byte_ms
         # every update reads and writes the state of its row, in the cache or not
         state_ms = 2.0 * elements * self.state_bytes_per_element * self.state_byte_ms
-        ms: Floats = rows_ms + state_ms + workload.num_ids * self.id_ms + self.shard_ms
-        return ms
+        return rows_ms + state_ms + workload.num_ids * self.id_ms + self.shard_ms
 
 
 def cache_forecast(

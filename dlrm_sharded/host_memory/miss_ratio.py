@@ -52,8 +52,7 @@ class MissRatioCurve:
     def ratios(self, shares: Floats) -> Floats:
         """Return [N], the miss ratios of caches with these shares of the rows."""
         points = np.array(self.points)
-        ratios: Floats = np.interp(shares, points[:, 0], points[:, 1])
-        return ratios
+        return np.interp(shares, points[:, 0], points[:, 1])
 
     def ratio(self, share: float) -> float:
         """Return the miss ratio of one size."""

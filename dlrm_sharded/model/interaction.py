@@ -34,10 +34,7 @@ class DotInteraction(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return [B, D + P] for vectors [B, N, D]."""
-        features: Tensor = _FirstAndProducts.apply(
-            vectors, self._place_of_pair, self._pair_of_place
-        )
-        return features
+        return _FirstAndProducts.apply(vectors, self._place_of_pair, self._pair_of_place)
 
 
 class CrossInteraction(nn.Module):
@@ -49,8 +46,7 @@ class CrossInteraction(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return [B, N D] for vectors [B, N, D]."""
-        crossed: Tensor = self.crossnet(vectors.flatten(1))
-        return crossed
+        return self.crossnet(vectors.flatten(1))
 
 
 class _FirstAndProducts(torch.autograd.Function):

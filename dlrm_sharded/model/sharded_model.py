@@ -145,8 +145,7 @@ class _ScaledCodec:
         self._scale = scale
 
     def encode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:
-        encoded: Tensor = self._codec.encode(input_tensor * self._scale, ctx)
-        return encoded
+        return self._codec.encode(input_tensor * self._scale, ctx)
 
     def decode(self, input_grad: Tensor, ctx: Any = None) -> Tensor:
         decoded: Tensor = self._codec.decode(input_grad, ctx)

@@ -73,8 +73,7 @@ class AutoShardCostNet(nn.Module):
         Args:
             largest: [..., K], the largest sums of all ranks; an exchange waits for that rank.
         """
-        costs: Tensor = self.head(torch.cat([sums, largest.expand_as(sums)], dim=-1))
-        return costs
+        return self.head(torch.cat([sums, largest.expand_as(sums)], dim=-1))
 
 
 class ActorCritic(nn.Module):
@@ -92,8 +91,7 @@ class ActorCritic(nn.Module):
         share = table_costs / table_costs.sum(dim=1, keepdim=True)
         placed = share.cumsum(dim=1) - share
         sequence = torch.cat([tasks.features, share[..., None], placed[..., None]], dim=-1)
-        states: Tensor = self.lstm(sequence)[0]
-        return states
+        return self.lstm(sequence)[0]
 
     def forward(self, states: Tensor, sums: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores [..., W] and values [...].
@@ -122,13 +120,11 @@ class AutoShard(PlacementNet):
 
     def table_costs(self, tasks: TaskTensors) -> Tensor:
         vectors = self.cost.table(tasks)
-        costs: Tensor = self.cost(vectors, vectors)
-        return costs
+        return self.cost(vectors, vectors)
 
     def plan_costs(self, tasks: TaskTensors, ranks: Tensor) -> Tensor:
         sums = sums_by_rank(self.cost.table(tasks), ranks, tasks.world_size)
-        costs: Tensor = self.cost(sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
-        return costs
+        return self.cost(sums, sums.amax(dim=1, keepdim=True)).amax(dim=1)
 
     def actor(self, tasks: TaskTensors) -> AutoShardActor:
         return AutoShardActor(self, tasks)
@@ -215,8 +211,7 @@ class AutoShardActor:
         sums, features = self._net.describe_ranks(
             self._sums, self._vectors[:, step], self._table_costs[:, step], free, self._tasks
         )
-        scores: Tensor = self._net.policy(self._states[:, step], sums, features)[0]
-        return scores
+        return self._net.policy(self._states[:, step], sums, features)[0]
 
     def place(self, step: int, ranks: Tensor) -> None:
         index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)

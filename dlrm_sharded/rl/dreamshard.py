@@ -105,8 +105,7 @@ class DreamShardCostNet(nn.Module):
         """
         total = rank_costs.sum(dim=-1, keepdim=True)
         largest = torch.cat([sums, rank_costs, total], dim=-1).amax(dim=-2)
-        cost: Tensor = total.amax(dim=(-2, -1)) + self.overall(largest)[..., 0]
-        return cost
+        return total.amax(dim=(-2, -1)) + self.overall(largest)[..., 0]
 
 
 class DreamShardPolicyNet(nn.Module):
@@ -180,8 +179,7 @@ class DreamShard(PlacementNet):
             table_costs = self.positive_table_costs(tasks)
         vectors = self.policy.table(tasks)
         sums = sums_before_each_step(vectors, ranks, tasks.world_size) + vectors[:, :, None]
-        scores: Tensor = self.policy(sums, rank_costs, table_costs[..., None])
-        return scores
+        return self.policy(sums, rank_costs, table_costs[..., None])
 
 
 class DreamShardActor:
@@ -198,8 +196,7 @@ class DreamShardActor:
     def scores(self, step: int) -> Tensor:
         rank_costs = self._net.costs_with_table(self._cost_sums, self._cost_vectors[:, step])
         sums = self._sums + self._vectors[:, step, None]
-        scores: Tensor = self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
-        return scores
+        return self._net.policy(sums, rank_costs, self._table_costs[:, step, None])
 
     def place(self, step: int, ranks: Tensor) -> None:
         index = ranks[:, None, None].expand(-1, 1, VECTOR_SIZE)

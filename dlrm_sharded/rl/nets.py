@@ -56,8 +56,7 @@ class CostHead(nn.Module):
 
     def forward(self, sums: Tensor) -> Tensor:
         """Return [...], the costs of sums [..., size]."""
-        cost: Tensor = (self.linear(sums) + self.mlp(sums))[..., 0]
-        return cost
+        return (self.linear(sums) + self.mlp(sums))[..., 0]
 
 
 class TableNet(nn.Module):

@@ -206,8 +206,7 @@ def adam_step(optimizer: torch.optim.Adam, loss: Tensor, learning_rate: float) -
 
 def relative_error_loss(errors: Tensor) -> Tensor:
     """Return the mean Huber loss of relative errors."""
-    loss: Tensor = nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=HUBER_DELTA)
-    return loss
+    return nn.functional.huber_loss(errors, torch.zeros_like(errors), delta=HUBER_DELTA)
 
 
 def build_method(config: MethodConfig, *, seed: int) -> TrainingMethod:

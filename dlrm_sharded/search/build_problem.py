@@ -263,8 +263,7 @@ def _is_allowed_on_some_group(allowed: Mask | None, group_size: int) -> Mask | n
     if allowed is None:
         return np.True_
     groups = allowed.reshape(len(allowed), -1, group_size)
-    is_allowed: Mask = np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
-    return is_allowed
+    return np.logical_or.reduce(np.logical_and.reduce(groups, axis=2), axis=1)
 
 
 def _replicable(
@@ -274,14 +273,13 @@ def _replicable(
     if shapes.replicas is None:
         return np.zeros(len(units.tables), dtype=bool)
     size_bytes = shapes.replicas.replica.size_bytes[units.first_table]
-    replicable: Mask = (
+    return (
         shapes.replicas.possible[units.first_table]
         & (size_bytes <= capacity_bytes.min())
         & units.is_movable  # a unit of several tables stays together, and on one rank
         & ~separated.any(axis=1)
         & _is_allowed_on_some_group(allowed, len(capacity_bytes))
     )
-    return replicable
 
 
 def _check_replicable(

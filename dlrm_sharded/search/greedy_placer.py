@@ -38,8 +38,7 @@ class GreedyPlacer:
         for _ in range(3):  # x -> x^2 -> x^4 -> x^8
             before, after = before * before, after * after
         # Loads weigh as much as they do in the objective: by their size on a mean rank.
-        increase: Floats = (after - before) @ self._scale
-        return increase
+        return (after - before) @ self._scale
 
     def best_rank(self, unit: int, width: int, score: Floats) -> int | None:
         """Return the rank of least score [W] that may hold the piece; None if there is none."""
@@ -80,10 +79,9 @@ class GreedyPlacer:
     def _added_load(self, shape: int, ranks: int | slice) -> Floats:
         """Return [L] or [W, L], by how much a piece raises the loads of ranks."""
         problem = self._problem
-        added: Floats = problem.load[shape] + problem.crowding_load(
+        return problem.load[shape] + problem.crowding_load(
             problem.demand[shape], self._demand[ranks]
         )
-        return added
 
 
 def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int | None:

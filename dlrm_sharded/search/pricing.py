@@ -131,8 +131,7 @@ class Pricing:
         whole_ms = self._work_ms(whole) / prices.num_ranks + exchange_ms
         replica_ms = self._work_ms(shapes.replicas.replica) * (1.0 + self.split_error)
         replica_ms += prices.gradients.byte_ms * shapes.replicas.gradient_bytes
-        gain_ms: Floats = whole_ms - replica_ms
-        return gain_ms
+        return whole_ms - replica_ms
 
     @property
     def first_replica_ms(self) -> float:
@@ -142,8 +141,7 @@ class Pricing:
 
     def _work_ms(self, pieces: Pieces) -> Floats:
         """Return [n], computation of pieces on ranks that read as much as they do on average."""
-        work_ms: Floats = self.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(axis=1)
-        return work_ms
+        return self.compute.work_ms(pieces.vectors, self._crowd(pieces)).sum(axis=1)
 
     def _crowd(self, pieces: Pieces) -> Floats:
         """Return [n, V], what a rank with a piece reads: at least the piece, or the mean."""

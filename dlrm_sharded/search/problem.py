@@ -295,13 +295,11 @@ class Problem:
         crowding_ms = self.priced.compute.crowding_ms(
             demand[..., Demand.VECTOR], crowd[..., Demand.VECTOR]
         )
-        loads: Floats = crowding_ms @ self.weights.compute
-        return loads
+        return crowding_ms @ self.weights.compute
 
     def processing_ms(self, load: Floats) -> Floats:
         """Return the processing time [...] of loads [..., L], the work of a single rank."""
-        total: Floats = load[..., Load.PROCESSING].sum(axis=-1)
-        return total
+        return load[..., Load.PROCESSING].sum(axis=-1)
 
     def mean_processing_ms(self, cost_ms: float) -> float:
         """Return the processing time per rank in a plan of this cost with balanced volumes."""

@@ -57,8 +57,7 @@ class SmoothObjective:
 
     def norm_ms(self, power_sums: Floats) -> Floats:
         """Return the sum [...] of the norms that belong to sums of powers [..., L]."""
-        total: Floats = (self.scale * power_sums ** (2.0**-NUM_SQUARINGS)).sum(axis=-1)
-        return total
+        return (self.scale * power_sums ** (2.0**-NUM_SQUARINGS)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
         """Return [W], what each rank adds to the value, to first order."""

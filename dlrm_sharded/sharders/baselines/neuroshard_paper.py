@@ -116,8 +116,7 @@ def candidates(node: Node, size_bytes: Indices, num_candidates: int) -> list[int
     """
     by_size = np.argsort(-size_bytes[list(node)], kind="stable")
     by_cost = np.argsort(node, kind="stable")  # shapes are numbered by descending cost
-    chosen: list[int] = np.union1d(by_size[:num_candidates], by_cost[:num_candidates]).tolist()
-    return chosen
+    return np.union1d(by_size[:num_candidates], by_cost[:num_candidates]).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +248,7 @@ class _GreedyGrid:
             totals += self._communication.all_to_all_ms(
                 kind, volume, num_shards, self._hosts
             ).reshape(totals.shape)
-        costs: Floats = totals.max(axis=-1)
-        return costs
+        return totals.max(axis=-1)
 
 
 def _widths(table: Table) -> Iterator[int]:

@@ -259,8 +259,7 @@ class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
     """Offers the same sharding types on CPUs as on GPUs, where all of them train, too."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        types: list[str] = super().sharding_types("cuda")
-        return types
+        return super().sharding_types("cuda")
 
 
 def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:
