@@ -27,9 +27,7 @@ def with_profiles(task: ShardingTask) -> ShardingTask:
     """Return the task with the histogram of `ASSUMED_EXPONENT` for every table that has none."""
     unknown = [table for table in task.tables if table.reuse_histogram is None]
     assumed = with_expected_profile(unknown, batch_size=task.batch_size, exponent=ASSUMED_EXPONENT)
-    by_name = {table.name: table for table in assumed}
-    tables = tuple(by_name.get(table.name, table) for table in task.tables)
-    return dataclasses.replace(task, tables=tables)
+    return task.with_values(reuse_histogram={t.name: t.reuse_histogram for t in assumed})
 
 
 def with_expected_profile(

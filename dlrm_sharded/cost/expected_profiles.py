@@ -8,8 +8,6 @@ Letters: T tables, P skews.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
@@ -48,14 +46,10 @@ def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> Shardin
         middle = (low + high) / 2
         is_dear = price_ms(_between(by_skew, middle)) > expected_ms
         low, high = np.where(is_dear, middle, low), np.where(is_dear, high, middle)
-    histograms = dict(zip((t.name for t in unknown), _between(by_skew, high).tolist(), strict=True))
-    tables = tuple(
-        dataclasses.replace(table, reuse_histogram=tuple(histograms[table.name]))
-        if table.name in histograms
-        else table
-        for table in task.tables
+    histograms = map(tuple, _between(by_skew, high).tolist())
+    return task.with_values(
+        reuse_histogram=dict(zip((t.name for t in unknown), histograms, strict=True))
     )
-    return dataclasses.replace(task, tables=tables)
 
 
 def _between(by_skew: Floats, place: Floats) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +16,9 @@ from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
 from dlrm_sharded.cost.base import AdditiveCostModel, PricedTask
-from dlrm_sharded.drop_in.module_tables import ModuleTables, find_tables, with_optimizer_state
+from dlrm_sharded.drop_in.find_tables import find_tables
+from dlrm_sharded.drop_in.module_tables import ModuleTables
+from dlrm_sharded.drop_in.optimizer_state import with_optimizer_state
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, can_split_rows, layout_of
@@ -37,6 +40,7 @@ DEFAULT_LOCAL_BATCH_SIZE = 512
 """Samples per rank that TorchRec's planner assumes by default."""
 
 
+@dataclass(eq=False)
 class ShardedPlanner(TorchRecPlanner):
     """Replaces TorchRec's `EmbeddingShardingPlanner` and plans with any sharder.
 
@@ -62,24 +66,14 @@ class ShardedPlanner(TorchRecPlanner):
             neither.
     """
 
-    report: str | None = None
-
-    def __init__(
-        self,
-        sharder: Sharder,
-        *,
-        topology: Topology | None = None,
-        batch_size: int | None = None,
-        pooling_factors: Mapping[str, float] | None = None,
-        replicas: bool = False,
-        cost_model: AdditiveCostModel | None = None,
-    ) -> None:
-        self._sharder = sharder
-        self._topology = topology
-        self._batch_size = batch_size
-        self._pooling_factors = pooling_factors or {}
-        self._replicas = replicas
-        self._cost_model = cost_model
+    sharder: Sharder
+    _: KW_ONLY
+    topology: Topology | None = None
+    batch_size: int | None = None
+    pooling_factors: Mapping[str, float] | None = None
+    replicas: bool = False
+    cost_model: AdditiveCostModel | None = None
+    report: str | None = field(default=None, init=False)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> TorchRecPlan:
         """Plan the modules that `sharders` can shard.
@@ -88,7 +82,7 @@ class ShardedPlanner(TorchRecPlanner):
             ConfigError: there is no such module, or one that cannot be planned.
             ShardingError: there is no plan, or the module does not train the sharder's.
         """
-        plan, self.report = self._plan(module, sharders, self._topology or detect_topology())
+        plan, self.report = self._plan(module, sharders, self.topology or detect_topology())
         return plan
 
     def collective_plan(
@@ -104,7 +98,7 @@ class ShardedPlanner(TorchRecPlanner):
             pg: ranks of the model; all ranks of the job if None.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        topology = self._topology or _topology_of_all_ranks(pg)
+        topology = self.topology or _topology_of_all_ranks(pg)
         plan, self.report = on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
         return plan
 
@@ -113,12 +107,12 @@ class ShardedPlanner(TorchRecPlanner):
     ) -> tuple[TorchRecPlan, str]:
         topology = with_optimizer_state(topology, module, sharders)
         modules = find_tables(
-            module, sharders, topology, self._pooling_factors, replicas=self._replicas
+            module, sharders, topology, self.pooling_factors or {}, replicas=self.replicas
         )
         task = ShardingTask(
             tables=tuple(table for found in modules for table in found.tables.values()),
             topology=topology,
-            batch_size=self._batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
+            batch_size=self.batch_size or DEFAULT_LOCAL_BATCH_SIZE * topology.world_size,
         )
         plan = self._shard(task, modules)
         validate(plan, task)
@@ -154,7 +148,7 @@ class ShardedPlanner(TorchRecPlanner):
         others = tuple(table for table in task.tables if table.name not in names)
         beside = ShardingPlan(topology.world_size, tuple(fixed))
         if not fixed or not others:
-            return self._sharder.shard(task) if others else beside
+            return self.sharder.shard(task) if others else beside
         used = beside.bytes_by_rank(topology)
         free = [have - own for have, own in zip(topology.rank_memory_bytes, used, strict=True)]
         if min(free) < 1:
@@ -165,7 +159,7 @@ class ShardedPlanner(TorchRecPlanner):
                 f"ranks or memory ({MEMORY_KEYS})"
             )
         limited = dataclasses.replace(topology, memory_bytes_by_rank=tuple(free))
-        plan = self._sharder.shard(dataclasses.replace(task, tables=others, topology=limited))
+        plan = self.sharder.shard(dataclasses.replace(task, tables=others, topology=limited))
         return dataclasses.replace(plan, shards=(*plan.shards, *fixed))
 
     def _report(
@@ -174,16 +168,16 @@ class ShardedPlanner(TorchRecPlanner):
         """Return a sentence on the plan: its predicted critical path, and that with replicas."""
         replicated = len(plan.replicated_tables)
         text = f"{len(task.tables)} tables on {task.topology.world_size} ranks"
-        text += f", {replicated} of them replicated" if self._replicas else ""
-        model = self._cost_model
+        text += f", {replicated} of them replicated" if self.replicas else ""
+        model = self.cost_model
         if model is None:
-            unknown = "" if self._replicas else ", nor what replicas would gain"
+            unknown = "" if self.replicas else ", nor what replicas would gain"
             return f"{text}; without cost_model, their critical path is not predicted{unknown}"
         priced = model.price(task, plan.exchange_precision)
         task = priced.task
         now_ms = model.predict(plan, task).critical_path_ms
         text += f", predicted critical path {now_ms:.2f} ms"
-        if self._replicas or not (with_replicas := _with_replicas(plan, modules, priced)):
+        if self.replicas or not (with_replicas := _with_replicas(plan, modules, priced)):
             return text
         then_ms = model.predict(with_replicas, task).critical_path_ms
         if then_ms >= now_ms:
@@ -219,15 +213,14 @@ def _with_replicas(
     Replicas that no longer fit beside those of smaller tables are left out.
     """
     task = priced.task
-    trained = {t.name for found in modules for t in found.tables.values() if found.has_replicas}
-    tables = tuple(
-        dataclasses.replace(table, layouts=table.layouts | {"replicas"})
-        if table.name in trained
-        else table
-        for table in task.tables
-    )
+    layouts = {
+        table.name: table.layouts | {"replicas"}
+        for module in modules
+        for table in module.tables.values()
+        if module.has_replicas
+    }
     world_size, capacity = task.topology.world_size, task.topology.rank_memory_bytes
-    worth = worth_replicating(priced.with_task(dataclasses.replace(task, tables=tables)))
+    worth = worth_replicating(priced.with_task(task.with_values(layouts=layouts)))
     found: ShardingPlan | None = None
     for table in sorted(task.tables, key=task.topology.table_bytes):
         if table.name not in worth:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import numpy as np
@@ -69,12 +68,12 @@ def _gain(task: ShardingTask, unknown: list[int], priced: PricedTask) -> float |
 
 def _with_skews(task: ShardingTask, skews: dict[int, int]) -> ShardingTask:
     """Return the task with a histogram of one of `SKEWS`, by its place, for some tables."""
-    tables = list(task.tables)
+    histograms = {}
     for place, skew in skews.items():
-        table = tables[place]
+        table = task.tables[place]
         by_skew = histograms_by_skew(table.num_embeddings, task.batch_size * table.pooling_factor)
-        tables[place] = dataclasses.replace(table, reuse_histogram=by_skew[skew])
-    return dataclasses.replace(task, tables=tuple(tables))
+        histograms[table.name] = by_skew[skew]
+    return task.with_values(reuse_histogram=histograms)
 
 
 def _found(priced: PricedTask, clock: Clock) -> ShardingPlan | None:

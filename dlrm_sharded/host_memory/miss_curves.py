@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 
@@ -75,10 +74,5 @@ def with_measured_curves(task: ShardingTask, dataset: Dataset, num_batches: int)
         min(rates),
         max(rates),
     )
-    tables = tuple(
-        dataclasses.replace(table, miss_ratio_curve=curves[table.name].points)
-        if table.name in curves
-        else table
-        for table in task.tables
-    )
-    return dataclasses.replace(task, tables=tables)
+    points = {name: curve.points for name, curve in curves.items()}
+    return task.with_values(miss_ratio_curve=points)

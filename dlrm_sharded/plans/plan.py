@@ -233,14 +233,11 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
 def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
     """Return the task with the tables in the precisions of a plan."""
-    by_table = {shard.table: shard.precision for shard in plan.shards}
-    if all(table.precision == by_table.get(table.name, "fp32") for table in task.tables):
+    by_table = dict.fromkeys((table.name for table in task.tables), "fp32")
+    by_table |= {shard.table: shard.precision for shard in plan.shards}
+    if all(table.precision == by_table[table.name] for table in task.tables):
         return task
-    tables = (
-        dataclasses.replace(table, precision=by_table.get(table.name, "fp32"))
-        for table in task.tables
-    )
-    return dataclasses.replace(task, tables=tuple(tables))
+    return task.with_values(precision=by_table)
 
 
 def whole_tables(task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:

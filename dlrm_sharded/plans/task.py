@@ -235,6 +235,16 @@ class ShardingTask:
                 f"{names.count(twice)} tables are named {twice!r}; names must be unique"
             )
 
+    def with_values(self, **fields: Mapping[str, Any]) -> ShardingTask:
+        """Return the task with other values of fields of some tables, by the tables' names."""
+
+        def changed(table: Table) -> Table:
+            name = table.name
+            values = {key: by_name[name] for key, by_name in fields.items() if name in by_name}
+            return dataclasses.replace(table, **values) if values else table
+
+        return dataclasses.replace(self, tables=tuple(map(changed, self.tables)))
+
     @property
     def table_bytes(self) -> int:
         """Memory of all tables, each as one shard."""

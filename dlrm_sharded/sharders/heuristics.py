@@ -37,7 +37,7 @@ Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]
 """Scores ranks from their load and free bytes; the lowest score gets the next table."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GreedySharder:
     """Balances the load by one of `WEIGHTS`. The seed orders tables of equal weight."""
 
@@ -61,7 +61,7 @@ class GreedySharder:
         return _place(task, tables, [weigh(t) for t in tables], least_loaded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RandomSharder:
     """Places every table on a random rank among those with memory for it."""
 

@@ -63,7 +63,7 @@ AUTO = "auto"
 GOOD_GAP = 0.003
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NeuroShardSharder:
     """Searches for the plan of the least predicted cost.
 

@@ -11,7 +11,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlanFileSharder:
     """Returns the plan of a plan.json, if it is one for the task."""
 

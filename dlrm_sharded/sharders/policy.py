@@ -29,7 +29,7 @@ from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PolicySharder:
     """Places tables by a trained policy, and splits them ever finer until all of them fit.
 

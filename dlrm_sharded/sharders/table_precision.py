@@ -49,11 +49,7 @@ def plan_that_fits(task: ShardingTask, search: Search) -> ShardingPlan:
 
 def in_half(task: ShardingTask, names: Collection[str]) -> ShardingTask:
     """Return the task with some tables in fp16."""
-    tables = (
-        dataclasses.replace(table, precision="fp16") if table.name in names else table
-        for table in task.tables
-    )
-    return dataclasses.replace(task, tables=tuple(tables))
+    return task.with_values(precision=dict.fromkeys(names, "fp16"))
 
 
 def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:

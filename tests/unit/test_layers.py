@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
+    "drop_in/find_tables.py",
     "drop_in/module_tables.py",
     "drop_in/sharded_planner.py",
     "model/torchrec_adapter.py",

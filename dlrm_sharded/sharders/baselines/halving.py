@@ -95,7 +95,7 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HalvingSharder:
     """Replicates small tables, and places the others greedily, halving the busiest ones.
 

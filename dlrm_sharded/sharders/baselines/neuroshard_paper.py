@@ -52,7 +52,7 @@ Node = tuple[int, ...]
 """Shape of every shard; a split puts one half in place of the shard and the other at the end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NeuroShardPaperSharder:
     """Plans with the search of the paper; the defaults are the paper's.
 

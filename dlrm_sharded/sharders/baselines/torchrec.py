@@ -60,7 +60,7 @@ KERNELS = [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.valu
 """Kernels of lookups; TorchRec uses the dense one for data-parallel tables, and for no other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchRecSharder:
     """Calls TorchRec's `EmbeddingShardingPlanner`.
 

@@ -1,0 +1,234 @@
+"""Finds the tables of a TorchRec model, and what each of its modules can train."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
+from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
+
+from dlrm_sharded.drop_in.module_tables import WHOLE_TYPES, ModuleTables
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.precision import TABLE_BYTES
+from dlrm_sharded.plans.tables import Table
+from dlrm_sharded.plans.task import Topology
+
+log = logging.getLogger(__name__)
+
+FUSED_MODULES = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
+"""TorchRec's modules that have an optimizer of their own."""
+
+PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16"}
+"""Precisions of the weights of a module without configs of tables, by their type."""
+
+
+def find_tables(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    topology: Topology,
+    pooling_factors: Mapping[str, float],
+    *,
+    replicas: bool,
+) -> list[ModuleTables]:
+    """Return the modules of a model that the sharders can shard, with their tables.
+
+    Raises:
+        ConfigError: there is no such module, it does not train, a table has a precision that cannot
+            be planned, is in two modules or twice in the model, or has a fused optimizer that its
+            replicas would leave.
+    """
+    found: list[ModuleTables] = []
+    seen: dict[int, tuple[torch.Tensor, str]] = {}
+    for path, module, sharder in shardable(model, sharders):
+        title = f"module {path!r} ({type(module).__name__})" if path else type(module).__name__
+        types = _trained_types(sharder, topology.compute_device)
+        if not types - {ShardingType.DATA_PARALLEL.value}:
+            raise ConfigError(
+                f"{title} has no lookup with a fused optimizer under {type(sharder).__name__}; "
+                "ShardedPlanner plans models that are trained"
+            )
+        is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
+        layouts = _layouts(types, topology, is_pooled=is_pooled, replicas=replicas)
+        if isinstance(module, nn.EmbeddingBag):  # TorchRec gives it one shard of columns only
+            layouts -= {"columns"}
+        tables, configured = {}, _precisions(module)
+        means = _pooled_by(PoolingType.MEAN, module)
+        averaged = frozenset(config.name for config in means)
+        sums = _pooled_by(PoolingType.SUM, module)
+        parameters = sharder.shardable_parameters(module)
+        frozen = [name for name, weight in parameters.items() if not weight.requires_grad]
+        if frozen and not isinstance(module, FUSED_MODULES):  # whose weights never have gradients
+            log.warning(
+                "%s has tables with requires_grad=False, which TorchRec's fused lookups train all "
+                "the same: %s; a learning rate of 0 keeps their weights",
+                title,
+                ", ".join(frozen),
+            )
+        for name, weight in parameters.items():
+            _, owner = seen.setdefault(id(weight), (weight, title))  # who is kept keeps its id
+            if owner != title:
+                raise ConfigError(
+                    f"table {name!r} of {title} is also one of {owner}; TorchRec shards one of the "
+                    "two or both, and then they train apart: register the module at one path of "
+                    "the model, and call it from there in both places"
+                )
+            precision = configured.get(name, PRECISIONS.get(weight.dtype, str(weight.dtype)))
+            if precision not in TABLE_BYTES:
+                raise ConfigError(
+                    f"table {name!r} of {title} has weights in {precision}; ShardedPlanner plans "
+                    f"{' and '.join(TABLE_BYTES)}: change the data_type of its config"
+                )
+            if "replicas" in layouts and hasattr(weight, "_optimizer_classes"):
+                raise ConfigError(
+                    f"ShardedPlanner has replicas=True, and table {name!r} of {title} has a fused "
+                    "optimizer, which a replica would leave; plan before "
+                    "apply_optimizer_in_backward, and apply it only to tables that the plan shards"
+                )
+            own_layouts = layouts
+            if precision != "fp32":  # TorchRec's dense lookup, which replicas need, has fp32 only
+                own_layouts -= {"replicas"}
+            if name in averaged and len(parameters) > 1 and not types.isdisjoint(WHOLE_TYPES):
+                own_layouts -= {"rows", "host_rows"}  # see ModuleTables.check
+            tables[name] = Table(
+                name=name,
+                num_embeddings=weight.shape[0],
+                embedding_dim=weight.shape[1],
+                pooling_factor=pooling_factors.get(name, 1.0),
+                precision=precision,
+                layouts=own_layouts,
+            )
+        found.append(
+            ModuleTables(
+                path=path,
+                title=title,
+                tables=tables,
+                sharding_types=types,
+                is_pooled=is_pooled,
+                hosted=_towers(module),
+                averaged=averaged,
+                summed_and_averaged=_features(sums) & _features(means),
+            )
+        )
+    if not found:
+        raise ConfigError("the model has no embedding module that the given sharders can shard")
+    names = {name for module in found for name in module.tables}
+    if unknown := sorted(set(pooling_factors) - names):
+        raise ConfigError(f"pooling_factors names {unknown}, which the model lacks")
+    return _with_unique_names(found)
+
+
+def shardable(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    """Yield each path of a module that can be sharded, the module and its sharder."""
+    sharder_by_type = {sharder.module_type: sharder for sharder in sharders}
+    paths: list[str] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        # outer modules come first, and their sharders also shard the modules inside
+        is_inside = any(path.startswith(f"{outer}.") or not outer for outer in paths)
+        if type(module) in sharder_by_type and not is_inside:
+            paths.append(path)
+            yield path, module, sharder_by_type[type(module)]
+
+
+def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
+    """Return the types that a module trains, replicas with the dense lookup, others fused.
+
+    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them.
+    """
+    return frozenset(
+        name
+        for name in {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
+        if (
+            EmbeddingComputeKernel.DENSE
+            if name == ShardingType.DATA_PARALLEL.value
+            else EmbeddingComputeKernel.FUSED
+        ).value
+        in sharder.compute_kernels(name, device)
+    )
+
+
+def _layouts(
+    types: frozenset[str], topology: Topology, *, is_pooled: bool, replicas: bool
+) -> frozenset[str]:
+    """Return the layouts that sharders may choose for the tables of a module.
+
+    Sequences have no column shards, as all of them would need the same width, and no replicas.
+    """
+    one_host = topology.ranks_per_host == topology.world_size
+    host_rows = ShardingType.TABLE_ROW_WISE.value in types
+    columns, host_columns, _ = WHOLE_TYPES
+    may_be = {
+        "columns": is_pooled and (columns in types or (one_host and host_columns in types)),
+        "rows": ShardingType.ROW_WISE.value in types or (one_host and host_rows),
+        "host_rows": host_rows,
+        "replicas": replicas and is_pooled and ShardingType.DATA_PARALLEL.value in types,
+    }
+    return frozenset(layout for layout, is_possible in may_be.items() if is_possible)
+
+
+def _precisions(module: nn.Module) -> dict[str, str]:
+    """Return the precisions of the tables that have a config, as FBGEMM allocates them.
+
+    TorchRec's unsharded modules hold in fp16 whatever is not in fp32.
+    """
+    return {config.name: str(config.data_type.value).lower() for config in _configs(module)}
+
+
+def _pooled_by(kind: PoolingType, module: nn.Module) -> list[BaseEmbeddingConfig]:
+    """Return the configs of the tables that pool by the sum or by the mean."""
+    return [config for config in _configs(module) if getattr(config, "pooling", None) is kind]
+
+
+def _features(configs: Sequence[BaseEmbeddingConfig]) -> frozenset[str]:
+    return frozenset(name for config in configs for name in config.feature_names)
+
+
+def _configs(module: nn.Module) -> Iterator[BaseEmbeddingConfig]:
+    """Yield the configs of the tables of a module and those inside."""
+    for inner in module.modules():
+        for configs in ("embedding_bag_configs", "embedding_configs"):
+            if hasattr(inner, configs):
+                yield from getattr(inner, configs)()
+
+
+def _towers(module: nn.Module) -> tuple[frozenset[str], ...]:
+    """Return the names of the tables of each tower of a module; nothing if it has none."""
+    towers = module.towers if isinstance(module, EmbeddingTowerCollection) else [module]
+    return tuple(
+        frozenset(name.split(".")[-2] for name, _ in tower.embedding.named_parameters())
+        for tower in towers
+        if isinstance(tower, EmbeddingTower)
+    )
+
+
+def _with_unique_names(found: Sequence[ModuleTables]) -> list[ModuleTables]:
+    """Prefix names that several modules use with the path of the module."""
+    names = [name for module in found for name in module.tables]
+
+    def unique(module: ModuleTables, name: str) -> str:
+        return f"{module.path}.{name}" if names.count(name) > 1 else name
+
+    return [
+        dataclasses.replace(
+            module,
+            tables={
+                name: dataclasses.replace(table, name=unique(module, name))
+                for name, table in module.tables.items()
+            },
+            hosted=tuple(frozenset(unique(module, n) for n in tower) for tower in module.hosted),
+        )
+        for module in found
+    ]

@@ -1,0 +1,80 @@
+"""The memory that optimizers take that are fused into the tables of a TorchRec model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+from dlrm_sharded.drop_in.find_tables import FUSED_MODULES, shardable
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.plans.task import Topology
+
+OPTIMIZER_BYTES = {
+    "none": (0, 0),
+    "sgd": (0, 0),
+    "exact_sgd": (0, 0),
+    "exact_adagrad": (4, 0),
+    "lars_sgd": (4, 0),
+    "row_wise_adagrad": (0, 4),
+    "exact_row_wise_adagrad": (0, 4),
+    "partial_row_wise_adam": (4, 4),
+    "partial_row_wise_lamb": (4, 4),
+    "adam": (8, 0),
+    "lamb": (8, 0),
+}
+"""State of FBGEMM's optimizers in bytes per weight and per row of a shard, by `EmbOptimType`."""
+
+LARGEST_STATE = (8, 8)
+"""The same for optimizers that are not listed."""
+
+
+def with_optimizer_state(
+    topology: Topology, model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Topology:
+    """Return the topology with memory for the state of the tables' fused optimizers.
+
+    All tables count the largest state of any, and never less than the topology says.
+
+    Raises:
+        ConfigError: a table has an optimizer that TorchRec does not fuse.
+    """
+    per_weight, per_row = 0, 0
+    for path, module, sharder in shardable(model, sharders):
+        stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+        if isinstance(module, FUSED_MODULES):
+            stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
+        for name, weight in sharder.shardable_parameters(module).items():
+            optimizer = stated
+            for fused in getattr(weight, "_optimizer_classes", ()):
+                optimizer = _fused_type(fused, f"{path}.{name}" if path else name)
+            if optimizer is not None:
+                state = OPTIMIZER_BYTES.get(optimizer.value, LARGEST_STATE)
+                per_weight, per_row = max(per_weight, state[0]), max(per_row, state[1])
+    fp32 = torch.float32.itemsize
+    return dataclasses.replace(
+        topology,
+        bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
+        optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
+    )
+
+
+def _fused_type(optimizer: type[Optimizer], path: str) -> Any:
+    """Return the member of FBGEMM's `EmbOptimType` for an optimizer.
+
+    Raises:
+        ConfigError: there is none; the message names the path of the module or table.
+    """
+    try:
+        return optimizer_type_to_emb_opt_type(optimizer)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path!r} has the fused optimizer {optimizer.__name__}, which TorchRec cannot fuse; "
+            "use one that it can, such as torch.optim.Adam or torchrec.optim.RowWiseAdagrad"
+        ) from error
