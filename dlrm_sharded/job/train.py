@@ -21,7 +21,8 @@ from dlrm_sharded.runs.run_events import RunWriter
 from dlrm_sharded.runs.tags import HPARAMS
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.trainer import Trainer, TrainingResult
+from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

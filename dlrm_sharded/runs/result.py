@@ -22,7 +22,7 @@ from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.calibration.measure import MeasuredCost
-    from dlrm_sharded.training.trainer import TrainingResult
+    from dlrm_sharded.training.result import TrainingResult
 
 FILE_NAME = "result.json"
 

@@ -21,7 +21,7 @@ from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
-    from dlrm_sharded.training.trainer import TrainingResult
+    from dlrm_sharded.training.result import TrainingResult
 
 
 class RunWriter(AbstractContextManager["RunWriter"]):

@@ -13,7 +13,7 @@ from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.step.prediction import StepPrediction
 
 if TYPE_CHECKING:  # loads torch
-    from dlrm_sharded.training.trainer import TrainingResult
+    from dlrm_sharded.training.result import TrainingResult
 
 CLOCK_ERROR = 0.15
 """Relative error of one measurement, which no cost model can foresee."""

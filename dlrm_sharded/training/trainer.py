@@ -6,35 +6,31 @@ import functools
 import itertools
 import logging
 import math
-import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 from tqdm import tqdm
 
-from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
-from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
-from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, steps_to_trace
+from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
-from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.pipeline import evaluate, make_pipeline, set_schedule_step
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.progress import Progress
+from dlrm_sharded.training.result import TrainingResult, check_dense_weights, peak_gib
+from dlrm_sharded.training.tracer import make_tracer
 from dlrm_sharded.training.trainer_config import TrainerConfig
 from dlrm_sharded.training.window import ClosedWindow, Window
 
@@ -47,31 +43,7 @@ LogScalar = Callable[[str, float, int], None]
 """Logs a tag's value at a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingResult:
-    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up.
-
-    Traced steps do not count for it.
-
-    Args:
-        step_ms: median time of a step, from which `samples_per_s` follows.
-        samples_per_s_p10: throughput that nine tenths of the steps exceed.
-        samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
-            except the evaluation at the end.
-        unsaved: why the last checkpoint could not be written; None if it was, or none was due.
-    """
-
-    num_steps: int
-    step_ms: float
-    samples_per_s: float
-    samples_per_s_p10: float
-    samples_per_s_overall: float
-    loss: float
-    evaluation: Evaluation
-    peak_gib: float
-    unsaved: str | None = None
-
-
+@dataclass(eq=False)
 class Trainer:
     """Trains a sharded model on a stream of batches.
 
@@ -81,39 +53,42 @@ class Trainer:
         conclude_trace: called on rank 0 with the trace, if the config asks for one.
     """
 
-    def __init__(
-        self,
-        model: DistributedModelParallel,
-        *,
-        optimizer: CombinedOptimizer,
-        lr_scheduler: LRScheduler,
-        train_stream: BatchStream,
-        eval_stream: BatchStream,
-        config: TrainerConfig,
-        batch_size: int,
-        rank: Rank,
-        log_scalar: LogScalar,
-        checkpoints: Checkpoints | None = None,
-        start: Progress = Progress(),  # noqa: B008, it is immutable
-        conclude_trace: Callable[[Trace], None] | None = None,
-    ) -> None:
-        self._model = model
-        self._lr_scheduler = lr_scheduler
-        self._eval_stream = eval_stream
-        self._config = config
-        self._batch_size = batch_size
-        self._rank = rank
-        self._log_scalar = log_scalar
-        self._checkpoints = checkpoints
-        self._start = start
-        self._num_steps = config.total_steps(len(train_stream))
-        train_stream.seek(start.step)
-        set_schedule_step(lr_scheduler, start.step)
+    model: DistributedModelParallel
+    _: KW_ONLY
+    optimizer: CombinedOptimizer
+    lr_scheduler: LRScheduler
+    train_stream: BatchStream
+    eval_stream: BatchStream
+    config: TrainerConfig
+    batch_size: int
+    rank: Rank
+    log_scalar: LogScalar
+    checkpoints: Checkpoints | None = None
+    start: Progress = field(default_factory=Progress)
+    conclude_trace: Callable[[Trace], None] | None = None
+
+    def __post_init__(self) -> None:
+        config, rank, start = self.config, self.rank, self.start
+        self._num_steps = config.total_steps(len(self.train_stream))
+        self.train_stream.seek(start.step)
+        set_schedule_step(self.lr_scheduler, start.step)
         self._batches = Prefetcher(
-            _endless(train_stream), depth=config.prefetch_depth(rank.device), device=rank.device
+            _endless(self.train_stream),
+            depth=config.prefetch_depth(rank.device),
+            device=rank.device,
         )
-        self._pipeline = make_pipeline(config.pipeline, model, optimizer, rank.device)
-        self._tracer = self._make_tracer(conclude_trace) if conclude_trace else None
+        self._pipeline = make_pipeline(config.pipeline, self.model, self.optimizer, rank.device)
+        self._tracer = None
+        if config.trace and self.conclude_trace:
+            self._tracer = make_tracer(
+                self.model,
+                config,
+                rank,
+                start_step=start.step,
+                num_steps=self._num_steps,
+                local_batch_size=self.batch_size // rank.world_size,
+                conclude=self.conclude_trace,
+            )
         self._unread: deque[ClosedWindow] = deque()
         self._step_ms: list[float] = start.step_ms.tolist()
         self._steady_since_s = self._steady_until_s = float("nan")
@@ -127,86 +102,53 @@ class Trainer:
         Raises:
             DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
         """
-        torch.backends.cuda.matmul.allow_tf32 = self._config.tf32
-        self._model.train()
+        torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
+        self.model.train()
         # A False would show the bar to users who set TQDM_DISABLE.
-        hidden = {} if self._rank.is_zero else {"disable": True}
+        hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:
             bar = stack.enter_context(
-                tqdm(total=self._num_steps, initial=self._start.step, unit="step", **hidden)
+                tqdm(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
             )
             stack.enter_context(self._batches)
             if self._tracer is not None:
                 stack.enter_context(self._tracer)
-            if self._checkpoints is not None:
-                stack.enter_context(self._checkpoints)
+            if self.checkpoints is not None:
+                stack.enter_context(self.checkpoints)
             self._train(bar)
         with all_or_none():
-            self._check_dense_weights()
+            check_dense_weights(self.model, self._num_steps)
         return self._result()
 
-    def _make_tracer(self, conclude: Callable[[Trace], None]) -> StepTracer | None:
-        """Return what traces the steps after the warm-up; None if no such step is left."""
-        config = self._config
-        if not config.trace:
-            return None
-        steps = steps_to_trace(
-            start=self._start.step,
-            warmup=config.num_warmup_steps,
-            wanted=config.trace_steps,
-            total=self._num_steps,
-        )
-        num_traced = 0 if steps is None else steps.count - 1
-        if num_traced < config.trace_steps and self._rank.is_zero:
-            log.warning(
-                "trainer.trace: %d of %d steps are traced, as the training ends at step %d, and "
-                "%d steps to warm up and one in which the profiler starts come before; set "
-                "trainer.num_steps to at least %d",
-                num_traced,
-                config.trace_steps,
-                self._num_steps,
-                config.num_warmup_steps,
-                self._start.step + config.num_warmup_steps + 1 + config.trace_steps,
-            )
-        if steps is None:
-            return None
-        return StepTracer(
-            self._model,
-            steps,
-            self._rank,
-            local_batch_size=self._batch_size // self._rank.world_size,
-            conclude=conclude,
-        )
-
     def _train(self, bar: tqdm[None]) -> None:
-        first_step = self._start.step - len(self._start.window_losses)
-        if self._start.step > self._config.num_warmup_steps:
-            self._steady_since_s = time.perf_counter() - self._start.steady_s
-        if self._start.step == self._num_steps:
+        first_step = self.start.step - len(self.start.window_losses)
+        if self.start.step > self.config.num_warmup_steps:
+            self._steady_since_s = time.perf_counter() - self.start.steady_s
+        if self.start.step == self._num_steps:
             self._steady_until_s = time.perf_counter()
         self._make_up_for_evaluation()
-        window = Window(first_step, self._rank, earlier=self._earlier_losses())
-        for num_done in range(self._start.step + 1, self._num_steps + 1):
-            if num_done == self._config.num_warmup_steps + 1:
+        window = Window(first_step, self.rank, earlier=self._earlier_losses())
+        for num_done in range(self.start.step + 1, self._num_steps + 1):
+            if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
             if self._tracer is not None and num_done == self._tracer.steps.first:
                 window = self._next_window(num_done - 1, window)
             with self._recorded(num_done):
                 loss, _, _ = self._pipeline.progress(self._batches)
-                self._lr_scheduler.step()
+                self.lr_scheduler.step()
             window.add(loss)
             if self._tracer is not None and num_done == self._tracer.steps.last:
                 window = self._conclude_trace(self._tracer, window)
             is_last = num_done == self._num_steps
             evaluates = self._evaluates(num_done)
-            if evaluates or self._is_every(self._config.log_every_steps, num_done):
+            if evaluates or self._is_every(self.config.log_every_steps, num_done):
                 window = self._next_window(num_done, window)
                 self._report(bar, num_unread=0 if evaluates else 1)
             if is_last:
                 self._steady_until_s = time.perf_counter()
             if evaluates:
                 self._evaluate(num_done)
-                window = Window(num_done, self._rank)
+                window = Window(num_done, self.rank)
             self._checkpoint(num_done, window, bar)
 
     def _recorded(self, step: int) -> AbstractContextManager[None]:
@@ -218,7 +160,7 @@ class Trainer:
         if window.num_steps:
             self._close(window, step)
         tracer.conclude()
-        return Window(step, self._rank)
+        return Window(step, self.rank)
 
     def _next_window(self, step: int, window: Window) -> Window:
         """Close a window after a step, unless it is empty, and return the next one."""
@@ -233,16 +175,16 @@ class Trainer:
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
-        step = self._start.step
+        step = self.start.step
         if step and self._evaluates(step) and self._evaluated_step != step:
             self._evaluate(step)
             if self._evaluated_step != step:  # interrupted again
-                self._checkpoint(step, Window(step, self._rank), None)
+                self._checkpoint(step, Window(step, self.rank), None)
 
     def _checkpoint(self, step: int, window: Window, bar: tqdm[None] | None) -> None:
         """Write a checkpoint if one is due, and end the training if a signal asks for it."""
-        if self._checkpoints is not None:
-            self._checkpoints.after_step(
+        if self.checkpoints is not None:
+            self.checkpoints.after_step(
                 step,
                 is_complete=step == self._num_steps == self._evaluated_step,
                 progress=functools.partial(self._progress, bar, step, window),
@@ -270,14 +212,14 @@ class Trainer:
         steady_s = until_s - self._steady_since_s
         if self._tracer is None or not self._tracer.num_done:
             return steady_s
-        num_steps = step - self._config.num_warmup_steps
+        num_steps = step - self.config.num_warmup_steps
         num_untraced = num_steps - self._tracer.num_done
         if num_untraced < 1:
             return float("nan")
         return (steady_s - self._tracer.spent_s) * num_steps / num_untraced
 
     def _earlier_losses(self) -> list[Tensor]:
-        return list(self._start.window_losses.to(self._rank.device))
+        return list(self.start.window_losses.to(self.rank.device))
 
     def _report(self, bar: tqdm[None] | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
@@ -286,17 +228,17 @@ class Trainer:
             losses = self._finite_losses(window)
             self._loss = float(losses.mean())
             step = window.first_step + len(losses)
-            self._log_scalar("train/loss", self._loss, step)
-            self._log_scalar("train/data_wait_ms", window.data_wait_ms, step)
+            self.log_scalar("train/loss", self._loss, step)
+            self.log_scalar("train/data_wait_ms", window.data_wait_ms, step)
             if window.is_traced:  # the profiler slows these steps down
                 continue
             step_ms = window.step_ms()
-            warm_step = self._start.step + self._config.num_warmup_steps
+            warm_step = self.start.step + self.config.num_warmup_steps
             self._step_ms += step_ms[max(0, warm_step - window.first_timed_step) :]
             median_ms = float(np.median(step_ms))
-            samples_per_s = self._batch_size / median_ms * 1e3
-            self._log_scalar("train/step_ms", median_ms, step)
-            self._log_scalar("train/samples_per_s", samples_per_s, step)
+            samples_per_s = self.batch_size / median_ms * 1e3
+            self.log_scalar("train/step_ms", median_ms, step)
+            self.log_scalar("train/samples_per_s", samples_per_s, step)
             if bar is not None:
                 bar.update(step - bar.n)
                 bar.set_postfix_str(f"loss {self._loss:.4f}, {samples_per_s:,.0f} samples/s")
@@ -309,34 +251,34 @@ class Trainer:
             return losses
         first_bad = window.first_step + int((~finite).nonzero()[0]) + 1
         message = f"the loss is {float(losses[~finite][0])} at step {first_bad}"
-        if 0 < self._start.step == first_bad - 1:  # this process has not changed the weights yet
+        if 0 < self.start.step == first_bad - 1:  # this process has not changed the weights yet
             message += (
-                f", the first one after the checkpoint at step {self._start.step}; if that holds "
+                f", the first one after the checkpoint at step {self.start.step}; if that holds "
                 "the weights of a step that was too large, move it away to go on from the one "
                 "before it"
             )
         raise reported_by_rank_zero(DivergenceError(f"{message}; {AGAINST_DIVERGENCE}"))
 
     def _evaluate(self, step: int) -> None:
-        num_batches = len(self._eval_stream)
-        if self._config.num_eval_batches is not None:
-            num_batches = min(num_batches, self._config.num_eval_batches)
+        num_batches = len(self.eval_stream)
+        if self.config.num_eval_batches is not None:
+            num_batches = min(num_batches, self.config.num_eval_batches)
         if num_batches == 0:
             self._evaluated_step = step
             return
-        self._eval_stream.seek(0)
+        self.eval_stream.seek(0)
         batches = Prefetcher(
-            itertools.islice(self._eval_stream, num_batches),
-            depth=self._config.prefetch_depth(self._rank.device),
-            device=self._rank.device,
+            itertools.islice(self.eval_stream, num_batches),
+            depth=self.config.prefetch_depth(self.rank.device),
+            device=self.rank.device,
             beside=self._batches,
         )
         evaluation = evaluate(
-            self._model,
+            self.model,
             self._pipeline,
             batches,
-            self._rank.device,
-            is_stopped=self._checkpoints.stops_evaluation if self._checkpoints else None,
+            self.rank.device,
+            is_stopped=self.checkpoints.stops_evaluation if self.checkpoints else None,
         )
         if evaluation is None:
             return
@@ -344,27 +286,15 @@ class Trainer:
         for tag in ("auroc", "normalized_entropy"):
             value = getattr(self._evaluation, tag)
             if value is not None:
-                self._log_scalar(f"eval/{tag}", value, step)
+                self.log_scalar(f"eval/{tag}", value, step)
         auroc = self._evaluation.auroc
-        if self._rank.is_zero and auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
+        if self.rank.is_zero and auroc is not None and abs(auroc - 0.5) < CHANCE_MARGIN:
             log.warning(
                 "AUROC is %.4f at step %d: the model ranks no better than chance; train longer, or "
                 "look at the learning rates and at how labels and features belong together",
                 auroc,
                 step,
             )
-
-    def _check_dense_weights(self) -> None:
-        """Raise DivergenceError if the last step has left dense weights that are not finite.
-
-        Without checkpoints and evaluations, nothing else has read them.
-        """
-        for name, parameter in in_backward_optimizer_filter(self._model.named_parameters()):
-            if num_bad := num_not_finite(parameter):
-                raise DivergenceError(
-                    f"{num_bad:,} of {parameter.numel():,} values of {name} are not finite after "
-                    f"step {self._num_steps}; {AGAINST_DIVERGENCE}"
-                )
 
     def _result(self) -> TrainingResult:
         # A run that is all warm-up has no steady step; its throughput stays unknown (nan).
@@ -373,20 +303,20 @@ class Trainer:
         return TrainingResult(
             num_steps=self._num_steps,
             step_ms=float(median_ms),
-            samples_per_s=float(self._batch_size / median_ms * 1e3),
-            samples_per_s_p10=float(self._batch_size / slow_ms * 1e3),
-            samples_per_s_overall=self._batch_size
-            * (self._num_steps - self._config.num_warmup_steps)
+            samples_per_s=float(self.batch_size / median_ms * 1e3),
+            samples_per_s_p10=float(self.batch_size / slow_ms * 1e3),
+            samples_per_s_overall=self.batch_size
+            * (self._num_steps - self.config.num_warmup_steps)
             / self._steady_s(self._num_steps),
             loss=self._loss,
             evaluation=self._evaluation,
-            peak_gib=_peak_gib(self._rank),
-            unsaved=self._checkpoints.failure if self._checkpoints else None,
+            peak_gib=peak_gib(self.rank),
+            unsaved=self.checkpoints.failure if self.checkpoints else None,
         )
 
     def _evaluates(self, num_done: int) -> bool:
         is_last = num_done == self._num_steps
-        return is_last or self._is_every(self._config.eval_every_steps, num_done)
+        return is_last or self._is_every(self.config.eval_every_steps, num_done)
 
     @staticmethod
     def _is_every(interval: int | None, num_done: int) -> bool:
@@ -396,14 +326,3 @@ class Trainer:
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     while True:
         yield from batches
-
-
-def _peak_gib(rank: Rank) -> float:
-    """Return the largest memory use of any rank: of its device on CUDA, of its process on a CPU."""
-    if rank.device.type == "cuda":
-        peak_bytes = torch.cuda.max_memory_allocated(rank.device)
-    else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = torch.tensor(float(peak_bytes), device=rank.device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return float(peak) / GIB

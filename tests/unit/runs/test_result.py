@@ -27,7 +27,7 @@ from dlrm_sharded.step.breakdown import Breakdown
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.step.prediction import StepPrediction
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.trainer import TrainingResult
+from dlrm_sharded.training.result import TrainingResult
 
 MEASURED = MeasuredCost(
     cost=PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75)),

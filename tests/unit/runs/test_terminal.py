@@ -11,7 +11,7 @@ from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.step.schedule import SERIAL
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.trainer import TrainingResult
+from dlrm_sharded.training.result import TrainingResult
 
 MEASURED = PlanCost((StageCost(1.0, 2.0, 3.0, 4.0), StageCost(4.0, 3.0, 2.0, 0.0)), (0.5, 0.75))
 PREDICTED = PlanCost((StageCost(1.0, 2.5, 1.0, 1.0), StageCost(1.5, 1.0, 2.0, 1.75)))

@@ -24,7 +24,8 @@ from dlrm_sharded.tracing.step_tracer import steps_to_trace
 from dlrm_sharded.training import trainer as trainer_module
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig, TrainingResult
+from dlrm_sharded.training.result import TrainingResult
+from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from tests.unit.checkpoint.cases import STATE, run_state, write
 
 BATCH_SIZE = 4

@@ -1,0 +1,66 @@
+"""What a training comes to, and the checks of its end."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from dlrm_sharded.checkpoint.storage import num_not_finite
+from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.metrics import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """Outcome of a training. Throughput is that of all ranks, over the steps after the warm-up.
+
+    Traced steps do not count for it.
+
+    Args:
+        step_ms: median time of a step, from which `samples_per_s` follows.
+        samples_per_s_p10: throughput that nine tenths of the steps exceed.
+        samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
+            except the evaluation at the end.
+        unsaved: why the last checkpoint could not be written; None if it was, or none was due.
+    """
+
+    num_steps: int
+    step_ms: float
+    samples_per_s: float
+    samples_per_s_p10: float
+    samples_per_s_overall: float
+    loss: float
+    evaluation: Evaluation
+    peak_gib: float
+    unsaved: str | None = None
+
+
+def check_dense_weights(model: nn.Module, num_steps: int) -> None:
+    """Raise DivergenceError if the last step has left dense weights that are not finite.
+
+    Without checkpoints and evaluations, nothing else has read them.
+    """
+    for name, parameter in in_backward_optimizer_filter(model.named_parameters()):
+        if num_bad := num_not_finite(parameter):
+            raise DivergenceError(
+                f"{num_bad:,} of {parameter.numel():,} values of {name} are not finite after "
+                f"step {num_steps}; {AGAINST_DIVERGENCE}"
+            )
+
+
+def peak_gib(rank: Rank) -> float:
+    """Return the largest memory use of any rank: of its device on CUDA, of its process on a CPU."""
+    if rank.device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated(rank.device)
+    else:
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.tensor(float(peak_bytes), device=rank.device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return float(peak) / GIB
