@@ -8,11 +8,13 @@ Letters: T tables, P skews.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from dlrm_sharded.accesses.profiles import SKEWS, histograms_by_skew
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import Floats, workload_of_rows
+from dlrm_sharded.cost.features import Floats, workload_of_tables
 from dlrm_sharded.plans.task import ShardingTask
 
 NUM_BISECTIONS = 12
@@ -30,13 +32,10 @@ def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> Shardin
     by_skew = np.array(  # [P, T, 17], from uniform accesses to the most skewed
         [histograms_by_skew(t.num_embeddings, task.batch_size * t.pooling_factor) for t in unknown]
     ).swapaxes(0, 1)
-    rows = [
-        (0, 1, t.num_embeddings, t.embedding_dim, task.batch_size * t.pooling_factor)
-        for t in unknown
-    ]
+    whole = workload_of_tables(unknown, task.batch_size)
 
     def price_ms(histograms: Floats) -> Floats:
-        workload = workload_of_rows(1, 1, task.batch_size, rows, histograms.tolist())
+        workload = dataclasses.replace(whole, reuse_histogram=histograms)
         return compute.stand_alone_ms(compute.vectors(workload))
 
     expected_ms = np.array(list(SKEWS.values())) @ np.array([price_ms(h) for h in by_skew])

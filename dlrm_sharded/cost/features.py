@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, layout_of
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS
+from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 
 Floats = NDArray[np.float64]
@@ -368,6 +368,15 @@ def workload_of_plan(plan: ShardingPlan, task: ShardingTask) -> Workload:
     )
     is_half = np.array([shard.precision == "fp16" for shard in plan.shards], dtype=bool)
     return replace(workload, is_half=is_half) if is_half.any() else workload
+
+
+def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
+    """Return whole tables on one rank; the histograms of tables without one are zeros."""
+    rows = [
+        (0, 1, t.num_embeddings, t.embedding_dim, batch_size * t.pooling_factor) for t in tables
+    ]
+    histograms = [t.reuse_histogram or (0.0,) * NUM_REUSE_BINS for t in tables]
+    return workload_of_rows(1, 1, batch_size, rows, histograms)
 
 
 def workload_of_rows(

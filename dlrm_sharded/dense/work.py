@@ -20,10 +20,6 @@ class Kernels:
     flop: NDArray[np.float64]
     num_bytes: NDArray[np.float64]
 
-    @property
-    def count(self) -> int:
-        return len(self.flop)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseWork:
@@ -40,9 +36,3 @@ class DenseWork:
     bottom_backward: Kernels
     gradient_bytes: int
     state_tensors: int = 0
-
-    @property
-    def flop(self) -> float:
-        """Floating-point operations of one step."""
-        parts = (self.bottom_forward, self.top_forward, self.top_backward, self.bottom_backward)
-        return float(sum(part.flop.sum() for part in parts))

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import workload_of_rows
+from dlrm_sharded.cost.features import workload_of_tables
 from dlrm_sharded.host_memory.cache_prices import CachePrices
 from dlrm_sharded.host_memory.miss_ratio import curve_of
 from dlrm_sharded.plans.cached_memory import CACHE_WAYS, cached_shard_bytes, host_shard_bytes
-from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
+from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
 
 NUM_LOAD_FACTORS = 32
@@ -124,10 +124,7 @@ def least_host_bytes(options: Sequence[Sequence[CacheOption]], *, device_bytes: 
 def _options_of(table: Table, task: ShardingTask, prices: CachePrices) -> list[CacheOption]:
     topology, rows = task.topology, table.num_embeddings
     in_device = CacheOption(None, topology.table_bytes(table), 0, 0.0)
-    num_ids = task.batch_size * table.pooling_factor
-    histogram = table.reuse_histogram or (0.0,) * NUM_REUSE_BINS
-    shard = (0, 1, rows, table.embedding_dim, num_ids)
-    workload = workload_of_rows(1, 1, task.batch_size, [shard], [histogram])
+    workload = workload_of_tables([table], task.batch_size)
     least = max(float(workload.num_unique[0]), CACHE_WAYS) / rows
     if least >= 1.0:
         return [in_device]

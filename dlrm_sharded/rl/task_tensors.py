@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, Workload
+from dlrm_sharded.cost.features import LINE_COLUMNS, PROFILE, workload_of_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import ShardingTask
 
@@ -101,20 +101,9 @@ class TaskTensors:
 
 def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Tensor]:
     """Return the features [T, F] and the work [T, M] of whole tables."""
-    table = np.arange(len(tables))
-    num_cols = np.array([t.embedding_dim for t in tables], dtype=np.float64)
+    workload = workload_of_tables(tables, batch_size)
+    num_cols = workload.num_cols
     pooling_factor = np.array([t.pooling_factor for t in tables])
-    workload = Workload(
-        world_size=1,
-        ranks_per_host=1,
-        batch_size=batch_size,
-        rank=np.zeros_like(table),
-        group_size=np.ones_like(table),
-        num_rows=np.array([t.num_embeddings for t in tables], dtype=np.float64),
-        num_cols=num_cols,
-        num_ids=batch_size * pooling_factor,
-        reuse_histogram=np.array([t.reuse_histogram or (0.0,) * NUM_REUSE_BINS for t in tables]),
-    )
     features = np.column_stack(
         [
             np.log10(workload.num_rows),

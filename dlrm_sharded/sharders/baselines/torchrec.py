@@ -145,80 +145,57 @@ class TorchRecSharder:
         collection = EmbeddingBagCollection(
             tables=bag_configs(task.tables), device=torch.device("meta")
         )
-        make_planner = self._informed_planner if self.informed else self._blind_planner
         module_sharder = _RowWiseOnCpus() if self.full else EmbeddingBagCollectionSharder()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
-            torchrec_plan = make_planner(task, search).plan(collection, [module_sharder])
+            torchrec_plan = self._planner(task, search).plan(collection, [module_sharder])
         module_plan: Any = torchrec_plan.plan[""]
         world_size = task.topology.world_size
         return ShardingPlan(world_size, from_torchrec(module_plan, task.tables, world_size))
 
-    def _informed_planner(
-        self, task: ShardingTask, search: TimedSearch
-    ) -> EmbeddingShardingPlanner:
+    def _planner(self, task: ShardingTask, search: TimedSearch) -> EmbeddingShardingPlanner:
         memory = "hbm" if self.full or task.topology.compute_device == "cuda" else "ddr"
-        topology = _torchrec_topology(task.topology, memory)
+        topology = _torchrec_topology(task.topology, memory if self.informed else None)
         replicate = self.replicate and task.can_replicate
         constraints = {
             table.name: ParameterConstraints(
                 sharding_types=_sharding_types(table, task.topology, replicate=replicate),
                 compute_kernels=KERNELS,
-                pooling_factors=[table.pooling_factor],
-                min_partition=self.min_partition
-                if table.embedding_dim > self.min_partition
-                else None,
+                **(self._known(table) if self.informed else {}),
             )
             for table in task.tables
         }
-        local_batch_size = max(1, task.batch_size // task.topology.world_size)
+        common: dict[str, Any] = {
+            "topology": topology,
+            "batch_size": max(1, task.batch_size // task.topology.world_size),
+            "constraints": constraints,
+        }
+        estimators = None
+        if self.informed:
+            prices = (
+                EmbeddingPerfEstimator(topology=topology, constraints=constraints)
+                if self.price is None
+                else CalibratedPerfEstimator(self.price(task))
+            )
+            estimators = [prices, _TableStorage(task.topology, memory)]
         return EmbeddingShardingPlanner(
-            topology=topology,
-            batch_size=local_batch_size,
-            constraints=constraints,
-            enumerator=TimedEnumerator(
-                search,
-                topology=topology,
-                batch_size=local_batch_size,
-                constraints=constraints,
-                estimator=[
-                    EmbeddingPerfEstimator(topology=topology, constraints=constraints)
-                    if self.price is None
-                    else CalibratedPerfEstimator(self.price(task)),
-                    _TableStorage(task.topology, memory),
-                ],
-            ),
+            **common,
+            enumerator=TimedEnumerator(search, **common, estimator=estimators),
             proposer=search.proposers(dynamic_programming=self.full),
             partitioner=MemoryBalancedPartitioner() if self.full else GreedyPerfPartitioner(),
-            storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
+            storage_reservation=FixedPercentageStorageReservation(percentage=0.0)
+            if self.informed
+            else HeuristicalStorageReservation(percentage=0.05),
             debug=False,
         )
 
-    def _blind_planner(self, task: ShardingTask, search: TimedSearch) -> EmbeddingShardingPlanner:
-        topology = TorchRecTopology(
-            world_size=task.topology.world_size,
-            local_world_size=task.topology.ranks_per_host,
-            compute_device=task.topology.compute_device,
-        )
-        constraints = {
-            table.name: ParameterConstraints(
-                sharding_types=_sharding_types(table, task.topology),
-                compute_kernels=KERNELS,
-            )
-            for table in task.tables
+    def _known(self, table: Table) -> dict[str, Any]:
+        """Return what an informed planner is told of a table."""
+        may_split = table.embedding_dim > self.min_partition
+        return {
+            "pooling_factors": [table.pooling_factor],
+            "min_partition": self.min_partition if may_split else None,
         }
-        local_batch_size = max(1, task.batch_size // task.topology.world_size)
-        return EmbeddingShardingPlanner(
-            topology=topology,
-            batch_size=local_batch_size,
-            storage_reservation=HeuristicalStorageReservation(percentage=0.05),
-            constraints=constraints,
-            enumerator=TimedEnumerator(
-                search, topology=topology, batch_size=local_batch_size, constraints=constraints
-            ),
-            proposer=search.proposers(),
-            debug=False,
-        )
 
 
 def calibrated_sharder(
@@ -275,17 +252,17 @@ def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False
     return types
 
 
-def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
+def _torchrec_topology(topology: Topology, memory: str | None) -> TorchRecTopology:
     """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms.
 
     Args:
         memory: "hbm" or "ddr", as which the memory of ranks counts; TorchRec's dynamic programming
-            and its balancing of memory know the former only.
+            and its balancing of memory know the former only. None for TorchRec's own figures.
     """
     known: dict[str, Any] = {}
-    if topology.intra_host_bytes_per_s is not None:
+    if memory and topology.intra_host_bytes_per_s is not None:
         known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
-    if topology.inter_host_bytes_per_s is not None:
+    if memory and topology.inter_host_bytes_per_s is not None:
         known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
     torchrec_topology = TorchRecTopology(
         world_size=topology.world_size,
@@ -295,9 +272,10 @@ def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
     )
     # Not as CustomTopologyData: TorchRec would cut rows into blocks in proportion to the memory,
     # which it does not train.
-    devices = torchrec_topology.devices
-    for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
-        device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
+    if memory:
+        devices = torchrec_topology.devices
+        for device, memory_bytes in zip(devices, topology.rank_memory_bytes, strict=True):
+            device.storage = dataclasses.replace(device.storage, **{memory: memory_bytes})
     return torchrec_topology
 
 
