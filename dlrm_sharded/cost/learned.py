@@ -20,17 +20,9 @@ from dlrm_sharded.cost.communication import (
     with_stated,
 )
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.exchange_curves import (
-    TRIAL_VOLUMES,
-    EvenVolumes,
-    ExchangeCurves,
-)
+from dlrm_sharded.cost.exchange_curves import TRIAL_VOLUMES, EvenVolumes, ExchangeCurves
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import (
-    EXTENT,
-    Workload,
-    workload_of_plan,
-)
+from dlrm_sharded.cost.features import EXTENT, Workload, workload_of_plan
 from dlrm_sharded.cost.gpu_prior import gpu_prior
 from dlrm_sharded.cost.kernel_changes import UNNAMED_FBGEMM, changes_between
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features
@@ -48,10 +40,7 @@ from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_c
 from dlrm_sharded.hardware.compare import Match
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import (
-    DIRECTIONS,
-    PlanCost,
-)
+from dlrm_sharded.plans.plan_cost import DIRECTIONS, PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import ShardingTask, Topology

@@ -15,15 +15,8 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.fbgemm_qcomm_codec import (
-    CommType,
-    QCommsConfig,
-    get_qcomm_codecs,
-)
-from torchrec.distributed.model_parallel import (
-    DefaultDataParallelWrapper,
-    DistributedModelParallel,
-)
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 

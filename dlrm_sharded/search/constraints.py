@@ -12,12 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.files.errors import (
-    ConfigError,
-    InfeasibleTaskError,
-    check_count,
-    check_number,
-)
+from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count, check_number
 from dlrm_sharded.plans.plan import ShardingPlan, read_plan
 from dlrm_sharded.plans.task import GIB, MAX_BYTES, ShardingTask, Topology, why_not_replicated
 from dlrm_sharded.plans.validation import validate

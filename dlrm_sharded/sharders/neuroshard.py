@@ -18,17 +18,8 @@ from typing import Any, ClassVar
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.files.errors import (
-    ConfigError,
-    InvalidPlanError,
-    check_count,
-    check_number,
-)
-from dlrm_sharded.host_memory.cached_search import (
-    CACHE_TABLES,
-    cached_problem,
-    find_cached_state,
-)
+from dlrm_sharded.files.errors import ConfigError, InvalidPlanError, check_count, check_number
+from dlrm_sharded.host_memory.cached_search import CACHE_TABLES, cached_problem, find_cached_state
 from dlrm_sharded.plans.plan import ShardingPlan, with_load_factors
 from dlrm_sharded.plans.precision import (
     SAMPLE_MULTIPLE,
@@ -37,11 +28,7 @@ from dlrm_sharded.plans.precision import (
     why_not_exchanged,
 )
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
-from dlrm_sharded.plans.task import (
-    GIB,
-    ShardingTask,
-    without_memory_limit,
-)
+from dlrm_sharded.plans.task import GIB, ShardingTask, without_memory_limit
 from dlrm_sharded.search.build_problem import MAX_WIDTHS, build_problem
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
@@ -53,11 +40,7 @@ from dlrm_sharded.search.state_shards import load_plan, state_shards
 from dlrm_sharded.search.stopping import Clock, StoppingRule
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.precision_choice import plan_of_best_precision
-from dlrm_sharded.sharders.table_precision import (
-    in_half,
-    plan_that_fits,
-    with_precisions_of,
-)
+from dlrm_sharded.sharders.table_precision import in_half, plan_that_fits, with_precisions_of
 
 AUTO = "auto"
 GOOD_GAP = 0.003

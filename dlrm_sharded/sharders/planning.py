@@ -9,13 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
-from dlrm_sharded.cost.base import (
-    CostModel,
-    PricedTask,
-    caveat_of,
-    price,
-    standing_of,
-)
+from dlrm_sharded.cost.base import CostModel, PricedTask, caveat_of, price, standing_of
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.host_memory.cache_prices import cache_forecast

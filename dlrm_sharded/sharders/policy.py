@@ -18,12 +18,7 @@ from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.rl.policy import load_policy
 from dlrm_sharded.search.build_problem import worth_replicating
 from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.heuristics import (
-    WEIGHTS,
-    GreedySharder,
-    least_loaded,
-    place_greedily,
-)
+from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, least_loaded, place_greedily
 from dlrm_sharded.sharders.splitting import Splitting, splittings, unsplit
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,7 @@ from torchrec.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
 )
-from torchrec.distributed.planner.types import (
-    PlannerError,
-    ShardEstimator,
-    ShardingOption,
-    Storage,
-)
+from torchrec.distributed.planner.types import PlannerError, ShardEstimator, ShardingOption, Storage
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
