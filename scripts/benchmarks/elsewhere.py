@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compared import markdown, on_device, planner_of, quiet
-from benchmarks.measured import task_rows
-from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
+from benchmarks.figures import interval_text, markdown
+from benchmarks.measured import OPTIMIZER, add_round_arguments, open_bench, task_rows
+from benchmarks.planners import on_device, planner_of, quiet
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
@@ -44,8 +44,9 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
-from studies.study import Row
+from studies.study import Case, Row
 
+BASIS = "measured"
 REFERENCE = "torchrec"
 RUN_SEED = 1000
 """Seed of the tasks of the runs, which are none of those that plans are compared on."""
@@ -83,10 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="factors of the packaged model's times on hardware that is made up",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of a rank [%(default)s]")
-    add_round_arguments(parser, rounds=3, item="rank")
+    add_round_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> None:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    yield Case("prices", functools.partial(_rows, options))
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
     with _hardware(options) as (context, measure):
         assert context.hardware is not None
         print("\n".join(context.hardware.lines()), flush=True)
@@ -108,7 +113,8 @@ def run(options: argparse.Namespace) -> None:
             task = on_device(found.task, context.device)
             rows += measure(planners, number, task, np.random.default_rng([options.seed, number]))
             print(f"task {number}: {_figures(rows, number)}", flush=True)
-    report(rows, models)
+    stated = {name: model.standing.error for name, model in models.items() if model.standing}
+    return [row | {"stated": stated.get(row["sharder"])} for row in rows]
 
 
 @contextlib.contextmanager
@@ -218,46 +224,29 @@ def _figures(rows: Sequence[Row], number: int) -> str:
     )
 
 
-def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
-    """Print errors of predictions, and costs of plans over TorchRec's and the last model's."""
-    best = list(models)[-1]
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write errors of predictions, and costs of plans over TorchRec's and the last model's."""
+    costs, predicted = (_by_task(rows, key) for key in ("compute_ms", "predicted_compute_ms"))
+    stated = {row["sharder"]: row["stated"] for row in rows}
+    best = next(name for name in reversed(costs) if name != REFERENCE)
     lines = []
-    for name in (*models, REFERENCE):
-        costs = _by_task(rows, name, "compute_ms")
-        cells: list[object] = [name]
-        if name in models:
-            predicted = _by_task(rows, name, "predicted_compute_ms")
-            errors = [abs(predicted[i] / costs[i] - 1) for i in costs]
-            standing = models[name].standing
-            stated = None if standing is None else standing.error
-            cells += [f"{100 * float(np.mean(errors)):.0f}"]
-            cells += ["-" if stated is None else f"{100 * stated:.0f}"]
-        else:
-            cells += ["-", "-"]
-        for reference in (REFERENCE, best):
-            others = _by_task(rows, reference, "compute_ms")
-            ratios = [costs[i] / others[i] for i in costs if i in others]
-            cells += [_mean_text(ratios), f"{max(ratios):.3f}"]
-        lines.append(cells)
+    for name, found in costs.items():
+        errors = [100 * abs(predicted[name][i] / found[i] - 1) for i in found]
+        cells = ["-", "-"] if name == REFERENCE else [f"{np.mean(errors):.0f}"]
+        if name != REFERENCE:
+            cells.append("-" if stated[name] is None else f"{100 * stated[name]:.0f}")
+        for other in (REFERENCE, best):
+            ratios = [found[i] / costs[other][i] for i in found if i in costs[other]]
+            cells += [interval_text(ratios, ".3f"), f"{max(ratios):.3f}"]
+        lines.append([name, *cells])
     header = ["prices", "error, %", "stated, %"]
-    header += [
-        f"cost over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")
-    ]
-    print("\nthe slowest rank, geometric means over tasks:\n")
-    print(markdown(header, lines))
+    header += [f"over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")]
+    texts = ["the slowest rank, means over tasks [95 %]:", markdown(header, lines)]
     if (error := repeatability(rows)) is not None:
-        print(f"\na round predicts the other rounds of its plan with an error of {error:.1f} %")
-
-
-def _mean_text(ratios: Sequence[float]) -> str:
-    """Return the geometric mean, with its 95 % interval if there are several ratios."""
-    logs = np.log(ratios)
-    mean = f"{math.exp(logs.mean()):.3f}"
-    if len(ratios) < 2 or not logs.any():
-        return mean
-    half = 1.96 * logs.std(ddof=1) / math.sqrt(len(ratios))
-    low, high = (math.exp(logs.mean() + sign * half) for sign in (-1, 1))
-    return f"{mean} [{low:.3f}, {high:.3f}]"
+        texts.append(
+            f"a round predicts the other rounds of its plan with an error of {error:.1f} %"
+        )
+    return "\n\n".join(texts)
 
 
 def repeatability(rows: Sequence[Row]) -> float | None:
@@ -267,12 +256,16 @@ def repeatability(rows: Sequence[Row]) -> float | None:
     """
     errors = []
     for row in rows:
-        rounds = np.array(row.get("rounds_ms", []))  # [ranks, rounds]
+        rounds = np.array(row.get("rank_rounds_ms", []))  # [ranks, rounds]
         for i in range(rounds.shape[1] if rounds.ndim == 2 and rounds.shape[1] > 1 else 0):
             others = np.median(np.delete(rounds, i, axis=1), axis=1).max()
             errors.append(abs(rounds[:, i].max() / others - 1))
     return 100 * float(np.mean(errors)) if errors else None
 
 
-def _by_task(rows: Sequence[Row], sharder: str, key: str) -> dict[int, float]:
-    return {row["number"]: row[key] for row in rows if row["sharder"] == sharder and key in row}
+def _by_task(rows: Sequence[Row], key: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if key in row:
+            found.setdefault(row["sharder"], {})[row["number"]] = row[key]
+    return found

@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compared import add_row_arguments, markdown, rows_of
-from benchmarks.noise import MEDIAN_FACTOR
+from benchmarks.figures import MEDIAN_FACTOR, markdown
 from dlrm_sharded.step.parts import PART_LABELS, PARTS
 from studies.processes import run_python
 from studies.study import Case, Row
 
-SIMULATE = Path(__file__).parents[1] / "simulate.py"
+BASIS = "simulated"
 NUM_STEPS = 30
 MEMORY_GIB = 2.0
 
@@ -50,14 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--sharders", nargs="+", default=["neuroshard", "random"])
     parser.add_argument("--rounds", type=int, default=3, help="runs and simulations of each case")
-    add_row_arguments(parser, row="case")
 
 
-def run(options: argparse.Namespace) -> None:
-    report(rows_of(options, _cases(options)))
-
-
-def _cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
     for num_ranks in options.ranks:
         for case in options.cases:
             for sharder in options.sharders:
@@ -122,7 +116,12 @@ class _Compared:
         out = self.folder / f"simulation-{number}"
         cores = min(self.num_ranks, len(os.sched_getaffinity(0)))
         run_python(
-            *(str(SIMULATE), *self.overrides, f"topology.world_size={self.num_ranks}"),
+            *(
+                "-m",
+                "dlrm_sharded.commands.simulate",
+                *self.overrides,
+                f"topology.world_size={self.num_ranks}",
+            ),
             f"topology.memory_gib={MEMORY_GIB}",
             *(f"host_cores={cores}", "journal=none"),
             *(f"sharder=plan_file;path={self._plan}", f"out={out}"),
@@ -136,10 +135,11 @@ class _Compared:
         return self.folder / "run-0" / "plan.json"
 
 
-def report(rows: Sequence[Row]) -> None:
-    """Print the errors of the simulations by number of ranks, and the parts of every step."""
-    print(f"\n{markdown(HEADER, [_errors(size, rows) for size in _sizes(rows)])}")
-    print(f"\n{markdown(['mean of all ranks, ms', *PARTS_HEADER], list(_parts(rows)))}")
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write the errors of the simulations by number of ranks, and the parts of every step."""
+    sizes = sorted({row["ranks"] for row in rows})
+    errors = markdown(HEADER, [_errors(size, rows) for size in sizes])
+    return f"{errors}\n\n{markdown(['mean of all ranks, ms', *PARTS_HEADER], list(_parts(rows)))}"
 
 
 HEADER = (
@@ -152,10 +152,6 @@ HEADER = (
     "standard error of a real step, %",
 )
 PARTS_HEADER = ("step", *(PART_LABELS[part] for part in PARTS))
-
-
-def _sizes(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["ranks"] for row in rows})
 
 
 def _errors(num_ranks: int, rows: Sequence[Row]) -> list[object]:

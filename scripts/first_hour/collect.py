@@ -51,18 +51,9 @@ def run(study: StudyRun) -> None:
 
 def finish_collection(study: StudyRun, *, time_budget_s: float) -> None:
     """Start a collection, or continue it, for some time."""
-    done = study.command(
-        module_command(
-            COLLECT,
-            f"out={COSTS}",
-            "num_ranks=1",
-            f"collect.time_budget_s={time_budget_s}",
-            *(SMALL_SIZES if study.small else SIZES),
-        )
-    )
-    study.record("exit_code", done.exit_code)
-    study.record("warnings", done.warnings)
-    study.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
+    sizes = SMALL_SIZES if study.small else SIZES
+    settings = (f"out={COSTS}", "num_ranks=1", f"collect.time_budget_s={time_budget_s}")
+    study.checked_command(module_command(COLLECT, *settings, *sizes), noun="the collection")
 
 
 def _is_of_now(device: torch.device) -> bool:

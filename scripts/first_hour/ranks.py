@@ -15,17 +15,13 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.compared import on_device, planners_of
-from benchmarks.measured import task_rows
-from benchmarks.shard_bench import open_bench
+from benchmarks.measured import cost_model_file, open_bench, task_rows
+from benchmarks.planners import on_device, planners_of
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.measure import MeasuredCost
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
 from dlrm_sharded.calibration.stage_clock import StageClock
-from dlrm_sharded.cost import learned
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.hardware.artifact import find_artifact
-from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
@@ -112,12 +108,8 @@ def run(study: StudyRun) -> None:
             "table_sizes": lambda: by_table_size(bench, sizes),
             "mlperf": lambda: mlperf(bench, sizes, device),
         }
-        study.cases.plan(parts)
-        for name, part in parts.items():
-            figures = study.case(name, part, seconds=2 if study.small else PART_S)
-            if figures is not None:
-                study.record(name, figures)
-                study.show(**HEADLINES[name](figures))
+        for name, figures in study.each(parts, seconds=2 if study.small else PART_S):
+            study.show(**HEADLINES[name](figures))
 
 
 def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, Any]:
@@ -139,12 +131,6 @@ def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, An
     return {row["sharder"]: _plan_figures(row) for row in rows} | {
         "cost_model": cost_model_file(device)
     }
-
-
-def cost_model_file(device: torch.device) -> str:
-    """Return the file of the model that prices plans here: of this device, once `fit` has run."""
-    kind = cost_model_kind(learned.KIND)
-    return str(find_artifact(kind, local_hardware(device), device.type).resolve())
 
 
 def _plan_figures(row: Row) -> dict[str, Any]:
