@@ -10,7 +10,6 @@ python scripts/benchmark.py measured    measured costs of the sharders' plans
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
-python scripts/benchmark.py simulated   simulated steps against those of real runs
 python scripts/benchmark.py cluster     a large model on simulated ranks
 
 With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
@@ -31,7 +30,7 @@ from studies.parts import add_part_arguments, part_of, run_part
 WHOLE = "all"
 PARTS = (
     *("data", "loop", "plain", "plans", "measured", "elsewhere"),
-    *("priors", "steps", "simulated", "cluster"),
+    *("priors", "steps", "cluster"),
 )
 
 
