@@ -7,13 +7,15 @@ import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures import sharder_table
-from benchmarks.planners import add_sharder_arguments, on_device
+from benchmarks.figures import rows_table, sharder_table
+from benchmarks.planners import SHARDERS_TEXT, on_device
 from dlrm_sharded.datasets.task_sets import scaling_task
 from dlrm_sharded.files.json_files import write_json
+from studies.parts import option
 from studies.processes import run_python
 from studies.study import Case, Row
 
@@ -24,11 +26,12 @@ RANKS_OF_HOST = 8
 MEASURED_RANKS = 8
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tables", type=int, default=1000)
-    parser.add_argument("--ranks", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the tables [%(default)s]")
-    add_sharder_arguments(parser, SHARDERS)
+OPTIONS = {
+    "tables": option(1000),
+    "ranks": option(128),
+    "seed": option(0, "seed of the tables"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -52,22 +55,21 @@ def _rows(options: argparse.Namespace) -> list[Row]:
         )
         found = json.loads((folder / "out" / "simulation.json").read_text())
     size = {"num_tables": options.tables, "world_size": options.ranks, "batch_size": batch_size}
-    rows: list[Row] = [
-        {
-            "sharder": run["sharder"],
-            "cost_ms": run["embedding_cost_ms"],
-            "predicted_ms": run["predicted_embedding_cost_ms"],
-            "simulated_step_ms": run["step_ms"],
-            "num_measured": run["ranks"].get("measured", 0),
-            "error": None,
-        }
-        for run in found["sharders"]
+    failed = [
+        {"sharder": one["name"], "cost_ms": None, "error": one["message"]}
+        for one in found["failed"]
     ]
-    rows += [
-        {"sharder": failed["name"], "cost_ms": None, "error": failed["message"]}
-        for failed in found["failed"]
-    ]
-    return [size | row for row in rows]
+    return [size | row for row in [*map(_figures, found["sharders"]), *failed]]
+
+
+def _figures(run: Mapping[str, Any]) -> Row:
+    return {
+        "sharder": run["sharder"],
+        "cost_ms": run["embedding_cost_ms"],
+        "predicted_ms": run["predicted_embedding_cost_ms"],
+        "simulated_step_ms": run["step_ms"],
+        "num_measured": run["ranks"].get("measured", 0),
+    }
 
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
@@ -81,14 +83,12 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
         "than on GPUs."
     )
     ratios = {"embedding cost": "cost_ms", "predicted": "predicted_ms", "step": "simulated_step_ms"}
-    others = {
-        "embedding cost, ms": lambda found: _number(found, "cost_ms"),
-        "step, ms": lambda found: _number(found, "simulated_step_ms"),
-        "measured ranks": lambda found: found[0].get("num_measured", "-"),
+    columns = {
+        "sharder": "{sharder}",
+        "embedding cost, ms": "{cost_ms:.1f}",
+        "step, ms": "{simulated_step_ms:.1f}",
+        "measured ranks": "{num_measured}",
     }
-    return f"{text}\n\n{sharder_table(rows, reference, ratios, others)}"
-
-
-def _number(found: Sequence[Row], key: str) -> str:
-    value = found[0].get(key)
-    return str(found[0]["error"]) if value is None else f"{value:.1f}"
+    planned = [row for row in rows if row["cost_ms"] is not None]
+    tables = [sharder_table(rows, reference, ratios), rows_table(planned, columns)]
+    return "\n\n".join([text, *tables])

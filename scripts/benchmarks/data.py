@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import rows_table
+from studies.parts import option
 from studies.study import Case, Row
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ BASIS = "measured"
 SERVE_S = 2.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=1, help="threads that parse [%(default)s]")
+OPTIONS = {
+    "rows": option(400_000),
+    "batch_size": option(2048),
+    "threads": option(1, "threads that parse"),
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import measured
 from benchmarks.figures import interval_text, markdown
-from benchmarks.measured import OPTIMIZER, add_round_arguments, open_bench, task_rows
+from benchmarks.measured import OPTIMIZER, open_bench, task_rows
 from benchmarks.planners import on_device, planner_of, quiet
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
@@ -44,6 +45,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
+from studies.parts import option
 from studies.study import Case, Row
 
 BASIS = "measured"
@@ -59,32 +61,21 @@ Measure = Callable[[Mapping[str, Planner], int, ShardingTask, np.random.Generato
 """Plans a task of some number with every planner, and measures the plans."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tasks", type=int, default=8, help="tasks to compare on [%(default)s]")
-    parser.add_argument(
-        "--runs",
-        type=int,
-        nargs="+",
-        default=[1, 3, 10],
-        help="numbers of runs after which prices are compared [%(default)s]",
-    )
-    parser.add_argument(
-        "--calibrated",
-        nargs="*",
-        default=[],
-        metavar="NAME=FILE",
-        help="artefacts of calibrations on this hardware, the most thorough one last",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of tasks, ids and order")
-    parser.add_argument(
-        "--made-up",
-        type=float,
+OPTIONS = {
+    "tasks": option(8, "tasks to compare on"),
+    "runs": option((1, 3, 10), "numbers of runs after which prices are compared"),
+    "calibrated": option(
+        (), "artefacts of calibrations here as NAME=FILE, the most thorough one last", nargs="*"
+    ),
+    "made_up": option(
+        float,
+        "factors of the packaged model's times on hardware that is made up",
         nargs=3,
         metavar=("FORWARD", "BACKWARD", "EXCHANGES"),
-        help="factors of the packaged model's times on hardware that is made up",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="threads of a rank [%(default)s]")
-    add_round_arguments(parser)
+    ),
+    "threads": option(1, "threads of a rank"),
+    **{name: measured.OPTIONS[name] for name in ("seed", "rounds", "iterations")},
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -168,23 +159,16 @@ def _made_up_rows(
         plan, found = planner.plan(task)
         assert found.cost is not None
         exact = truth.predict(plan, task)
-        measured = PlanCost.from_stages(
-            {
-                stage: [
-                    rank.stage_ms(stage) * math.exp(NOISE * rng.standard_normal())
-                    for rank in exact.per_rank
-                ]
-                for stage in STAGES
-            },
-            input_dist_ms=None,
-        )
-        rows.append(
-            {
-                **{"number": number, "sharder": name, "plan": plan.to_json()["shards"]},
-                **{"measured": measured.to_json(), "compute_ms": exact.cost_ms},
-                "predicted_compute_ms": found.cost.cost_ms,
-            }
-        )
+        noisy = {
+            stage: [
+                rank.stage_ms(stage) * math.exp(NOISE * rng.standard_normal())
+                for rank in exact.per_rank
+            ]
+            for stage in STAGES
+        }
+        row = {"number": number, "sharder": name, "plan": plan.to_json()["shards"]}
+        row |= {"measured": exact.with_stages(noisy).to_json(), "compute_ms": exact.cost_ms}
+        rows.append(row | {"predicted_compute_ms": found.cost.cost_ms})
     return rows
 
 

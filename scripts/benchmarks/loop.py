@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,23 +17,23 @@ from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.training.trainer import TrainerConfig
 from studies.on_ranks import Loop, compared_loops, rows_on_ranks
+from studies.parts import option
 from studies.study import Case, Row
 
 BASIS = "measured"
 BATCH_SIZE = 2048
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_loop_arguments(parser, steps=140, rounds=6)
+def loop_options(*, steps: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Return the options of loops that take turns on the ranks of a job."""
+    return {
+        "ranks": option(2),
+        "steps": option(steps, "steps of one loop in one round"),
+        "rounds": option(rounds),
+    }
 
 
-def add_loop_arguments(parser: argparse.ArgumentParser, *, steps: int, rounds: int) -> None:
-    """Add the options of loops that take turns on the ranks of a job."""
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--steps", type=int, default=steps, help="steps of one loop in one round [%(default)s]"
-    )
-    parser.add_argument("--rounds", type=int, default=rounds)
+OPTIONS = loop_options(steps=140, rounds=6)
 
 
 def cases(options: argparse.Namespace, module: str = __name__) -> Iterator[Case]:

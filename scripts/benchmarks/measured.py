@@ -27,7 +27,7 @@ from benchmarks.figures import (
     sharders_of,
     versus,
 )
-from benchmarks.planners import add_sharder_arguments, on_device, planners_of, quiet
+from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of, quiet
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
@@ -42,6 +42,7 @@ from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
+from studies.parts import option
 from studies.study import Case, Row
 
 BASIS = "measured"
@@ -51,29 +52,21 @@ NUM_BATCHES = 3
 COSTS = ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tasks", type=int, nargs="+", default=[40], help="tasks, of each number of ranks"
-    )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4], help="ranks of the plans")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of tasks, ids and order [%(default)s]"
-    )
-    parser.add_argument("--link-gb-per-s", type=float, help="stated speed of links in a host")
-    parser.add_argument("--share", type=int, default=1, help="divisor of all sizes")
-    add_sharder_arguments(parser, SHARDERS)
-    add_round_arguments(parser)
-
-
-def add_round_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how often each rank is measured."""
-    parser.add_argument("--rounds", type=int, default=3, help="times that a rank is built anew")
-    parser.add_argument("--iterations", type=int, default=8, help="iterations of a rank in a round")
+OPTIONS = {
+    "tasks": option((40,), "tasks of each number of ranks"),
+    "ranks": option((4,), "ranks of the plans"),
+    "seed": option(0, "seed of tasks, ids and order"),
+    "link_gb_per_s": option(float, "stated speed of the links in a host"),
+    "share": option(1, "divisor of all sizes"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "rounds": option(3, "times that each rank is built and measured anew"),
+    "iterations": option(8, "iterations of a rank in one round"),
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """Yield a case for each task, whose plans are measured in turns."""
-    num_tasks = options.tasks * len(options.ranks) if len(options.tasks) == 1 else options.tasks
+    num_tasks = [*options.tasks] * len(options.ranks) if len(options.tasks) == 1 else options.tasks
     for world_size, num in zip(options.ranks, num_tasks, strict=True):
         for number in range(num):
             name = f"{world_size} ranks, task {number}" if options.ranks[1:] else f"task {number}"

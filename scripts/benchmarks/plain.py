@@ -45,8 +45,7 @@ OVER_LAYERS = [512, 512, 256, 1]
 report = loop.report
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    loop.add_loop_arguments(parser, steps=12, rounds=30)
+OPTIONS = loop.loop_options(steps=12, rounds=30)
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:

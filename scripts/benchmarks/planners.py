@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import logging
@@ -18,15 +17,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 
-
-def add_sharder_arguments(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Add the option that names the sharders."""
-    parser.add_argument(
-        "--sharders",
-        nargs="+",
-        default=list(default),
-        help="yamls of conf/sharder; 'neuroshard,sharder.seed=1' is one with other settings",
-    )
+SHARDERS_TEXT = "yamls of conf/sharder; 'neuroshard,sharder.seed=1' is one with other settings"
 
 
 @functools.cache

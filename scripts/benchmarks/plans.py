@@ -11,6 +11,7 @@ import functools
 import math
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from benchmarks.figures import (
     sharders_of,
     task_of,
 )
-from benchmarks.planners import add_sharder_arguments, on_device, planner_of, quiet
+from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of, quiet
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
 from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
@@ -33,6 +34,7 @@ from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
+from studies.parts import option
 from studies.study import Case, Row
 
 BASIS = "predicted"
@@ -55,34 +57,28 @@ PAPER_COST_MS = {
 tables are not public, so only ratios can be compared."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", choices=SETS, default="paper", dest="task_set")
-    parser.add_argument("--num", type=int, help="number of tasks; by default, all of the set")
-    parser.add_argument("--numbers", type=int, nargs="+", help="some of the tasks")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=["1000x32"],
-        help="tables x ranks of the sets 'sized' and 'production' [%(default)s]; ranks of 'mlperf'",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
-    add_sharder_arguments(parser, SHARDERS)
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="device of the ranks [%(default)s]"
-    )
-    parser.add_argument("--gpu", choices=list(gpu_specs()), help="GPU whose prior has the prices")
-    parser.add_argument(
-        "--limit-s", type=float, default=600, help="time limit for a plan [%(default)s]"
-    )
+OPTIONS = {
+    "set": option("paper", "set of tasks", choices=SETS),
+    "num": option(int, "number of tasks; by default, all of the set"),
+    "numbers": option(int, "some of the tasks", nargs="+"),
+    "sizes": option(
+        ("1000x32",), f"tables x ranks of {SIZED!r} and {PRODUCTION!r}; ranks of {MLPERF!r}"
+    ),
+    "seed": option(0, "seed of the tasks"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "device": option("cpu", "device of the ranks", choices=["cpu", "cuda"]),
+    "gpu": option(str, "GPU whose prior has the prices", choices=list(gpu_specs())),
+    "limit_s": option(600.0, "time limit for a plan"),
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     device = "cuda" if options.gpu else options.device
-    name = f"{options.task_set} on {options.gpu}" if options.gpu else options.task_set
-    if options.task_set in (MLPERF, SIZED, PRODUCTION):
-        tasks = [_sized(options.task_set, size, options.seed, device) for size in options.sizes]
+    name = f"{options.set} on {options.gpu}" if options.gpu else options.set
+    if options.set in (MLPERF, SIZED, PRODUCTION):
+        tasks = [_sized(options.set, size, options.seed, device) for size in options.sizes]
     else:
-        tasks = _tasks(options.task_set, options.seed, options.num, options.numbers, device)
+        tasks = _tasks(options.set, options.seed, options.num, options.numbers, device)
     for number, task in tasks:
         for sharder in options.sharders:
             size = f"{len(task.task.tables)}x{task.task.topology.world_size}"
@@ -191,7 +187,8 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
         ranks = f"{sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{sizes[0]}"
         num_tasks = len({task_of(row) for row in of_set})
         texts.append(f"The set `{name}`: {num_tasks} tasks on {ranks} ranks, under {prices}.")
-        if feasible := [row for row in of_set if row["kind"] != INFEASIBLE]:
+        feasible = [row for row in of_set if row["kind"] != INFEASIBLE]
+        if len(set(Counter(row["sharder"] for row in feasible).values())) == 1:  # on equal tasks
             texts.append(_table(feasible, reference, is_production=name.startswith(PRODUCTION)))
         if len({row["kind"] for row in of_set}) > 1:
             texts.append(_by_kind(of_set))

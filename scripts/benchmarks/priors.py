@@ -23,6 +23,7 @@ from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
+from studies.parts import option
 from studies.study import Case, Row
 
 LARGE_BYTES = 8 * 2**20
@@ -88,11 +89,6 @@ NUM_GPUS_OF_DOMAIN = {"gb200": 64}
 """GPUs that NVLink connects where that is not one host of 8."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=list(PARTS), help="make and print one part")
-    parser.add_argument("--num", type=int, help="number of published steps; by default, all")
-
-
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """Yield a case for each line of the report."""
     for part, (_, _, make) in PARTS.items():
@@ -116,24 +112,20 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     return "\n\n".join(texts)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Relative errors of a GPU's collectives that were predicted without its measurements."""
+def left_out_errors(spec: GpuSpec, left_out: Sequence[str]) -> dict[str, list[float]]:
+    """Return relative errors of a GPU's collectives of 2 to 8 GPUs, of large and of small messages.
 
-    large: list[float]
-    small: list[float]
-
-
-def left_out_errors(spec: GpuSpec, left_out: Sequence[str]) -> LeftOut:
-    """Predict a GPU's collectives of 2 to 8 GPUs without the measurements of some systems."""
-    host, errors = HostCollectives(spec, left_out=left_out), LeftOut([], [])
+    They are predicted without the measurements of some systems.
+    """
+    host = HostCollectives(spec, left_out=left_out)
+    errors: dict[str, list[float]] = {"large": [], "small": []}
     for (system, collective, num_gpus), curve in measured_curves().items():
         if system != spec.collectives:
             continue
         for sent_bytes, ms in zip(curve.sent_bytes.tolist(), curve.ms.tolist(), strict=True):
             error = abs(host.time_ms(collective, num_gpus, sent_bytes) / ms - 1)
             is_large = sent_bytes * num_gpus / (num_gpus - 1) >= LARGE_BYTES - 1
-            (errors.large if is_large else errors.small).append(error)
+            errors["large" if is_large else "small"].append(error)
     return errors
 
 
@@ -152,8 +144,7 @@ def _left_out(num: int | None) -> Iterator[tuple[str, Callable[[], Row]]]:
 def _left_out_row(spec: GpuSpec, itself: Sequence[str], alike: Sequence[str]) -> Row:
     row: Row = {"gpu": itself[0]}
     for name, left_out in {"itself": itself, "alike": alike}.items():
-        found = left_out_errors(spec, left_out)
-        for size, errors in {"large": found.large, "small": found.small}.items():
+        for size, errors in left_out_errors(spec, left_out).items():
             worst, mean = 100 * max(errors), 100 * float(np.mean(errors))
             row[f"{size}_{name}"] = f"{mean:.0f} (at most {worst:.0f})"
     return row
@@ -284,3 +275,8 @@ PARTS: dict[str, tuple[str, Mapping[str, str], Callable[[int | None], Iterator[A
     ),
 }
 """Text, columns and cases of each part."""
+
+OPTIONS = {
+    "only": option(str, "make and print one part", choices=list(PARTS)),
+    "num": option(int, "number of published steps; by default, all"),
+}

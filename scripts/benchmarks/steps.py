@@ -22,8 +22,8 @@ from torchrec.datasets.utils import Batch
 
 from benchmarks import step_errors
 from benchmarks.figures import noise_of, sharder_table
-from benchmarks.loop import add_loop_arguments
-from benchmarks.planners import planner_of
+from benchmarks.loop import loop_options
+from benchmarks.planners import SHARDERS_TEXT, planner_of
 from benchmarks.training import OPTIMIZER, Training, dataset_of, new_dlrm, stream
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
 from dlrm_sharded.datasets.task_sets import trained_task
@@ -41,6 +41,7 @@ from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.training.trainer import TrainerConfig
 from studies.on_ranks import rows_on_ranks
+from studies.parts import option
 from studies.study import Case, Row
 
 BASIS = "measured"
@@ -55,19 +56,14 @@ WIDTHS = (32, 64, 128, 256)
 DIMS = (16, 32, 64)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_loop_arguments(parser, steps=4, rounds=6)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--cases", type=int, default=20)
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="seeds of each case")
-    parser.add_argument("--sharders", nargs="+", default=list(SHARDERS))
-    parser.add_argument(
-        "--widths",
-        type=int,
-        nargs="+",
-        default=list(WIDTHS),
-        help="of the dense layers [%(default)s]",
-    )
+OPTIONS = {
+    **loop_options(steps=4, rounds=6),
+    "first": option(0, "number of the first case"),
+    "cases": option(20),
+    "seed": option((0,), "seeds of each case"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "widths": option(WIDTHS, "of the dense layers"),
+}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:

@@ -80,7 +80,7 @@ STUDIES = (
     ),
     _study(
         "scaling",
-        "How planning time grows",
+        "Planning time as measured, and costs",
         (
             f"{PLANS} sized --sizes {TABLES} 10000x32 {RANKS} 1000x1024 --sharders neuroshard dim",
             f"{PLANS} sized --sizes {TABLES} {RANKS} --sharders autoshard dreamshard",

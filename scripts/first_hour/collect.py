@@ -65,14 +65,11 @@ def _is_of_now(device: torch.device) -> bool:
 
 def _figures(costs: CollectedCosts) -> dict[str, Any]:
     manifest = costs.manifest
-    return {
+    keys = ("collect_s", "repeatability", "hardware", "batch_sizes", "table_gib")
+    return {key: manifest[key] for key in keys} | {
         "plans": len({sample.number for sample in costs.samples}),
         "measurements": len(costs.samples),
         # the plans of earlier starts count too
         "plans_per_s": round(len(costs.samples) / max(manifest["collect_s"], 0.1), 3),
         "size_mib": round(COSTS.stat().st_size / 2**20, 2),
-        **{
-            key: manifest[key]
-            for key in ("collect_s", "repeatability", "hardware", "batch_sizes", "table_gib")
-        },
     }

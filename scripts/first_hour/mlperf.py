@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.train_pipeline import TrainPipeline, TrainPipelineSparseDist
 
@@ -69,18 +69,20 @@ class Case:
         return f"{self.batch_size} {self.precision} {self.pipeline}{compiled}"
 
 
-def cases_of(large: int, share: int) -> list[Case]:
+def cases_of(large: int, share: int, device: torch.device, *, small: bool) -> list[Case]:
     """Return the cases; those that change the model for good come last."""
+    precisions = ("fp32",) if device.type == "cpu" else ("tf32", "fp32")
     plain = [
         case
-        for batch_size in (large, share)
+        for size in (large, share)
         for case in (
-            Case(batch_size, "bf16", is_profiled=True),
-            Case(batch_size, "bf16", "base", is_profiled=True),
-            Case(batch_size, "tf32"),
-            Case(batch_size, "fp32"),
+            Case(size, "bf16", is_profiled=True),
+            Case(size, "bf16", "base", is_profiled=True),
+            *(Case(size, precision) for precision in precisions),
         )
     ]
+    if small:
+        return plain
     return [
         *plain,
         Case(share, "bf16", compile_mode="default", is_profiled=True),
@@ -95,14 +97,8 @@ def run(study: StudyRun) -> None:
     with process_group():
         cut = _cut_rows(device)
         study.record("overrides", cut)
-        cases = []
-        for case in cases_of(large, share):
-            if case.compile_mode and study.small:
-                study.record(case.name, "left out: compiling takes longer than a rehearsal")
-            elif case.precision == "tf32" and device.type == "cpu":
-                study.record(case.name, "not on a CPU")
-            else:
-                cases.append(case)
+        if study.small:
+            study.record("compiled", "left out: compiling takes longer than a rehearsal")
         datasets = {size: dcnv2_dataset(size, *cut, small=study.small) for size in (large, share)}
         built = build(datasets[large], device, small=study.small)
         study.record("table_gib", built.table_gib)
@@ -111,7 +107,7 @@ def run(study: StudyRun) -> None:
             case.name: functools.partial(
                 _checked, study, built, case, datasets[case.batch_size], device
             )
-            for case in cases
+            for case in cases_of(large, share, device, small=study.small)
         }
         case_s = SMALL_CASE_S if study.small else CASE_S
         for name, figures in study.each(
@@ -154,7 +150,7 @@ def _measured(
             figures["samples_per_s"] = case.batch_size / figures["step_ms"] * 1e3
             if case.is_profiled:
                 trace = Path("traces") / f"{case.name.replace(', ', '_').replace(' ', '_')}.json.gz"
-                _trace(pipeline, batches, device, trace, lengths.profiled)
+                _trace(pipeline, batches, trace, lengths.profiled)
                 figures["trace"] = str(trace)
                 figures["profiled"] = summary(read_events(trace), lengths.profiled)
     finally:
@@ -197,21 +193,14 @@ def _timed(
 
 
 def _trace(
-    pipeline: TrainPipeline[Batch, Any],
-    batches: Prefetcher,
-    device: torch.device,
-    path: Path,
-    num_steps: int,
+    pipeline: TrainPipeline[Batch, Any], batches: Prefetcher, path: Path, num_steps: int
 ) -> None:
     """Write the trace of some steps."""
     path.parent.mkdir(exist_ok=True)
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    with profile() as profiler:  # of the CPU, and of the GPU if there is one
         for _ in range(num_steps):
             pipeline.progress(batches)
-        if device.type == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
 

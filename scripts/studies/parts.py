@@ -1,8 +1,7 @@
 """Parts: modules whose rows a command makes by itself, or a study as one of a set.
 
-A part is a module with `BASIS`, `add_arguments(parser)`, `cases(options)` and `report(rows,
-reference)`. Some have `summary(rows, reference)`: figures of all rows, and those among them that a
-headline shows, as text.
+A part is a module with `BASIS`, `OPTIONS`, `cases(options)` and `report(rows, reference)`. Some
+have `summary(rows, reference)`: figures of all rows, and those that a headline shows, as text.
 """
 
 from __future__ import annotations
@@ -26,13 +25,30 @@ OTHERS = ("part", "jsonl", "from_file", "reference")
 """Options that rows do not depend on."""
 
 
+def option(default: Any, text: str = "", **others: Any) -> dict[str, Any]:
+    """Return what argparse has to know of an option.
+
+    Args:
+        default: its value, of which it has the type; a tuple for several values; a type for none.
+        others: further arguments of `add_argument`.
+    """
+    if isinstance(default, type):
+        return {"type": default, "help": text, **others}
+    if isinstance(default, tuple):
+        others = {"nargs": "+", **others}
+    kind = type(default[0]) if isinstance(default, tuple) and default else type(default)
+    kind = str if kind is tuple else kind
+    return {"type": kind, "default": default, "help": f"{text} [%(default)s]", **others}
+
+
 def part_of(name: str) -> ModuleType:
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def add_part_arguments(parser: argparse.ArgumentParser, part: ModuleType) -> None:
     """Add the options of a part, and those that all parts have."""
-    part.add_arguments(parser)
+    for name, fields in part.OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **fields)
     parser.add_argument("--reference", help="sharder that the others are compared with")
     parser.add_argument("--jsonl", type=Path, help="file of rows, case by case; goes on")
     parser.add_argument(

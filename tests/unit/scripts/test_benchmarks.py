@@ -337,7 +337,11 @@ def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
     )
     assert whole.run(options) == 0
     text = (tmp_path / "docs" / "benchmark.md").read_text()
-    for heading in ("grows (predicted)", "production table (predicted)", "The papers' claims"):
+    for heading in (
+        "Planning time as measured, and costs (predicted)",
+        "production table (predicted)",
+        "The papers' claims",
+    ):
         assert heading in text
     assert "say nothing" in text
     frame = pl.read_parquet(tmp_path / "out" / "results.parquet")
