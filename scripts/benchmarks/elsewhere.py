@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import measured
 from benchmarks.figures import interval_text, markdown
 from benchmarks.measured import OPTIMIZER, open_bench, task_rows
-from benchmarks.planners import on_device, planner_of, quiet
+from benchmarks.planners import on_device, planner_of
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
@@ -46,6 +46,7 @@ from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
 from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
 BASIS = "measured"

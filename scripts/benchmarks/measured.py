@@ -27,7 +27,7 @@ from benchmarks.figures import (
     sharders_of,
     versus,
 )
-from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of, quiet
+from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of
 from dlrm_sharded.calibration.evaluate import TimePairs
 from dlrm_sharded.calibration.measure import MeasureConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
@@ -43,6 +43,7 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
 from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
 BASIS = "measured"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
@@ -40,9 +39,3 @@ def on_device(task: ShardingTask, device: str) -> ShardingTask:
     task = with_profiles(task)
     topology = dataclasses.replace(task.topology, compute_device=device)
     return dataclasses.replace(task, topology=topology)
-
-
-def quiet() -> None:
-    """Silence warnings that come with every plan, such as that the cost model extrapolates."""
-    for package in ("dlrm_sharded", "torchrec"):
-        logging.getLogger(package).setLevel(logging.ERROR)

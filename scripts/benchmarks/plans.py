@@ -25,7 +25,7 @@ from benchmarks.figures import (
     sharders_of,
     task_of,
 )
-from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of, quiet
+from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
 from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
@@ -35,6 +35,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
 from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
 BASIS = "predicted"

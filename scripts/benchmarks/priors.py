@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import rows_table
-from benchmarks.planners import quiet
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
@@ -24,6 +23,7 @@ from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
 LARGE_BYTES = 8 * 2**20

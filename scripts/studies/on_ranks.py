@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from studies.processes import module_command, run_python
+from studies.processes import module_command, quiet, run_python
 from studies.study import Row
 
 Loop = Callable[[], object]
@@ -67,7 +67,6 @@ def _timed(loop: Loop, rank: Any) -> float:
 
 def main(module: str, settings: str, out: str) -> None:
     """Run one rank; rank 0 writes the rows."""
-    from benchmarks.planners import quiet
     from dlrm_sharded.ranks.distributed import process_group
 
     warnings.simplefilter("ignore")

@@ -87,9 +87,9 @@ def run_commands(study: StudyRun, commands: Iterable[str], *, case_s: float) -> 
         cases += part.cases(options)
 
     def record(rows: Sequence[Row]) -> None:
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        replace_file(Path(f"{name}.jsonl"), lines.encode())
         if hasattr(part, "summary"):
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            replace_file(Path(f"{name}.jsonl"), lines.encode())
             figures, headline = part.summary(rows, options.reference)
             for key, value in figures.items():
                 study.record(key, value)

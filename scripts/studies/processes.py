@@ -5,6 +5,7 @@ Linux ends a tied command when the process that started it dies, however it dies
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def run_python(*arguments: str) -> None:
     if done.returncode:
         end = done.stderr.decode(errors="replace")[-NUM_LAST_CHARACTERS:]
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{end}")
+
+
+def quiet() -> None:
+    """Silence warnings that come with every plan, such as that the cost model extrapolates."""
+    for package in ("dlrm_sharded", "torchrec"):
+        logging.getLogger(package).setLevel(logging.ERROR)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

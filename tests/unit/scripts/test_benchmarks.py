@@ -17,7 +17,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks import figures, plans, priors, step_errors, whole
 from benchmarks.page import CLAIMS, page
-from benchmarks.planners import planner_of, quiet
+from benchmarks.planners import planner_of
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
 from dlrm_sharded.datasets.task_sets import TRAINED_MAX_TABLE_SHARE, scaling_task, trained_task
@@ -25,6 +25,7 @@ from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from studies import parts, store
+from studies.processes import quiet
 from studies.study import Case, StudyRun
 
 COSTS = {
