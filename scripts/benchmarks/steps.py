@@ -192,11 +192,7 @@ class RandomCase:
         ]
 
     def _row(
-        self,
-        sharders: Sequence[str],
-        predicted: PlanCost,
-        trained: _Trained,
-        dense: DensePart,
+        self, sharders: Sequence[str], predicted: PlanCost, trained: _Trained, dense: DensePart
     ) -> Row:
         """Return the figures of a plan; each is the median of its rounds."""
         predict = functools.partial(

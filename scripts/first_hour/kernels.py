@@ -133,9 +133,7 @@ def compare(
                 changed_by_zeros.append(name)
     weight_error = {
         name: relative_error(
-            weights[name],
-            definition.weight,
-            scale=definition.weight - start[name].double(),
+            weights[name], definition.weight, scale=definition.weight - start[name].double()
         )
         for name, definition in definitions.items()
     }

@@ -160,10 +160,7 @@ def _measured(
 
 
 def _timed(
-    pipeline: TrainPipeline[Batch, Any],
-    batches: Prefetcher,
-    device: torch.device,
-    lengths: Lengths,
+    pipeline: TrainPipeline[Batch, Any], batches: Prefetcher, device: torch.device, lengths: Lengths
 ) -> dict[str, Any]:
     started = time.perf_counter()
     for _ in range(lengths.warmup):
