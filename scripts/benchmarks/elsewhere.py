@@ -124,15 +124,12 @@ def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure
     ) as (bench, device):
         context = RunContext(device.type, local_hardware(device), OPTIMIZER, ranks_per_host=1)
 
-        def measure(
-            planners: Mapping[str, Planner],
-            number: int,
-            task: ShardingTask,
-            rng: np.random.Generator,
-        ) -> list[Row]:
-            return task_rows(number, task, planners, bench, rng, rounds=options.rounds)
-
-        yield context, measure
+        yield (
+            context,
+            lambda planners, number, task, rng: task_rows(
+                number, task, planners, bench, rng, rounds=options.rounds
+            ),
+        )
 
 
 def _truth(factors: Sequence[float]) -> LearnedCostModel:

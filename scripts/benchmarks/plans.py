@@ -184,7 +184,7 @@ def report(rows: Sequence[Row], reference: str | None) -> str:
     for name in dict.fromkeys(row["set"] for row in rows):
         of_set = [row for row in rows if row["set"] == name]
         gpu, sizes = of_set[0]["gpu"], sorted({row["world_size"] for row in of_set})
-        prices = f"the prior of {gpu}" if gpu else "the prices of this machine"
+        prices = f"the prior of {gpu}" if gpu else "the packaged prices of a CPU"
         ranks = f"{sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{sizes[0]}"
         num_tasks = len({task_of(row) for row in of_set})
         texts.append(f"The set `{name}`: {num_tasks} tasks on {ranks} ranks, under {prices}.")
@@ -225,7 +225,7 @@ def _table(rows: Sequence[Row], reference: str | None, *, is_production: bool) -
     others = {
         "ms, mean": cost_ms,
         f"cost / best ({num_common} tasks that all solve)": lambda found: (
-            f"{means[found[0]['sharder']]:.4f}"
+            f"{means[found[0]['sharder']]:.4f}" if num_common else "-"
         ),
         "gap to bound, %: mean, worst (tasks)": gaps,
         "s, with or without a plan: mean, worst": solve_s,
