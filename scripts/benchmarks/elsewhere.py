@@ -238,7 +238,7 @@ def repeatability(rows: Sequence[Row]) -> float | None:
     """
     errors = []
     for row in rows:
-        rounds = np.array(row.get("rank_rounds_ms", []))  # [ranks, rounds]
+        rounds = np.array(row.get("rounds_ms", []))  # [ranks, rounds]
         for i in range(rounds.shape[1] if rounds.ndim == 2 and rounds.shape[1] > 1 else 0):
             others = np.median(np.delete(rounds, i, axis=1), axis=1).max()
             errors.append(abs(rounds[:, i].max() / others - 1))

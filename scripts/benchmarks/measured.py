@@ -176,8 +176,8 @@ def _costs(predicted: PlanCost, by_rank: Sequence[Sequence[StageCost]]) -> Row:
     return {
         "predicted": predicted.to_json(),
         "measured": measured.to_json(),
-        "rank_rounds_ms": rounds_ms.tolist(),
-        "rounds_ms": (rounds_ms + exchanges_ms[:, None]).max(axis=0).tolist(),
+        "rounds_ms": rounds_ms.tolist(),
+        "cost_rounds_ms": (rounds_ms + exchanges_ms[:, None]).max(axis=0).tolist(),
         "cost_ms": measured.cost_ms,
         "critical_path_ms": measured.critical_path_ms,
         "predicted_ms": predicted.cost_ms,
@@ -189,14 +189,14 @@ def _costs(predicted: PlanCost, by_rank: Sequence[Sequence[StageCost]]) -> Row:
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write how much the sharders differ, measured and predicted, and the model's errors."""
     titles = ("cost measured", "predicted", "slowest rank's computation measured", "predicted one")
-    noise = noise_of(rows, "rounds_ms")
+    noise = noise_of(rows, "cost_rounds_ms")
     texts = [
         f"A median of rounds is off by {100 * noise:.1f} % (one standard error, from the rounds of "
         "this run). Means are of the tasks that both solve."
     ]
-    for world_size in dict.fromkeys(row["world_size"] for row in rows):
-        of_size = [row for row in rows if row["world_size"] == world_size]
-        texts.append(f"Plans for {world_size} ranks:")
+    for world_size in dict.fromkeys(row.get("world_size") for row in rows):  # older rows: None
+        of_size = [row for row in rows if row.get("world_size") == world_size]
+        texts.append(f"Plans for {world_size or 4} ranks:")
         table = dict(zip(titles, COSTS, strict=True))
         texts.append(sharder_table(of_size, reference, table, noise=noise))
     return "\n\n".join([*texts, "the model's errors:", _errors(rows)])

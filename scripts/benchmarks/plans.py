@@ -180,6 +180,7 @@ def _peak_mib() -> float:
 
 def report(rows: Sequence[Row], reference: str | None) -> str:
     """Write how many plans each sharder finds in each set, in what time and at what cost."""
+    rows = [{"set": "tasks", "gpu": None} | row for row in rows]  # older rows name no set
     texts = []
     for name in dict.fromkeys(row["set"] for row in rows):
         of_set = [row for row in rows if row["set"] == name]
