@@ -5,14 +5,14 @@ python scripts/benchmark.py all --small a rehearsal of it in two minutes
 python scripts/benchmark.py data        Criteo: rows/s converted and served
 python scripts/benchmark.py loop        the trainer's loop against a bare one
 python scripts/benchmark.py plain       training against a plain TorchRec script
-python scripts/benchmark.py costs       predicted against measured costs
 python scripts/benchmark.py plans       sharders side by side under one cost model
 python scripts/benchmark.py measured    measured costs of the sharders' plans
-python scripts/benchmark.py policies    trained policies on tasks unlike those of their training
 python scripts/benchmark.py elsewhere   prices on other hardware, after runs and calibrations
 python scripts/benchmark.py priors      priors of GPUs against public measurements
 python scripts/benchmark.py steps       predicted whole steps against measured ones
-python scripts/benchmark.py simulated   simulated steps against those of real runs
+python scripts/benchmark.py cluster     a large model on simulated ranks
+
+With --jsonl FILE a part keeps each case as it ends, and the same command goes on after a kill.
 
 Sharders are compared by sweeps: make sweep ARGS="seed=0,1,2,3"
 """
@@ -23,37 +23,15 @@ import argparse
 import os
 import sys
 
-import full_benchmark.run
-from benchmarks import (
-    costs,
-    data,
-    elsewhere,
-    loop,
-    measured,
-    plain,
-    plans,
-    policies,
-    priors,
-    simulated,
-    steps,
-)
+from benchmarks import whole
 from dlrm_sharded.files.errors import ConfigError
+from studies.parts import add_part_arguments, part_of, run_part
 
 WHOLE = "all"
-PARTS = {
-    WHOLE: full_benchmark.run,
-    "data": data,
-    "loop": loop,
-    "plain": plain,
-    "costs": costs,
-    "plans": plans,
-    "measured": measured,
-    "simulated": simulated,
-    "steps": steps,
-    "policies": policies,
-    "elsewhere": elsewhere,
-    "priors": priors,
-}
+PARTS = (
+    *("data", "loop", "plain", "plans", "measured", "elsewhere"),
+    *("priors", "steps", "cluster"),
+)
 
 
 def main() -> int:
@@ -61,17 +39,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    for name, part in PARTS.items():
-        part.add_arguments(parts.add_parser(name, help=part.__doc__))
+    whole.add_arguments(parts.add_parser(WHOLE, help=whole.__doc__))
+    for name in PARTS:
+        part = part_of(name)
+        add_part_arguments(parts.add_parser(name, help=part.__doc__), part)
     options = parser.parse_args(sys.argv[1:] or [WHOLE])
     load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
     print(f"{os.cpu_count()} cores; load average before: {load}", flush=True)
     try:
-        code: int | None = PARTS[options.part].run(options)
+        if options.part == WHOLE:
+            return whole.run(options)
+        run_part(part_of(options.part), options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return code or 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ from studies.study import Study
 
 LIMIT_S = 1620.0
 
+MEASURED = (
+    "measured --reference torchrec --sharders neuroshard torchrec size_lookup --link-gb-per-s 450"
+)
+"""Links between GPUs have the speed of an H100 or H200, which one GPU cannot measure."""
+
 STEPS = (
     Study("environment", limit_s=60, least_s=20),
     Study("kernels", limit_s=120, least_s=30),
@@ -27,7 +32,15 @@ STEPS = (
     Study("mlperf", limit_s=240, least_s=90),
     Study("ranks", limit_s=180, least_s=60),
     Study("fit", limit_s=60, least_s=30, needs=("costs.parquet", "costs.parquet.partial")),
-    Study("measured", limit_s=180, least_s=60, needs=("calibration/*.safetensors",)),
+    Study(
+        "measured",
+        limit_s=180,
+        least_s=60,
+        needs=("calibration/*.safetensors",),
+        commands=(f"{MEASURED} --tasks 6 --rounds 2",),
+        small=(f"{MEASURED} --tasks 2 --rounds 1 --iterations 3 --share 64",),
+        case_s=25,
+    ),
     Study("loop", limit_s=120, least_s=60),
 )
 """The steps in order. The limits sum to `LIMIT_S`."""

@@ -6,6 +6,7 @@ TorchRec shards the tables, and their lookups are timed as in a collection.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +28,13 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.model.torchrec_adapter import parameter_sharding
 from dlrm_sharded.plans.layouts import ColumnShards, Layout, Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import EXCHANGE_STAGES, NO_COST, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import (
+    COMPUTE_STAGES,
+    EXCHANGE_STAGES,
+    NO_COST,
+    PlanCost,
+    StageCost,
+)
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
@@ -149,6 +156,26 @@ class RankBench:
         [stages] = self.measure_all(shards, ids).cost.per_rank
         return stages.with_stages(dict.fromkeys(EXCHANGE_STAGES, 0.0))
 
+    def measure_rounds(
+        self,
+        ranks: Sequence[Sequence[Shard]],
+        ids: ShardIds,
+        *,
+        rounds: int = 1,
+        rng: np.random.Generator | None = None,
+    ) -> list[list[StageCost]]:
+        """Measure the shards of every rank once in each round, and return the rounds by rank.
+
+        Args:
+            ranks: shards of each rank, of one plan or of several.
+            rng: draws a new order for every round; by default, ranks keep their order.
+        """
+        measured: list[list[StageCost]] = [[] for _ in ranks]
+        for _ in range(rounds):
+            for i in range(len(ranks)) if rng is None else rng.permutation(len(ranks)):
+                measured[i].append(self.measure(ranks[i], ids) if ranks[i] else NO_COST)
+        return measured
+
     def measure_all(self, shards: Sequence[Shard], ids: ShardIds) -> MeasuredCost:
         """Measure shards that share a rank, with their launch times and spread.
 
@@ -194,7 +221,7 @@ class PlanBench:
         self._rng = np.random.default_rng(seed)
 
     def measure(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Return the cost of a plan, without the redistribution of ids."""
+        """Return the cost of a plan, whose exchanges are predicted."""
         ids = draw_ids(
             task.tables,
             batch_size=task.batch_size,
@@ -202,16 +229,23 @@ class PlanBench:
             seed=int(self._rng.integers(2**32)),
             num_ranks=plan.world_size,
         )
-        ranks = []
-        for rank, predicted in enumerate(self._model.predict(plan, task).per_rank):
-            shards = [shard for shard in plan.shards if shard.rank == rank]
-            measured = self._bench.measure(shards, ids) if shards else NO_COST
-            ranks.append(
-                measured.with_stages(
-                    {stage: predicted.stage_ms(stage) for stage in EXCHANGE_STAGES}
-                )
-            )
-        return PlanCost(tuple(ranks))
+        measured = self._bench.measure_rounds(plan.shards_by_rank(), ids)
+        return with_measured(self._model.predict(plan, task), measured)
+
+
+def median_stages(costs: Sequence[StageCost]) -> dict[str, float]:
+    """Return the median time of every stage of computation."""
+    return {
+        stage: statistics.median(cost.stage_ms(stage) for cost in costs) for stage in COMPUTE_STAGES
+    }
+
+
+def with_measured(predicted: PlanCost, rounds: Sequence[Sequence[StageCost]]) -> PlanCost:
+    """Return a predicted cost with measured computation, the median of each rank's rounds."""
+    by_rank = [median_stages(costs) for costs in rounds]
+    return predicted.with_stages(
+        {stage: [medians[stage] for medians in by_rank] for stage in COMPUTE_STAGES}
+    )
 
 
 def _layout_alone(shard: Shard, ids: ShardIds) -> Layout:

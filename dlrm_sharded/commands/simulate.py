@@ -58,7 +58,6 @@ from dlrm_sharded.simulation.ranks import (
     RankTimer,
     RankTimes,
     priced_ranks,
-    shards_by_rank,
     time_ranks,
 )
 from dlrm_sharded.simulation.store import Store
@@ -185,7 +184,7 @@ def _measure(
     fullest = max(
         sum(shard.weight_bytes for shard in shards)
         for entry in planned
-        for shards in shards_by_rank(entry.plan)
+        for shards in entry.plan.shards_by_rank()
     )
     times = []
     with busy_neighbors(cluster.num_neighbors), process_group() as rank:

@@ -208,7 +208,7 @@ def shares_of_rank(
 ) -> list[ShardShare]:
     """Return the shards of a rank, the costliest first; without a cost, that with most work."""
     tables = {table.name: table for table in task.tables}
-    on_rank = [shard for shard in plan.shards if shard.rank == rank]
+    on_rank = plan.shards_by_rank()[rank]
     work = [_columns_read(shard, tables[shard.table], plan.world_size) for shard in on_rank]
     sum_work = sum(work)
     sum_cols = sum(shard.num_cols for shard in on_rank)

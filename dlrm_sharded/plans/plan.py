@@ -153,6 +153,13 @@ class ShardingPlan:
             grouped[shard.table].append(shard)
         return dict(grouped)
 
+    def shards_by_rank(self) -> list[list[Shard]]:
+        """Return the shards of every rank, in their order in the plan."""
+        by_rank: list[list[Shard]] = [[] for _ in range(self.world_size)]
+        for shard in self.shards:
+            by_rank[shard.rank].append(shard)
+        return by_rank
+
     @property
     def replicated_tables(self) -> tuple[str, ...]:
         """Names of the tables that every rank has, in the order of the plan."""

@@ -129,6 +129,21 @@ class PlanCost:
             input_dist_ms=None if input_dist_ms is None else tuple(input_dist_ms),
         )
 
+    def with_added(self, stage: str, added_ms: Sequence[float]) -> PlanCost:
+        """Return a cost in which a stage takes longer, by [W] ms."""
+        times_ms = [rank.stage_ms(stage) for rank in self.per_rank]
+        return self.with_stages({stage: list(map(sum, zip(times_ms, added_ms, strict=True)))})
+
+    def with_stages(self, stages_ms: Mapping[str, Sequence[float]]) -> PlanCost:
+        """Return a cost in which some stages take other times, [W] for each of them."""
+        return dataclasses.replace(
+            self,
+            per_rank=tuple(
+                rank.with_stages({stage: times[i] for stage, times in stages_ms.items()})
+                for i, rank in enumerate(self.per_rank)
+            ),
+        )
+
     @property
     def cost_ms(self) -> float:
         """Max over ranks of the sum over stages, as in the papers."""

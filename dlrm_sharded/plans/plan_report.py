@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
+from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.tables import Table
@@ -153,13 +153,7 @@ class CacheForecast:
 
     def added_to(self, cost: PlanCost) -> PlanCost:
         """Return a predicted cost with the time of the caches."""
-        return dataclasses.replace(
-            cost,
-            per_rank=tuple(
-                dataclasses.replace(rank, fwd_compute_ms=rank.fwd_compute_ms + ms)
-                for rank, ms in zip(cost.per_rank, self.added_ms_by_rank, strict=True)
-            ),
-        )
+        return cost.with_added(FWD_COMPUTE, self.added_ms_by_rank)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `cached` in plan.json."""

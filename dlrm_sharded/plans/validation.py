@@ -235,7 +235,7 @@ def _check_memory(plan: ShardingPlan, task: ShardingTask) -> None:
     capacities = task.topology.rank_memory_bytes
     for rank, (used, capacity) in enumerate(zip(used_by_rank, capacities, strict=True)):
         if used > capacity:
-            on_rank = [shard for shard in plan.shards if shard.rank == rank]
+            on_rank = plan.shards_by_rank()[rank]
             largest = max(on_rank, key=lambda shard: shard.bytes_on(task.topology))
             raise InvalidPlanError(
                 f"rank {rank} would hold {used:,} B of tables ({used / GIB:.2f} GiB), it has "

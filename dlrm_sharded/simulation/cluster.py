@@ -18,7 +18,6 @@ from dlrm_sharded.simulation.ranks import (
     ORIGINS,
     PRICED,
     RankTimes,
-    with_computation,
     with_times,
 )
 from dlrm_sharded.step.breakdown import Breakdown, Wait, breakdown
@@ -54,7 +53,7 @@ class Cluster:
         for stage in COMPUTE_STAGES:
             times_ms = np.array([rank.stage_ms(stage) for rank in cost.per_rank])
             shared_ms[stage] = self.sharing.ends_ms(begins_ms, times_ms).tolist()
-        return with_computation(cost, shared_ms)
+        return cost.with_stages(shared_ms)
 
 
 @dataclass(frozen=True, slots=True)

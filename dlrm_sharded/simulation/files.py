@@ -14,7 +14,6 @@ from dlrm_sharded.files.json_files import replace_file, write_json
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.simulation.figures import first_steps, plot_timeline
-from dlrm_sharded.simulation.ranks import shards_by_rank
 from dlrm_sharded.simulation.text import summary
 from dlrm_sharded.step.parts import PARTS
 from dlrm_sharded.tracing.perfetto import timeline_spans, write_trace
@@ -97,7 +96,7 @@ def _ranks_csv(runs: Sequence[SimulatedRun]) -> str:
 
 def _rows(run: SimulatedRun) -> list[list[object]]:
     topology = run.task.topology
-    table_bytes, by_rank = run.plan.bytes_by_rank(topology), shards_by_rank(run.plan)
+    table_bytes, by_rank = run.plan.bytes_by_rank(topology), run.plan.shards_by_rank()
     rows: list[list[object]] = []
     for rank, times in enumerate(run.ranks):
         wait = run.longest_wait(rank)

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.calibration.rank_bench import RankBench, ShardIds
+from dlrm_sharded.calibration.rank_bench import (
+    RankBench,
+    ShardIds,
+    median_stages,
+    with_measured,
+)
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
 from dlrm_sharded.files.errors import ConfigError, check_number
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -73,14 +77,6 @@ class RankTimes:
         fields = dataclasses.asdict(self)
         del fields["stages"]
         return {f"{stage}_ms": self.stages.stage_ms(stage) for stage in COMPUTE_STAGES} | fields
-
-
-def shards_by_rank(plan: ShardingPlan) -> list[list[Shard]]:
-    """Return the shards of every rank, in their order in the plan."""
-    by_rank: list[list[Shard]] = [[] for _ in range(plan.world_size)]
-    for shard in plan.shards:
-        by_rank[shard.rank].append(shard)
-    return by_rank
 
 
 def shapes(shards: Sequence[Shard]) -> Shapes:
@@ -197,7 +193,7 @@ def time_ranks(
         seconds: time after which no further rank is measured, though not before `MIN_MEASURED`.
         name: what messages call the plan.
     """
-    by_rank = shards_by_rank(plan)
+    by_rank = plan.shards_by_rank()
     first_with: dict[Shapes, int] = {}
     for rank, shards in enumerate(by_rank):
         if shards:
@@ -263,10 +259,7 @@ def _slowest_again(
 
 
 def _median(measurements: Sequence[RankTimes]) -> RankTimes:
-    medians = {
-        stage: statistics.median(times.stages.stage_ms(stage) for times in measurements)
-        for stage in COMPUTE_STAGES
-    }
+    medians = median_stages([times.stages for times in measurements])
     return dataclasses.replace(
         measurements[0],
         stages=measurements[0].stages.with_stages(medians),
@@ -289,24 +282,8 @@ def with_times(
     Args:
         added_ms: time of each rank that its forward computation does not contain; None for none.
     """
-    by_stage = {
-        stage: [times.stages.stage_ms(stage) for times in ranks] for stage in COMPUTE_STAGES
-    }
-    if added_ms:
-        lookups_ms = zip(by_stage[FWD_COMPUTE], added_ms, strict=True)
-        by_stage[FWD_COMPUTE] = [ms + extra_ms for ms, extra_ms in lookups_ms]
-    return with_computation(predicted, by_stage)
-
-
-def with_computation(cost: PlanCost, by_stage: Mapping[str, Sequence[float]]) -> PlanCost:
-    """Return a cost with other times [W] of the ranks' stages."""
-    return dataclasses.replace(
-        cost,
-        per_rank=tuple(
-            stages.with_stages({stage: times[rank] for stage, times in by_stage.items()})
-            for rank, stages in enumerate(cost.per_rank)
-        ),
-    )
+    cost = with_measured(predicted, [[times.stages] for times in ranks])
+    return cost.with_added(FWD_COMPUTE, added_ms) if added_ms else cost
 
 
 def _ratios(

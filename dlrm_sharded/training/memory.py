@@ -181,7 +181,7 @@ class _RankLoad:
     def of(cls, rank: int, plan: ShardingPlan, task: ShardingTask) -> _RankLoad:
         tables = {table.name: table for table in task.tables}
         local_batch_size = task.batch_size // plan.world_size
-        shards = [shard for shard in plan.shards if shard.rank == rank]
+        shards = plan.shards_by_rank()[rank]
         replicas = [shard for shard in shards if shard.replicated]
 
         def num_samples(shard: Shard) -> int:

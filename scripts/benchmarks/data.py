@@ -9,23 +9,38 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks.figures import rows_table
+from studies.parts import option
+from studies.study import Case, Row
 
 if TYPE_CHECKING:
     from dlrm_sharded.datasets.base import Dataset
 
+BASIS = "measured"
 SERVE_S = 2.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=1, help="threads that parse [%(default)s]")
+OPTIONS = {
+    "rows": option(400_000),
+    "batch_size": option(2048),
+    "threads": option(1, "threads that parse"),
+}
 
 
-def run(options: argparse.Namespace) -> None:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    yield Case("criteo", functools.partial(_rows, options))
+
+
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    columns = {"work": "{work}", "rows/s": "{rows_per_s:,.0f}", "per core (CPU time)": "{per_core}"}
+    return rows_table(rows, columns)
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
     os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # read when polars is imported
     import torch
 
@@ -33,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 
     torch.set_num_threads(1)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_criteo_sample(folder / "small.tsv", num_rows=20_000)
@@ -46,11 +62,12 @@ def run(options: argparse.Namespace) -> None:
                 block_rows=options.batch_size,
             )
             wall_s, cpu_s = _timed(functools.partial(convert, source, folder / id_mapping))
-            print(
-                f"convert {id_mapping:10}  {options.rows / wall_s:12,.0f} rows/s wall  "
-                f"{options.rows / cpu_s:12,.0f} rows/s per core (CPU time), "
-                f"{options.threads} polars threads"
-            )
+            work = f"convert {id_mapping}, {options.threads} polars threads"
+            rates = {
+                "rows_per_s": options.rows / wall_s,
+                "per_core": f"{options.rows / cpu_s:,.0f}",
+            }
+            rows.append({"work": work, **rates})
         for case, batch_size, world_size in (
             ("batch = block", options.batch_size, 1),
             ("batch = 4 blocks, 1 of 4 ranks", options.batch_size * 4, 4),
@@ -58,7 +75,9 @@ def run(options: argparse.Namespace) -> None:
             ("batch = 1/4 block", options.batch_size // 4, 1),
         ):
             dataset = CriteoDataset(folder / "vocabulary", batch_size=batch_size, embedding_dim=16)
-            print(f"serve   {case:32}  {_served_rows_per_s(dataset, world_size):12,.0f} rows/s")
+            rate = _served_rows_per_s(dataset, world_size)
+            rows.append({"work": f"serve, {case}", "rows_per_s": rate, "per_core": "-"})
+    return rows
 
 
 def _served_rows_per_s(dataset: Dataset, world_size: int) -> float:

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.compared import markdown, on_device, planner_of, quiet
-from benchmarks.measured import task_rows
-from benchmarks.shard_bench import OPTIMIZER, add_round_arguments, open_bench
+from benchmarks import measured
+from benchmarks.figures import interval_text, markdown
+from benchmarks.measured import OPTIMIZER, open_bench, task_rows
+from benchmarks.planners import on_device, planner_of
 from dlrm_sharded.calibration.picture import corrected
 from dlrm_sharded.calibration.run_journal import measured_run
 from dlrm_sharded.calibration.samples import Sample
@@ -44,8 +45,11 @@ from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from dlrm_sharded.sharders.planning import Planner
-from studies.study import Row
+from studies.parts import option
+from studies.processes import quiet
+from studies.study import Case, Row
 
+BASIS = "measured"
 REFERENCE = "torchrec"
 RUN_SEED = 1000
 """Seed of the tasks of the runs, which are none of those that plans are compared on."""
@@ -58,35 +62,28 @@ Measure = Callable[[Mapping[str, Planner], int, ShardingTask, np.random.Generato
 """Plans a task of some number with every planner, and measures the plans."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tasks", type=int, default=8, help="tasks to compare on [%(default)s]")
-    parser.add_argument(
-        "--runs",
-        type=int,
-        nargs="+",
-        default=[1, 3, 10],
-        help="numbers of runs after which prices are compared [%(default)s]",
-    )
-    parser.add_argument(
-        "--calibrated",
-        nargs="*",
-        default=[],
-        metavar="NAME=FILE",
-        help="artefacts of calibrations on this hardware, the most thorough one last",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of tasks, ids and order")
-    parser.add_argument(
-        "--made-up",
-        type=float,
+OPTIONS = {
+    "tasks": option(8, "tasks to compare on"),
+    "runs": option((1, 3, 10), "numbers of runs after which prices are compared"),
+    "calibrated": option(
+        (), "artefacts of calibrations here as NAME=FILE, the most thorough one last", nargs="*"
+    ),
+    "made_up": option(
+        float,
+        "factors of the packaged model's times on hardware that is made up",
         nargs=3,
         metavar=("FORWARD", "BACKWARD", "EXCHANGES"),
-        help="factors of the packaged model's times on hardware that is made up",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="threads of a rank [%(default)s]")
-    add_round_arguments(parser, rounds=3, item="rank")
+    ),
+    "threads": option(1, "threads of a rank"),
+    **{name: measured.OPTIONS[name] for name in ("seed", "rounds", "iterations")},
+}
 
 
-def run(options: argparse.Namespace) -> None:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    yield Case("prices", functools.partial(_rows, options))
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
     with _hardware(options) as (context, measure):
         assert context.hardware is not None
         print("\n".join(context.hardware.lines()), flush=True)
@@ -108,7 +105,8 @@ def run(options: argparse.Namespace) -> None:
             task = on_device(found.task, context.device)
             rows += measure(planners, number, task, np.random.default_rng([options.seed, number]))
             print(f"task {number}: {_figures(rows, number)}", flush=True)
-    report(rows, models)
+    stated = {name: model.standing.error for name, model in models.items() if model.standing}
+    return [row | {"stated": stated.get(row["sharder"])} for row in rows]
 
 
 @contextlib.contextmanager
@@ -126,15 +124,12 @@ def _hardware(options: argparse.Namespace) -> Iterator[tuple[RunContext, Measure
     ) as (bench, device):
         context = RunContext(device.type, local_hardware(device), OPTIMIZER, ranks_per_host=1)
 
-        def measure(
-            planners: Mapping[str, Planner],
-            number: int,
-            task: ShardingTask,
-            rng: np.random.Generator,
-        ) -> list[Row]:
-            return task_rows(number, task, planners, bench, rng, rounds=options.rounds)
-
-        yield context, measure
+        yield (
+            context,
+            lambda planners, number, task, rng: task_rows(
+                number, task, planners, bench, rng, rounds=options.rounds
+            ),
+        )
 
 
 def _truth(factors: Sequence[float]) -> LearnedCostModel:
@@ -162,23 +157,16 @@ def _made_up_rows(
         plan, found = planner.plan(task)
         assert found.cost is not None
         exact = truth.predict(plan, task)
-        measured = PlanCost.from_stages(
-            {
-                stage: [
-                    rank.stage_ms(stage) * math.exp(NOISE * rng.standard_normal())
-                    for rank in exact.per_rank
-                ]
-                for stage in STAGES
-            },
-            input_dist_ms=None,
-        )
-        rows.append(
-            {
-                **{"number": number, "sharder": name, "plan": plan.to_json()["shards"]},
-                **{"measured": measured.to_json(), "compute_ms": exact.cost_ms},
-                "predicted_compute_ms": found.cost.cost_ms,
-            }
-        )
+        noisy = {
+            stage: [
+                rank.stage_ms(stage) * math.exp(NOISE * rng.standard_normal())
+                for rank in exact.per_rank
+            ]
+            for stage in STAGES
+        }
+        row = {"number": number, "sharder": name, "plan": plan.to_json()["shards"]}
+        row |= {"measured": exact.with_stages(noisy).to_json(), "compute_ms": exact.cost_ms}
+        rows.append(row | {"predicted_compute_ms": found.cost.cost_ms})
     return rows
 
 
@@ -218,46 +206,29 @@ def _figures(rows: Sequence[Row], number: int) -> str:
     )
 
 
-def report(rows: Sequence[Row], models: Mapping[str, LearnedCostModel]) -> None:
-    """Print errors of predictions, and costs of plans over TorchRec's and the last model's."""
-    best = list(models)[-1]
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write errors of predictions, and costs of plans over TorchRec's and the last model's."""
+    costs, predicted = (_by_task(rows, key) for key in ("compute_ms", "predicted_compute_ms"))
+    stated = {row["sharder"]: row["stated"] for row in rows}
+    best = next(name for name in reversed(costs) if name != REFERENCE)
     lines = []
-    for name in (*models, REFERENCE):
-        costs = _by_task(rows, name, "compute_ms")
-        cells: list[object] = [name]
-        if name in models:
-            predicted = _by_task(rows, name, "predicted_compute_ms")
-            errors = [abs(predicted[i] / costs[i] - 1) for i in costs]
-            standing = models[name].standing
-            stated = None if standing is None else standing.error
-            cells += [f"{100 * float(np.mean(errors)):.0f}"]
-            cells += ["-" if stated is None else f"{100 * stated:.0f}"]
-        else:
-            cells += ["-", "-"]
-        for reference in (REFERENCE, best):
-            others = _by_task(rows, reference, "compute_ms")
-            ratios = [costs[i] / others[i] for i in costs if i in others]
-            cells += [_mean_text(ratios), f"{max(ratios):.3f}"]
-        lines.append(cells)
+    for name, found in costs.items():
+        errors = [100 * abs(predicted[name][i] / found[i] - 1) for i in found]
+        cells = ["-", "-"] if name == REFERENCE else [f"{np.mean(errors):.0f}"]
+        if name != REFERENCE:
+            cells.append("-" if stated[name] is None else f"{100 * stated[name]:.0f}")
+        for other in (REFERENCE, best):
+            ratios = [found[i] / costs[other][i] for i in found if i in costs[other]]
+            cells += [interval_text(ratios, ".3f"), f"{max(ratios):.3f}"]
+        lines.append([name, *cells])
     header = ["prices", "error, %", "stated, %"]
-    header += [
-        f"cost over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")
-    ]
-    print("\nthe slowest rank, geometric means over tasks:\n")
-    print(markdown(header, lines))
+    header += [f"over {name}{worst}" for name in (REFERENCE, best) for worst in ("", ", worst")]
+    texts = ["the slowest rank, means over tasks [95 %]:", markdown(header, lines)]
     if (error := repeatability(rows)) is not None:
-        print(f"\na round predicts the other rounds of its plan with an error of {error:.1f} %")
-
-
-def _mean_text(ratios: Sequence[float]) -> str:
-    """Return the geometric mean, with its 95 % interval if there are several ratios."""
-    logs = np.log(ratios)
-    mean = f"{math.exp(logs.mean()):.3f}"
-    if len(ratios) < 2 or not logs.any():
-        return mean
-    half = 1.96 * logs.std(ddof=1) / math.sqrt(len(ratios))
-    low, high = (math.exp(logs.mean() + sign * half) for sign in (-1, 1))
-    return f"{mean} [{low:.3f}, {high:.3f}]"
+        texts.append(
+            f"a round predicts the other rounds of its plan with an error of {error:.1f} %"
+        )
+    return "\n\n".join(texts)
 
 
 def repeatability(rows: Sequence[Row]) -> float | None:
@@ -274,5 +245,9 @@ def repeatability(rows: Sequence[Row]) -> float | None:
     return 100 * float(np.mean(errors)) if errors else None
 
 
-def _by_task(rows: Sequence[Row], sharder: str, key: str) -> dict[int, float]:
-    return {row["number"]: row[key] for row in rows if row["sharder"] == sharder and key in row}
+def _by_task(rows: Sequence[Row], key: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if key in row:
+            found.setdefault(row["sharder"], {})[row["number"]] = row[key]
+    return found

@@ -3,89 +3,77 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
+import numpy as np
 
-from benchmarks import on_ranks
-from dlrm_sharded.datasets.base import BatchStream
+from benchmarks.figures import markdown
+from benchmarks.training import Training, dataset_of, new_dlrm
 from dlrm_sharded.datasets.presets import embedding_demo
-from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.model.dlrm import dlrm
-from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.model.sharded_model import shard_model
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
+from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.training.trainer import TrainerConfig
+from studies.on_ranks import Loop, compared_loops, rows_on_ranks
+from studies.parts import option
+from studies.study import Case, Row
 
+BASIS = "measured"
 BATCH_SIZE = 2048
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    on_ranks.add_arguments(parser, steps=140, rounds=6)
+def loop_options(*, steps: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Return the options of loops that take turns on the ranks of a job."""
+    return {
+        "ranks": option(2),
+        "steps": option(steps, "steps of one loop in one round"),
+        "rounds": option(rounds),
+    }
 
 
-def run(options: argparse.Namespace) -> None:
-    """Start the ranks; each runs `main` below."""
-    on_ranks.start(__file__, options)
+OPTIONS = loop_options(steps=140, rounds=6)
 
 
-def main(steps: int, rounds: int) -> None:
-    with process_group() as rank:
-        compare(rank, steps, rounds)
-
-
-def compare(rank: Rank, steps: int, rounds: int) -> None:
-    dataset = SyntheticDataset(
-        embedding_demo(),
-        batch_size=BATCH_SIZE,
-        num_train_batches=steps,
-        num_val_batches=0,
-        pregenerate=True,
+def cases(options: argparse.Namespace, module: str = __name__) -> Iterator[Case]:
+    run = functools.partial(
+        rows_on_ranks, module, options.ranks, steps=options.steps, rounds=options.rounds
     )
+    yield Case("loops", run)
+
+
+def rows_on_rank(rank: Rank, *, steps: int, rounds: int) -> list[Row]:
     topology = detect_topology(memory_gib=4)
-    plan = GreedySharder("size_lookup").shard(ShardingTask(embedding_demo(), topology, BATCH_SIZE))
-    model = dlrm(
-        embedding_demo(), 13, dense_layers=[64, 16], over_layers=[64, 1], device=rank.device
+    task = ShardingTask(embedding_demo(), topology, BATCH_SIZE)
+    dataset = dataset_of(task.tables, BATCH_SIZE, steps)
+    plan = GreedySharder("size_lookup").shard(task)
+    training = Training.under(
+        plan, new_dlrm(task.tables, [64, 16], [64, 1], rank.device), task, rank
     )
-    config = OptimizerConfig(
-        embedding="rowwise_adagrad",
-        embedding_learning_rate=0.01,
-        dense="adagrad",
-        dense_learning_rate=0.01,
-    )
-    config.fuse_into(model)
-    sharded = shard_model(model, plan, embedding_demo(), topology, seed=0)
-    optimizer = config.build(sharded)
-
-    def stream(split: str) -> BatchStream:
-        assert split in ("train", "val")
-        return BatchStream(dataset, split, rank=rank.rank, world_size=rank.world_size)  # type: ignore[arg-type]
-
-    def bare() -> None:
-        for batch in stream("train"):
-            on_device = batch.to(rank.device)
-            optimizer.zero_grad()
-            loss, _ = sharded(on_device)
-            loss.backward()
-            optimizer.step()
-
-    def trained() -> None:
-        Trainer(
-            sharded,
-            optimizer=optimizer,
-            lr_scheduler=LambdaLR(optimizer, config.schedule.factor),
-            train_stream=stream("train"),
-            eval_stream=stream("val"),
-            config=TrainerConfig(num_steps=steps, pipeline="base"),
-            batch_size=BATCH_SIZE,
-            rank=rank,
-            log_scalar=lambda tag, value, step: None,
-        ).run()
-
-    on_ranks.compare({"bare": bare, "trainer": trained}, rank, steps=steps, rounds=rounds)
+    config = TrainerConfig(num_steps=steps, pipeline="base")
+    loops: dict[str, Loop] = {
+        "bare": lambda: training.train_bare(dataset),
+        "trainer": lambda: training.train(dataset, config),
+    }
+    return compared_loops(loops, rank, steps=steps, rounds=rounds)
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+def quartiles(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return quartiles and median of the time of each loop over that of the first one."""
+    first = np.array(rows[0]["step_ms"])
+    return {
+        row["loop"]: np.percentile(np.array(row["step_ms"]) / first, [25, 50, 75]).tolist()
+        for row in rows[1:]
+    }
+
+
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write the time of each loop relative to the first one, of whose rounds it is a neighbour."""
+    lines = [
+        [f"{name} / {rows[0]['loop']}", *(f"{found[i]:.4f}" for i in (1, 0, 2))]
+        for name, found in quartiles(rows).items()
+    ]
+    medians = ", ".join(f"{row['loop']} {np.median(row['step_ms']):.2f} ms" for row in rows)
+    text = f"{len(rows[0]['step_ms'])} rounds of {rows[0]['steps']} steps; a step: {medians}"
+    return f"{text}\n\n{markdown(['loops', 'median', 'lower quartile', 'upper'], lines)}"

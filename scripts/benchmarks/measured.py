@@ -8,102 +8,128 @@ that the model assumes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.compared import (
-    add_row_arguments,
-    add_sharder_arguments,
-    compare,
+from benchmarks.figures import (
+    choose_reference,
     costs_of,
     interval_text,
-    markdown,
-    on_device,
-    planners_of,
+    noise_of,
+    rows_table,
+    sharder_table,
     sharders_of,
     versus,
 )
-from benchmarks.shard_bench import (
-    add_round_arguments,
-    interleaved,
-    open_bench,
-    random_ids,
-)
+from benchmarks.planners import SHARDERS_TEXT, on_device, planners_of
 from dlrm_sharded.calibration.evaluate import TimePairs
-from dlrm_sharded.calibration.rank_bench import RankBench
+from dlrm_sharded.calibration.measure import MeasureConfig
+from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids, with_measured
+from dlrm_sharded.cost.learned import KIND
 from dlrm_sharded.datasets.task_sets import MEASURED_RANK_BYTES, measured_tasks
 from dlrm_sharded.files.errors import ShardingError
+from dlrm_sharded.hardware.artifact import find_artifact
+from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
+from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.task import ShardingTask
+from dlrm_sharded.ranks.distributed import process_group
 from dlrm_sharded.sharders.planning import Planner
+from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
-MEASURED_SHARDERS = (
-    "neuroshard",
-    "neuroshard_paper",
-    "torchrec",
-    "torchrec_calibrated",
-    "size_lookup",
-)
+BASIS = "measured"
+SHARDERS = ("neuroshard", "neuroshard_paper", "torchrec", "torchrec_calibrated", "size_lookup")
+OPTIMIZER = "rowwise_adagrad"
+NUM_BATCHES = 3
+COSTS = ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tasks", type=int, default=40)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of tasks, ids and order [%(default)s]"
-    )
-    add_sharder_arguments(parser, MEASURED_SHARDERS)
-    add_round_arguments(parser, rounds=3, item="rank")
-    add_row_arguments(parser, row="plan")
+OPTIONS = {
+    "tasks": option((40,), "tasks of each number of ranks"),
+    "ranks": option((4,), "ranks of the plans"),
+    "seed": option(0, "seed of tasks, ids and order"),
+    "link_gb_per_s": option(float, "stated speed of the links in a host"),
+    "share": option(1, "divisor of all sizes"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "rounds": option(3, "times that each rank is built and measured anew"),
+    "iterations": option(8, "iterations of a rank in one round"),
+}
 
 
-def run(options: argparse.Namespace) -> None:
-    compare(options, _cases(options), report)
-
-
-def _cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
     """Yield a case for each task, whose plans are measured in turns."""
-    with open_bench(options.iterations, table_bytes=MEASURED_RANK_BYTES) as (bench, device):
+    num_tasks = [*options.tasks] * len(options.ranks) if len(options.tasks) == 1 else options.tasks
+    for world_size, num in zip(options.ranks, num_tasks, strict=True):
+        for number in range(num):
+            name = f"{world_size} ranks, task {number}" if options.ranks[1:] else f"task {number}"
+            yield Case(name, functools.partial(_rows, options, world_size, number))
+
+
+def _rows(options: argparse.Namespace, world_size: int, number: int) -> list[Row]:
+    tasks = measured_tasks(options.seed, num=number + 1, world_size=world_size)
+    table_bytes = MEASURED_RANK_BYTES // options.share
+    with open_bench(options.iterations, table_bytes=table_bytes) as (bench, device):
+        task = _scaled(tasks[number].task, options)
         planners = planners_of(
             options.sharders, device=device.type, hardware=local_hardware(device)
         )
-        for number, benchmark_task in enumerate(measured_tasks(options.seed, num=options.tasks)):
-            task = on_device(benchmark_task.task, device.type)
-            rng = np.random.default_rng([options.seed, number])
-            measure = functools.partial(
-                task_rows, number, task, planners, bench, rng, rounds=options.rounds
-            )
-            yield Case(f"task {number}", functools.partial(_shown, number, measure))
+        rng = np.random.default_rng([options.seed, number])
+        rows = task_rows(
+            number, on_device(task, device.type), planners, bench, rng, rounds=options.rounds
+        )
+        model = cost_model_file(device)
+    costs = (
+        f"{row['sharder']} {row['cost_ms']:.2f} ({row['predicted_ms']:.2f})"
+        if "cost_ms" in row
+        else f"{row['sharder']} no plan"
+        for row in rows
+    )
+    print(f"task {number}: measured (predicted) ms: {', '.join(costs)}", flush=True)
+    return [row | {"world_size": world_size, "cost_model": model} for row in rows]
 
 
-def _shown(number: int, measure: Callable[[], list[Row]]) -> list[Row]:
-    rows = measure()
-    print(_line(number, rows), flush=True)
-    return rows
+def _scaled(task: ShardingTask, options: argparse.Namespace) -> ShardingTask:
+    """Return the task with stated links, and with smaller sizes."""
+    topology, share = task.topology, options.share
+    topology = dataclasses.replace(topology, memory_bytes=topology.memory_bytes // share)
+    if options.link_gb_per_s:
+        rate = 1e9 * options.link_gb_per_s
+        topology = dataclasses.replace(topology, intra_host_bytes_per_s=rate)
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=max(1, table.num_embeddings // share))
+        for table in task.tables
+    )
+    return dataclasses.replace(
+        task, batch_size=task.batch_size // share, topology=topology, tables=tables
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTask:
-    """A sharder's plan of a task and its predicted cost; both are None if it found no plan."""
+@contextmanager
+def open_bench(
+    iterations: int, *, table_bytes: int, threads: int = 1
+) -> Iterator[tuple[RankBench, torch.device]]:
+    """Yield a bench and the device that it measures on: a GPU, or threads of the CPU."""
+    quiet()
+    torch.set_num_threads(threads)
+    config = MeasureConfig(iterations=iterations, warmup=2, num_batches=NUM_BATCHES)
+    with process_group() as rank:
+        bench = RankBench(config, rank.device, table_bytes=table_bytes, optimizer=OPTIMIZER)
+        yield bench, rank.device
 
-    number: int
-    sharder: str
-    plan: ShardingPlan | None
-    predicted: PlanCost | None
 
-
-def _plan(number: int, sharder: str, planner: Planner, task: ShardingTask) -> PlannedTask:
-    try:
-        plan, report = planner.plan(task)
-    except ShardingError:
-        return PlannedTask(number, sharder, None, None)
-    return PlannedTask(number, sharder, plan, report.cost)
+def cost_model_file(device: torch.device) -> str:
+    """Return the file of the model that prices plans here."""
+    kind = cost_model_kind(KIND)
+    return str(find_artifact(kind, local_hardware(device), device.type).resolve())
 
 
 def task_rows(
@@ -116,124 +142,118 @@ def task_rows(
     rounds: int,
 ) -> list[Row]:
     """Return the rows of the sharders' plans of a task, all measured on the same ids."""
-    planned = [_plan(number, name, planner, task) for name, planner in planners.items()]
-    ids = random_ids(task, rng)
-    ranks = range(task.topology.world_size)
-    groups = {
-        (i, rank): [shard for shard in entry.plan.shards if shard.rank == rank]
-        for i, entry in enumerate(planned)
-        if entry.plan is not None
-        for rank in ranks
-    }
-    measured = interleaved(bench, groups, ids, rounds=rounds, rng=rng)
-    return [
-        _row(entry, [measured[i, rank] for rank in ranks] if entry.plan is not None else [])
-        for i, entry in enumerate(planned)
-    ]
-
-
-def _row(planned: PlannedTask, rounds_by_rank: Sequence[Sequence[StageCost]]) -> Row:
-    row: Row = {"number": planned.number, "sharder": planned.sharder}
-    if planned.plan is None or planned.predicted is None:
-        return row
-    measured = PlanCost(
-        tuple(
-            predicted.with_stages(
-                {
-                    stage: statistics.median(cost.stage_ms(stage) for cost in rounds)
-                    for stage in COMPUTE_STAGES
-                }
-            )
-            for rounds, predicted in zip(rounds_by_rank, planned.predicted.per_rank, strict=True)
-        )
+    rows: list[Row] = []
+    plans: list[tuple[ShardingPlan, PlanCost]] = []
+    for name, planner in planners.items():
+        rows.append({"number": number, "sharder": name})
+        try:
+            plan, report = planner.plan(task)
+        except ShardingError:
+            continue
+        assert report.cost is not None
+        plans.append((plan, report.cost))
+        rows[-1]["plan"] = plan.to_json()["shards"]
+    ids = draw_ids(
+        task.tables,
+        batch_size=task.batch_size,
+        num_batches=NUM_BATCHES,
+        seed=int(rng.integers(2**32)),
+        num_ranks=task.topology.world_size,
     )
-    return row | {
-        "plan": planned.plan.to_json()["shards"],
-        "predicted": planned.predicted.to_json(),
-        "measured": measured.to_json(),
-        "rounds_ms": [[cost.computation_ms for cost in rounds] for rounds in rounds_by_rank],
-        "cost_ms": measured.cost_ms,
-        "predicted_ms": planned.predicted.cost_ms,
-        "compute_ms": max(cost.computation_ms for cost in measured.per_rank),
-        "predicted_compute_ms": max(cost.computation_ms for cost in planned.predicted.per_rank),
-    }
-
-
-def _line(number: int, rows: Sequence[Row]) -> str:
+    ranks = [shards for plan, _ in plans for shards in plan.shards_by_rank()]
+    measured = iter(bench.measure_rounds(ranks, ids, rounds=rounds, rng=rng))
     costs = (
-        f"{row['sharder']} {row['cost_ms']:.2f} ({row['predicted_ms']:.2f})"
-        if "cost_ms" in row
-        else f"{row['sharder']} no plan"
-        for row in rows
+        _costs(predicted, [next(measured) for _ in predicted.per_rank]) for _, predicted in plans
     )
-    return f"task {number}: measured (predicted) ms: {', '.join(costs)}"
+    return [row | (next(costs) if "plan" in row else {}) for row in rows]
 
 
-def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
-    """Print how much the sharders differ, measured and predicted, and the model's errors."""
-    sharders, reference = sharders_of(rows, chosen_reference)
-    figures = {
-        key: costs_of(rows, key)
-        for key in ("cost_ms", "predicted_ms", "compute_ms", "predicted_compute_ms")
+def _costs(predicted: PlanCost, by_rank: Sequence[Sequence[StageCost]]) -> Row:
+    """Return the figures of a plan, measured in rounds, [W, rounds]."""
+    measured = with_measured(predicted, by_rank)
+    rounds_ms = np.array([[cost.computation_ms for cost in rounds] for rounds in by_rank])
+    exchanges_ms = np.array([rank.exchange_ms for rank in predicted.per_rank])
+    return {
+        "predicted": predicted.to_json(),
+        "measured": measured.to_json(),
+        "rounds_ms": rounds_ms.tolist(),
+        "cost_rounds_ms": (rounds_ms + exchanges_ms[:, None]).max(axis=0).tolist(),
+        "cost_ms": measured.cost_ms,
+        "critical_path_ms": measured.critical_path_ms,
+        "predicted_ms": predicted.cost_ms,
+        "compute_ms": max(cost.computation_ms for cost in measured.per_rank),
+        "predicted_compute_ms": max(cost.computation_ms for cost in predicted.per_rank),
     }
-    lines = []
-    for sharder in sharders:
-        against = {key: versus(costs, sharder, reference) for key, costs in figures.items()}
-        measured = against["cost_ms"]
-        lines.append(
-            [
-                sharder,
-                measured.num,
-                *(against[key] for key in figures),
-                measured.score,
-            ]
-        )
-    header = ["sharder", "tasks", "cost measured", "predicted"]
-    header += ["slowest rank's computation measured", "predicted", "wins/ties/losses measured"]
-    print(f"\nover {reference}, mean [95 %], on the tasks that both solve:\n")
-    print(markdown(header, lines))
-    print(f"\nthe model's errors:\n\n{_errors(rows, sharders)}")
-    print(
-        "\nmean absolute deviation of one round from the median of its rank: "
-        f"{_round_spread(rows):.1f} %"
+
+
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write how much the sharders differ, measured and predicted, and the model's errors."""
+    titles = ("cost measured", "predicted", "slowest rank's computation measured", "predicted one")
+    noise = noise_of(rows, "cost_rounds_ms")
+    texts = [
+        f"A median of rounds is off by {100 * noise:.1f} % (one standard error, from the rounds of "
+        "this run). Means are of the tasks that both solve."
+    ]
+    for world_size in dict.fromkeys(row.get("world_size") for row in rows):  # older rows: None
+        of_size = [row for row in rows if row.get("world_size") == world_size]
+        texts.append(f"Plans for {world_size or 4} ranks:")
+        table = dict(zip(titles, COSTS, strict=True))
+        texts.append(sharder_table(of_size, reference, table, noise=noise))
+    return "\n\n".join([*texts, "the model's errors:", _errors(rows)])
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    """Return a table of the model's errors on every rank's computation and on whole plans."""
+    errors: dict[str, TimePairs] = {}
+    for row in rows:
+        if "cost_ms" not in row:
+            continue
+        plans = errors.setdefault(f"{row['sharder']}: cost", TimePairs())
+        ranks = errors.setdefault(f"{row['sharder']}: rank's computation", TimePairs())
+        plans.add(row["predicted_ms"], row["cost_ms"])
+        costs = (PlanCost.from_json(row[key]).per_rank for key in ("predicted", "measured"))
+        for predicted, measured in zip(*costs, strict=True):
+            if measured.computation_ms > 0:
+                ranks.add(predicted.computation_ms, measured.computation_ms)
+    return rows_table(
+        [
+            {"name": name, "bias": interval_text(100 * pairs.relative_errors, "+.1f")}
+            | pairs.summary()
+            for name, pairs in errors.items()
+        ],
+        {
+            "quantity": "{name}",
+            "bias, % [95 %]": "{bias}",
+            "MAPE, %": "{mape:.1f}",
+            "90 % within, %": "{p90:.1f}",
+            "rank correlation": "{spearman:.3f}",
+        },
     )
 
 
-def _errors(rows: Sequence[Row], sharders: Sequence[str]) -> str:
-    """Return a table of the model's errors on every rank's computation and on whole plans."""
-    lines = []
-    for sharder in sharders:
-        ranks, plans = TimePairs(), TimePairs()
-        for row in rows:
-            if row["sharder"] != sharder or "cost_ms" not in row:
-                continue
-            plans.add(row["predicted_ms"], row["cost_ms"])
-            costs = (PlanCost.from_json(row[key]).per_rank for key in ("predicted", "measured"))
-            for predicted, measured in zip(*costs, strict=True):
-                if measured.computation_ms > 0:
-                    ranks.add(predicted.computation_ms, measured.computation_ms)
-        cells: list[object] = [sharder]
-        for pairs in (ranks, plans):
-            errors = 100 * pairs.relative_errors
-            cells += [interval_text(errors, "+.1f"), f"{np.abs(errors).mean():.1f}"]
-            cells.append(f"{np.std(errors):.1f}")
-        lines.append(cells)
-    error_names = ("bias, % [95 %]", "MAPE, %", "spread, %")
-    header = [
-        f"{quantity}: {error}"
-        for quantity in ("rank's computation", "cost")
-        for error in error_names
-    ]
-    return markdown(["sharder", *header], lines)
-
-
-def _round_spread(rows: Sequence[Row]) -> float:
-    """Return the mean deviation of a rank's computation from its median over rounds, in percent."""
-    errors = [
-        abs(once / statistics.median(rounds) - 1)
-        for row in rows
-        for rounds in row.get("rounds_ms", [])
-        for once in rounds
-        if once > 0
-    ]
-    return 100 * statistics.fmean(errors)
+def summary(rows: Sequence[Row], reference: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sharders' costs, their ratios and the errors of the model, over all tasks."""
+    reference = choose_reference(reference, sharders_of(rows))
+    found: dict[str, Any] = {"cost_model": rows[0]["cost_model"]}
+    found["tasks"] = len({(row["world_size"], row["number"]) for row in rows})
+    shown = {}
+    for key in COSTS:
+        costs = costs_of(rows, key)
+        ratios = {name: versus(costs, name, reference) for name in costs}
+        found[key] = {
+            name: {str(task[2]): ms for task, ms in by_task.items()}
+            for name, by_task in costs.items()
+        }
+        found[f"{key} over {reference}"] = {name: ratio.mean for name, ratio in ratios.items()}
+        found[f"{key} over {reference}, 95 %"] = {
+            name: [ratio.low, ratio.high] for name, ratio in ratios.items() if ratio.num > 1
+        }
+        if key in ("compute_ms", "cost_ms") and "neuroshard" in ratios:
+            shown[f"neuroshard, {key} over {reference}"] = str(ratios["neuroshard"])
+    pairs = TimePairs()
+    for row in rows:
+        if "compute_ms" in row:
+            pairs.add(row["predicted_compute_ms"], row["compute_ms"])
+    if pairs.measured:
+        found["errors of the slowest rank's computation"] = pairs.summary()
+    return found, shown

@@ -7,13 +7,10 @@ plan, fused row-wise Adagrad, and the pipeline that redistributes ids ahead.
 from __future__ import annotations
 
 import argparse
-import sys
-import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import LambdaLR
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
@@ -26,54 +23,42 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from benchmarks import on_ranks
-from benchmarks.compared import planner_of, quiet
-from dlrm_sharded.datasets.base import BatchStream
+from benchmarks import loop
+from benchmarks.planners import planner_of
+from benchmarks.training import LEARNING_RATE, NUM_DENSE, Training, dataset_of, new_dlrm, stream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.hardware.detect import detect_hardware
-from dlrm_sharded.model.dlrm import dlrm
-from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.model.sharded_model import shard_model
 from dlrm_sharded.model.torchrec_adapter import bag_configs
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero
+from dlrm_sharded.training.trainer import TrainerConfig
+from studies.on_ranks import Loop, compared_loops
+from studies.study import Case, Row
 
+BASIS = "measured"
 BATCH_SIZE = 2048
-NUM_DENSE = 13
 TABLES = tuple(Table(f"cat_{i}", 100_000, 64, 1.0) for i in range(26))
 DENSE_LAYERS = [512, 256, 64]
 OVER_LAYERS = [512, 512, 256, 1]
-LEARNING_RATE = 0.01
+
+report = loop.report
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    on_ranks.add_arguments(parser, steps=12, rounds=30)
+OPTIONS = loop.loop_options(steps=12, rounds=30)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Start the ranks; each runs `main` below."""
-    on_ranks.start(__file__, options)
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    return loop.cases(options, __name__)
 
 
-def main(steps: int, rounds: int) -> None:
-    warnings.simplefilter("ignore")
-    quiet()
-    with process_group() as rank:
-        dataset = SyntheticDataset(
-            TABLES,
-            batch_size=BATCH_SIZE,
-            num_train_batches=steps,
-            num_val_batches=0,
-            pregenerate=True,
-        )
-        loops = {"plain": plain(rank, dataset), "dlrm_sharded": trained(rank, dataset, steps)}
-        on_ranks.compare(loops, rank, steps=steps, rounds=rounds)
+def rows_on_rank(rank: Rank, *, steps: int, rounds: int) -> list[Row]:
+    dataset = dataset_of(TABLES, BATCH_SIZE, steps)
+    loops = {"plain": plain(rank, dataset), "dlrm_sharded": trained(rank, dataset, steps)}
+    return compared_loops(loops, rank, steps=steps, rounds=rounds)
 
 
-def plain(rank: Rank, dataset: SyntheticDataset) -> on_ranks.Loop:
+def plain(rank: Rank, dataset: SyntheticDataset) -> Loop:
     collection = EmbeddingBagCollection(tables=bag_configs(TABLES), device=torch.device("meta"))
     model = DLRMTrain(
         DLRM(collection, NUM_DENSE, DENSE_LAYERS, OVER_LAYERS, dense_device=rank.device)
@@ -92,75 +77,22 @@ def plain(rank: Rank, dataset: SyntheticDataset) -> on_ranks.Loop:
     )
     optimizer = CombinedOptimizer([wrapped.fused_optimizer, dense])
 
-    def loop() -> None:
+    def train() -> None:
         pipeline = TrainPipelineSparseDist(wrapped, optimizer, rank.device)
         batches = stream(dataset, rank)
         for _ in range(len(batches)):
             pipeline.progress(batches)
         pipeline.detach()
 
-    return loop
+    return train
 
 
-def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> on_ranks.Loop:
-    topology = detect_topology(memory_gib=8)
-    task = ShardingTask(dataset.tables, topology, BATCH_SIZE)
+def trained(rank: Rank, dataset: SyntheticDataset, steps: int) -> Loop:
+    task = ShardingTask(dataset.tables, detect_topology(memory_gib=8), BATCH_SIZE)
     hardware = detect_hardware(rank)
     plan, _ = on_rank_zero(
         lambda: planner_of("neuroshard", device=rank.device.type, hardware=hardware).plan(task)
     )
-    return trained_under(plan, dataset, task, rank, steps=steps).loop
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A sharded model with its optimizer, and a loop that trains it for some steps."""
-
-    model: DistributedModelParallel
-    optimizer: CombinedOptimizer
-    loop: on_ranks.Loop
-
-
-def trained_under(
-    plan: ShardingPlan, dataset: SyntheticDataset, task: ShardingTask, rank: Rank, *, steps: int
-) -> Trained:
-    """Shard the model by a plan; a collective of all ranks."""
-    model = dlrm(
-        task.tables,
-        NUM_DENSE,
-        dense_layers=[*DENSE_LAYERS[:-1], task.tables[0].embedding_dim],
-        over_layers=OVER_LAYERS,
-        device=rank.device,
-    )
-    config = OptimizerConfig(
-        embedding="rowwise_adagrad",
-        embedding_learning_rate=LEARNING_RATE,
-        dense="adagrad",
-        dense_learning_rate=LEARNING_RATE,
-    )
-    config.fuse_into(model)
-    sharded = shard_model(model, plan, task.tables, task.topology, seed=0)
-    optimizer = config.build(sharded)
-
-    def loop() -> None:
-        Trainer(
-            sharded,
-            optimizer=optimizer,
-            lr_scheduler=LambdaLR(optimizer, config.schedule.factor),
-            train_stream=stream(dataset, rank),
-            eval_stream=BatchStream(dataset, "val", rank=rank.rank, world_size=rank.world_size),
-            config=TrainerConfig(num_steps=steps),
-            batch_size=task.batch_size,
-            rank=rank,
-            log_scalar=lambda tag, value, step: None,
-        ).run()
-
-    return Trained(sharded, optimizer, loop)
-
-
-def stream(dataset: SyntheticDataset, rank: Rank) -> BatchStream:
-    return BatchStream(dataset, "train", rank=rank.rank, world_size=rank.world_size)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    model = new_dlrm(task.tables, DENSE_LAYERS, OVER_LAYERS, rank.device)
+    training = Training.under(plan, model, task, rank)
+    return lambda: training.train(dataset, TrainerConfig(num_steps=steps))

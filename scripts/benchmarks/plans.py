@@ -1,312 +1,289 @@
-"""Plans, costs and times of several sharders on one set of tasks, under the learned cost model."""
+"""Plans, costs and times of several sharders on sets of tasks, under the learned cost model.
+
+Every plan is made in a process of its own, within a time and with a peak of memory of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
-import multiprocessing
+import math
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from benchmarks.compared import (
-    add_row_arguments,
-    add_sharder_arguments,
-    compare,
+from benchmarks.figures import (
+    Costs,
     costs_of,
+    exponent,
     markdown,
-    on_device,
-    over_best,
-    planner_of,
-    planners_of,
-    quiet,
+    sharder_table,
     sharders_of,
-    versus,
+    task_of,
 )
+from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
+from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
+from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
-from dlrm_sharded.datasets.task_sets import TASK_SETS
+from dlrm_sharded.datasets.task_sets import TASK_SETS, scaling_task
 from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
+from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
+from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
+from studies.parts import option
+from studies.processes import quiet
 from studies.study import Case, Row
 
-PLANNED_SHARDERS = (
-    "neuroshard",
-    "neuroshard_paper",
-    "torchrec",
-    "torchrec_calibrated",
-    "size_lookup",
-    "lookup",
-    "dim",
-    "size",
+BASIS = "predicted"
+SHARDERS = (
+    *("neuroshard", "neuroshard_paper", "torchrec", "torchrec_calibrated"),
+    *("size_lookup", "lookup", "dim", "size"),
 )
+MLPERF, SIZED, PRODUCTION = "mlperf", "sized", "production"
+SETS = (*TASK_SETS, MLPERF, SIZED, PRODUCTION)
 INFEASIBLE = "infeasible"
+GPUS_OF_HOST = 8
 MIB_OF_MAXRSS = 1 / 1024
 """Factor from `ru_maxrss`, which Linux gives in KiB, to MiB."""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", choices=TASK_SETS, default="paper", dest="task_set")
-    parser.add_argument("--num", type=int, help="number of tasks; by default, all of the set")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [%(default)s]")
-    add_sharder_arguments(parser, PLANNED_SHARDERS)
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="device of the ranks [%(default)s]"
-    )
-    parser.add_argument(
-        "--limit-s",
-        type=float,
-        default=600,
-        help="time limit for a plan of a scale set [%(default)s]",
-    )
-    add_row_arguments(parser, row="plan")
+PAPER_COST_MS = {
+    **{"random": 118.3, "size": 107.6, "dim": 90.8, "lookup": 102.4, "size_lookup": 109.2},
+    **{"autoshard": 86.6, "dreamshard": 61.6, "torchrec": 86.4, "neuroshard": 55.2},
+}
+"""Embedding costs in NeuroShard (arXiv:2305.01868), sec. 4.5: the production model, 128 GPUs. Its
+tables are not public, so only ratios can be compared."""
 
 
-def run(options: argparse.Namespace) -> None:
-    compare(options, _cases(options), report)
+OPTIONS = {
+    "set": option("paper", "set of tasks", choices=SETS),
+    "num": option(int, "number of tasks; by default, all of the set"),
+    "numbers": option(int, "some of the tasks", nargs="+"),
+    "sizes": option(
+        ("1000x32",), f"tables x ranks of {SIZED!r} and {PRODUCTION!r}; ranks of {MLPERF!r}"
+    ),
+    "seed": option(0, "seed of the tasks"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "device": option("cpu", "device of the ranks", choices=["cpu", "cuda"]),
+    "gpu": option(str, "GPU whose prior has the prices", choices=list(gpu_specs())),
+    "limit_s": option(600.0, "time limit for a plan"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSet:
-    """A set of tasks, for ranks on one kind of device."""
-
-    task_set: str
-    seed: int
-    num: int | None
-    device: str
-
-    def tasks(self) -> list[BenchmarkTask]:
-        arguments = {} if self.num is None else {"num": self.num}
-        return [
-            dataclasses.replace(benchmark_task, task=on_device(benchmark_task.task, self.device))
-            for benchmark_task in TASK_SETS[self.task_set](self.seed, **arguments)
-        ]
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    device = "cuda" if options.gpu else options.device
+    name = f"{options.set} on {options.gpu}" if options.gpu else options.set
+    if options.set in (MLPERF, SIZED, PRODUCTION):
+        tasks = [_sized(options.set, size, options.seed, device) for size in options.sizes]
+    else:
+        tasks = _tasks(options.set, options.seed, options.num, options.numbers, device)
+    for number, task in tasks:
+        for sharder in options.sharders:
+            size = f"{len(task.task.tables)}x{task.task.topology.world_size}"
+            run = functools.partial(_rows, name, number, task, sharder, device, options)
+            yield Case(f"{name}/{number}, {size}/{sharder}", run)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The plan of a sharder for a task in figures, or the error that it raised.
-
-    Args:
-        solve_s: time that the sharder took until it returned a plan or raised an error.
-        refused: the sharder raised InfeasibleTaskError, and did not fail in another way.
-        before_mib, peak_mib: peak resident memory of the process before and after planning, if
-            it planned nothing else.
-    """
-
-    number: int
-    kind: str
-    num_tables: int
-    world_size: int
-    sharder: str
-    solve_s: float
-    num_shards: int | None = None
-    cost_ms: float | None = None
-    critical_path_ms: float | None = None
-    lower_bound_ms: float | None = None
-    gap: float | None = None
-    error: str | None = None
-    refused: bool = False
-    before_mib: float | None = None
-    peak_mib: float | None = None
-
-    @classmethod
-    def for_task(
-        cls, number: int, benchmark_task: BenchmarkTask, sharder: str, **figures: Any
-    ) -> Outcome:
-        """Return the outcome for a task; `figures` are the fields that depend on the plan."""
-        task = benchmark_task.task
-        num_tables, world_size = len(task.tables), task.topology.world_size
-        return cls(number, benchmark_task.kind, num_tables, world_size, sharder, **figures)
+def _tasks(
+    task_set: str, seed: int, num: int | None, numbers: Sequence[int] | None, device: str
+) -> list[tuple[int, BenchmarkTask]]:
+    num = 1 + max(numbers) if numbers else num
+    tasks = TASK_SETS[task_set](seed, **({} if num is None else {"num": num}))
+    return [(i, _on(tasks[i], device)) for i in numbers or range(len(tasks))]
 
 
-def outcome(number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner) -> Outcome:
-    """Plan a task; the cost is that of the planner's cost model, whatever the sharder predicts."""
-    started = time.perf_counter()
-    try:
-        plan, report = planner.plan(benchmark_task.task)
-    except ShardingError as error:
-        return Outcome.for_task(
-            number,
-            benchmark_task,
-            sharder,
-            solve_s=time.perf_counter() - started,
-            error=f"{type(error).__name__}: {error}",
-            refused=isinstance(error, InfeasibleTaskError),
+def _sized(task_set: str, size: str, seed: int, device: str) -> tuple[int, BenchmarkTask]:
+    """Return a task of a size; tables of the production model lie on hosts of 8 GPUs."""
+    num_tables, _, num_ranks = size.rpartition("x")
+    world_size = int(num_ranks)
+    if task_set == MLPERF:
+        batch_size = MLPERF_BATCH_SIZES.get(world_size, max(MLPERF_BATCH_SIZES.values()))
+        task = mlperf_task(world_size, batch_size, gpu_specs()["h100_sxm"])
+    else:
+        task = scaling_task(int(num_tables), world_size, seed=seed)
+    if task_set == PRODUCTION:
+        topology = dataclasses.replace(
+            task.topology,
+            local_world_size=min(world_size, GPUS_OF_HOST),
+            inter_host_bytes_per_s=None,
         )
+        task = dataclasses.replace(task, topology=topology)
+    return len(task.tables), _on(BenchmarkTask(task_set, task), device)
+
+
+def _on(found: BenchmarkTask, device: str) -> BenchmarkTask:
+    return dataclasses.replace(found, task=on_device(found.task, device))
+
+
+def _rows(
+    name: str,
+    number: int,
+    found: BenchmarkTask,
+    sharder: str,
+    device: str,
+    options: argparse.Namespace,
+) -> list[Row]:
+    quiet()
+    hardware = Hardware(gpu_specs()[options.gpu].device_name) if options.gpu else None
+    planner = planner_of(sharder, device=device, hardware=hardware)
+    row: Row = {"set": name, "gpu": options.gpu, "number": number, "sharder": sharder}
+    return [row | outcome_in_time(found, planner, limit_s=options.limit_s)]
+
+
+def outcome_in_time(found: BenchmarkTask, planner: Planner, *, limit_s: float) -> Row:
+    """Plan a task in a limited time; a sharder that takes longer or fails has found no plan."""
+    started = time.perf_counter()
+    [row] = in_processes([lambda: outcome(found, planner)], limit_s=limit_s, num_workers=1)
+    topology = found.task.topology
+    size: Row = {"num_tables": len(found.task.tables), "world_size": topology.world_size}
+    size |= {"kind": found.kind, "memory_bytes": topology.memory_bytes}
+    if isinstance(row, Refusal):
+        row = NO_PLAN | {"solve_s": time.perf_counter() - started, "error": row.message}
+    return size | row
+
+
+FIGURES = ("num_shards", "cost_ms", "critical_path_ms", "lower_bound_ms", "gap", "error")
+NO_PLAN: Row = dict.fromkeys(FIGURES) | {"refused": False, "before_mib": None, "peak_mib": None}
+
+
+def outcome(found: BenchmarkTask, planner: Planner) -> Row:
+    """Plan a task; the cost is that of the planner's cost model, whatever the sharder predicts."""
+    before_mib, started = _peak_mib(), time.perf_counter()
+    try:
+        plan, report = planner.plan(found.task)
+    except ShardingError as error:
+        return NO_PLAN | {
+            "solve_s": time.perf_counter() - started,
+            "error": f"{type(error).__name__}: {error}",
+            "refused": isinstance(error, InfeasibleTaskError),
+        }
     cost = report.cost
     assert cost is not None, "planners of comparisons have a cost model"
-    return Outcome.for_task(
-        number,
-        benchmark_task,
-        sharder,
-        solve_s=report.solve_s,
-        num_shards=len(plan.shards),
-        cost_ms=cost.cost_ms,
-        critical_path_ms=cost.critical_path_ms,
-        lower_bound_ms=report.lower_bound_ms,
-        gap=report.gap,
-    )
-
-
-def _cases(options: argparse.Namespace) -> Iterator[Case]:
-    tasks_of = TaskSet(options.task_set, options.seed, options.num, options.device)
-    if options.task_set.startswith("scale"):
-        return _cases_apart(tasks_of, options.sharders, options.limit_s)
-    return _cases_here(tasks_of, options.sharders)
-
-
-def _cases_here(tasks_of: TaskSet, sharders: Sequence[str]) -> Iterator[Case]:
-    quiet()
-    planners = planners_of(sharders, device=tasks_of.device)
-    for number, benchmark_task in enumerate(tqdm(tasks_of.tasks(), unit="task")):
-        for sharder, planner in planners.items():
-            run = functools.partial(_row_here, number, benchmark_task, sharder, planner)
-            yield Case(f"{number}/{sharder}", run)
-
-
-def _row_here(
-    number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner
-) -> list[Row]:
-    return [dataclasses.asdict(outcome(number, benchmark_task, sharder, planner))]
-
-
-def _cases_apart(tasks_of: TaskSet, sharders: Sequence[str], limit_s: float) -> Iterator[Case]:
-    """Make every plan in a new process, so that each has its own peak of memory."""
-    for number, benchmark_task in enumerate(tasks_of.tasks()):
-        for sharder in sharders:
-            late = Outcome.for_task(
-                number,
-                benchmark_task,
-                sharder,
-                solve_s=limit_s,
-                error=f"no plan within {limit_s:g} s",
-            )
-            run = functools.partial(_row_apart, tasks_of, late, limit_s)
-            yield Case(f"{number}/{sharder}", run)
-
-
-def _row_apart(tasks_of: TaskSet, late: Outcome, limit_s: float) -> list[Row]:
-    """Return the row of a plan, and print it; `late` is the outcome if there is none in time."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_send_outcome, args=(sender, tasks_of, late.number, late.sharder)
-    )
-    process.start()
-    sender.close()
-    result = late
-    try:
-        receiver.recv()  # it is ready to plan
-        if receiver.poll(limit_s):
-            result = receiver.recv()
-    except EOFError:
-        process.join()
-        ended = f"its process ended with exit code {process.exitcode}"
-        result = dataclasses.replace(result, error=ended)
-    process.kill()
-    process.join()
-    row = dataclasses.asdict(result)
-    print(_scale_line(row), flush=True)
-    return [row]
-
-
-def _send_outcome(sender: Connection, tasks_of: TaskSet, number: int, sharder: str) -> None:
-    quiet()
-    benchmark_task, planner = tasks_of.tasks()[number], planner_of(sharder, device=tasks_of.device)
-    before_mib = _peak_mib()
-    sender.send("ready")
-    result = outcome(number, benchmark_task, sharder, planner)
-    sender.send(dataclasses.replace(result, before_mib=before_mib, peak_mib=_peak_mib()))
+    return NO_PLAN | {
+        "solve_s": report.solve_s,
+        "num_shards": len(plan.shards),
+        "cost_ms": cost.cost_ms,
+        "critical_path_ms": cost.critical_path_ms,
+        "lower_bound_ms": report.lower_bound_ms,
+        "gap": report.gap,
+        "before_mib": before_mib,
+        "peak_mib": _peak_mib(),
+    }
 
 
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MIB_OF_MAXRSS
 
 
-def report(rows: Sequence[Row], chosen_reference: str | None) -> None:
-    """Print how many plans each sharder finds, in what time and at what cost."""
-    feasible = [row for row in rows if row["kind"] != INFEASIBLE]
-    sharders, reference = sharders_of(feasible, chosen_reference)
-    costs = costs_of(feasible)
-    num_common, mean_over_best = over_best(costs)
-    bounds = _bounds(feasible)
-    lines = []
-    for sharder in sharders:
-        sharder_rows = [row for row in feasible if row["sharder"] == sharder]
-        solve_s = [row["solve_s"] for row in sharder_rows]
-        against = versus(costs, sharder, reference)
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write how many plans each sharder finds in each set, in what time and at what cost."""
+    rows = [{"set": "tasks", "gpu": None} | row for row in rows]  # older rows name no set
+    texts = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        of_set = [row for row in rows if row["set"] == name]
+        gpu, sizes = of_set[0]["gpu"], sorted({row["world_size"] for row in of_set})
+        prices = f"the prior of {gpu}" if gpu else "the packaged prices of a CPU"
+        ranks = f"{sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{sizes[0]}"
+        num_tasks = len({task_of(row) for row in of_set})
+        texts.append(f"The set `{name}`: {num_tasks} tasks on {ranks} ranks, under {prices}.")
+        feasible = [row for row in of_set if row["kind"] != INFEASIBLE]
+        if len(set(Counter(row["sharder"] for row in feasible).values())) == 1:  # on equal tasks
+            texts.append(_table(feasible, reference, is_production=name.startswith(PRODUCTION)))
+        if len({row["kind"] for row in of_set}) > 1:
+            texts.append(_by_kind(of_set))
+        if name.startswith(SIZED):
+            texts.append(_growth(of_set))
+    return "\n\n".join(texts)
+
+
+def _table(rows: Sequence[Row], reference: str | None, *, is_production: bool) -> str:
+    costs, bounds = costs_of(rows), _bounds(rows)
+    num_common, means = over_best(costs)
+
+    def gaps(found: Sequence[Row]) -> str:
         gaps = [
-            cost / bounds[number] - 1 for number, cost in costs[sharder].items() if number in bounds
+            100 * (row["cost_ms"] / bounds[task_of(row)] - 1)
+            for row in found
+            if row["cost_ms"] is not None and task_of(row) in bounds
         ]
-        lines.append(
-            [
-                sharder,
-                f"{len(costs[sharder])}/{len(sharder_rows)}",
-                f"{np.mean(solve_s):.3f}",
-                f"{max(solve_s):.3f}",
-                f"{mean_over_best[sharder]:.4f}",
-                against.num,
-                against,
-                against.score,
-                f"{100 * np.mean(gaps):.1f}, {100 * max(gaps):.1f} ({len(gaps)})" if gaps else "-",
-            ]
-        )
-    header = [
-        "sharder",
-        "plans",
-        "s, mean (with or without a plan)",
-        "s, worst",
-        f"cost / best ({num_common} tasks that all solve)",
-        "both solve",
-        f"cost / {reference} [95 %]",
-        "wins/ties/losses",
-        "gap to bound, %: mean, worst (tasks)",
-    ]
-    print(f"\n{markdown(header, lines)}")
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    if any(row["peak_mib"] for row in rows):
-        print("\n" + "\n".join(_scale_line(row) for row in rows))
-    elif len(kinds) > 1:
-        print(f"\n{markdown(['sharder', *kinds], [_by_kind(rows, s, kinds) for s in sharders])}")
+        return f"{np.mean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else "-"
+
+    def solve_s(found: Sequence[Row]) -> str:
+        seconds = [row["solve_s"] for row in found]
+        return f"{np.mean(seconds):.3f}, {max(seconds):.3f}"
+
+    def cost_ms(found: Sequence[Row]) -> str:
+        costs_ms = [row["cost_ms"] for row in found if row["cost_ms"] is not None]
+        return f"{np.mean(costs_ms):.2f}" if costs_ms else f"{found[0]['error']}"[:60]
+
+    def memory(found: Sequence[Row]) -> str:
+        used = [row["peak_mib"] - row["before_mib"] for row in found if row["peak_mib"]]
+        return f"{max(used):,.0f}" if used else "-"
+
+    others = {
+        "ms, mean": cost_ms,
+        f"cost / best ({num_common} tasks that all solve)": lambda found: (
+            f"{means[found[0]['sharder']]:.4f}" if num_common else "-"
+        ),
+        "gap to bound, %: mean, worst (tasks)": gaps,
+        "s, with or without a plan: mean, worst": solve_s,
+        "MiB, worst": memory,
+    }
+    if is_production:
+        others["the paper's, ms"] = lambda found: str(PAPER_COST_MS.get(found[0]["sharder"], "-"))
+    return sharder_table(rows, reference, {"cost": "cost_ms"}, others)
 
 
-def _bounds(rows: Sequence[Row]) -> dict[int, float]:
+def over_best(costs: Costs) -> tuple[int, dict[str, float]]:
+    """Return the number of tasks that all sharders solve, and there each mean ratio to the best."""
+    common = set.intersection(*(set(by_task) for by_task in costs.values()))
+    best = {task: min(by_task[task] for by_task in costs.values()) for task in common}
+    return len(common), {
+        sharder: float(np.mean([by_task[task] / best[task] for task in common]))
+        if common
+        else math.nan
+        for sharder, by_task in costs.items()
+    }
+
+
+def _bounds(rows: Sequence[Row]) -> dict[tuple[object, ...], float]:
     """Return the highest lower bound that any sharder proved, by task."""
-    bounds: dict[int, float] = {}
+    bounds: dict[tuple[object, ...], float] = {}
     for row in rows:
         if row["lower_bound_ms"] is not None:
-            bounds[row["number"]] = max(bounds.get(row["number"], 0.0), row["lower_bound_ms"])
+            bounds[task_of(row)] = max(bounds.get(task_of(row), 0.0), row["lower_bound_ms"])
     return bounds
 
 
-def _by_kind(rows: Sequence[Row], sharder: str, kinds: Sequence[str]) -> list[str]:
-    """Return the table cells of a sharder: for each kind, the plans found out of all tasks.
+def _by_kind(rows: Sequence[Row]) -> str:
+    """Write the plans found of each kind of task; of infeasible tasks, the refusals."""
+    kinds, lines = list(dict.fromkeys(row["kind"] for row in rows)), []
+    for sharder in sharders_of(rows):
+        cells = [sharder]
+        for kind in kinds:
+            found = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
+            key = "refused" if kind == INFEASIBLE else "cost_ms"
+            cells.append(f"{sum(bool(row[key]) for row in found)}/{len(found)}")
+        lines.append(cells)
+    return markdown(["sharder", *kinds], lines)
 
-    For infeasible tasks, the tasks that it refused are counted instead.
-    """
-    cells = [sharder]
-    for kind in kinds:
-        sharder_rows = [row for row in rows if row["sharder"] == sharder and row["kind"] == kind]
-        key = "refused" if kind == INFEASIBLE else "cost_ms"
-        cells.append(f"{sum(bool(row[key]) for row in sharder_rows)}/{len(sharder_rows)}")
-    return cells
 
-
-def _scale_line(row: Row) -> str:
-    """Write one line about a plan that was made in a process of its own."""
-    line = (
-        f"{row['num_tables']:6,} tables {row['world_size']:5,} ranks  {row['sharder']:20} "
-        f"{row['solve_s']:8.2f} s"
-    )
-    if row["peak_mib"] is not None:
-        line += f"  {row['peak_mib'] - row['before_mib']:8,.0f} MiB over {row['before_mib']:,.0f}"
-    if row["cost_ms"] is None:
-        return f"{line}  {row['error'][:100]}"
-    return f"{line}  cost {row['cost_ms']:9.2f} ms, {row['num_shards']:,} shards"
+def _growth(rows: Sequence[Row]) -> str:
+    """Write how the time to plan grows with the tables and the ranks, if the other one is fixed."""
+    lines = []
+    for axis, fixed in (("num_tables", "world_size"), ("world_size", "num_tables")):
+        for sharder in sharders_of(rows):
+            found = [row for row in rows if row["sharder"] == sharder]
+            for other in sorted({row[fixed] for row in found}):
+                curve = [(row[axis], row) for row in found if row[fixed] == other]
+                points = [(size, row["solve_s"]) for size, row in curve if row["cost_ms"]]
+                if len(curve) < 2:
+                    continue
+                times = ", ".join(f"{size:,}: {seconds:.2f}" for size, seconds in points) or "-"
+                failed = ", ".join(f"{size:,}" for size, row in curve if not row["cost_ms"]) or "-"
+                name = f"{axis}, {fixed} {other:,}"
+                lines.append([name, sharder, times, f"{exponent(points):.2f}", failed])
+    return markdown(["axis", "sharder", "s to plan, by size", "exponent", "no plan for"], lines)

@@ -5,14 +5,12 @@ Letters: P plans, of some cases.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.compared import markdown
-from benchmarks.noise import noise_margin, noise_of, task_of
+from benchmarks.figures import markdown, noise_margin, noise_of, task_of
 from studies.study import Row
 
 LEAST_ERROR = 1e-3
@@ -24,14 +22,11 @@ Integers = NDArray[np.int64]
 HEADER = ("step from", "error %, geometric mean", "mean", "bias %", "fastest plan picked")
 
 
-def report(rows: Sequence[Row]) -> None:
-    """Print the errors of the predictions, and how often they pick the fastest plan."""
+def report(rows: Sequence[Row]) -> str:
+    """Write the errors of the predictions, and how often they pick the fastest plan."""
     noise = noise_of(rows, "step_ms")
-    print(
-        f"{len(rows)} plans, load average {os.getloadavg()[0]:.1f}; a measured step is off by "
-        f"{100 * noise:.1f} % (one standard error)"
-    )
-    print(markdown(HEADER, error_lines(rows, margin=noise_margin(noise))), flush=True)
+    text = f"{len(rows)} plans; a measured step is off by {100 * noise:.1f} % (one standard error)."
+    return f"{text}\n\n{markdown(HEADER, error_lines(rows, margin=noise_margin(noise)))}"
 
 
 def error_lines(rows: Sequence[Row], *, margin: float) -> list[list[str]]:

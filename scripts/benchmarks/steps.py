@@ -11,46 +11,41 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import sys
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.optim.lr_scheduler import LambdaLR
 from torchrec.datasets.utils import Batch
 
-from benchmarks import on_ranks
-from benchmarks.compared import add_row_arguments, planner_of, quiet, rows_of
-from benchmarks.step_errors import report
+from benchmarks import step_errors
+from benchmarks.figures import noise_of, sharder_table
+from benchmarks.loop import loop_options
+from benchmarks.planners import SHARDERS_TEXT, planner_of
+from benchmarks.training import OPTIMIZER, Training, dataset_of, new_dlrm, stream
 from dlrm_sharded.calibration.measure import MeasureConfig, measure
-from dlrm_sharded.datasets.base import BatchStream
-from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.datasets.task_sets import trained_task
 from dlrm_sharded.dense.times import DenseBench, measure_all_reduce
 from dlrm_sharded.files.errors import ShardingError
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.job.predicted_step import overlap_of
-from dlrm_sharded.model.dlrm import Dlrm, dlrm
-from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.replicas import replica_part
-from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
+from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero, process_group
+from dlrm_sharded.ranks.distributed import Rank, detect_topology, on_rank_zero
 from dlrm_sharded.step.prediction import DensePart, predict_step
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
+from dlrm_sharded.training.trainer import TrainerConfig
+from studies.on_ranks import rows_on_ranks
+from studies.parts import option
 from studies.study import Case, Row
 
+BASIS = "measured"
 SHARDERS = ("neuroshard", "torchrec", "dim", "random")
-NUM_DENSE = 13
 NUM_BATCHES = 4
 MEMORY_GIB = 1.0
 NUM_WARMUP_STEPS = 1
@@ -59,72 +54,61 @@ DENSE_ITERATIONS = 3
 ALL_REDUCE_ITERATIONS = 3
 WIDTHS = (32, 64, 128, 256)
 DIMS = (16, 32, 64)
-OPTIMIZER = OptimizerConfig(
-    embedding="rowwise_adagrad",
-    embedding_learning_rate=0.01,
-    dense="adagrad",
-    dense_learning_rate=0.01,
-)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    on_ranks.add_arguments(parser, steps=4, rounds=6)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--cases", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sharders", nargs="+", default=list(SHARDERS))
-    parser.add_argument(
-        "--widths",
-        type=int,
-        nargs="+",
-        default=list(WIDTHS),
-        help="of the dense layers [%(default)s]",
-    )
-    add_row_arguments(parser, row="plan")
+OPTIONS = {
+    **loop_options(steps=4, rounds=6),
+    "first": option(0, "number of the first case"),
+    "cases": option(20),
+    "seed": option((0,), "seeds of each case"),
+    "sharders": option(SHARDERS, SHARDERS_TEXT),
+    "widths": option(WIDTHS, "of the dense layers"),
+}
 
 
-def run(options: argparse.Namespace) -> None:
-    report(rows_of(options, _cases(options)))
-
-
-def _cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield a case, which is a job, for each model and seed."""
     for number in range(options.first, options.first + options.cases):
-        yield Case(f"case {number}", functools.partial(_rows, options, number))
+        for seed in options.seed:
+            name = f"case {number}, seed {seed}" if options.seed[1:] else f"case {number}"
+            yield Case(name, functools.partial(_rows, options, number, seed))
 
 
-def _rows(options: argparse.Namespace, number: int) -> list[Row]:
-    """Run `main` below on the ranks of a job, and return its rows.
-
-    Each case has a job of its own: the groups of ranks of its models have threads, which wake up
-    now and then for as long as the job lasts.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.json"
-        settings = {"number": number, "seed": options.seed, "widths": options.widths}
-        on_ranks.start(__file__, options, json.dumps(settings), str(out), *options.sharders)
-        rows: list[Row] = json.loads(out.read_text())
+def _rows(options: argparse.Namespace, number: int, seed: int) -> list[Row]:
+    rows = rows_on_ranks(
+        __name__,
+        options.ranks,
+        number=number,
+        seed=seed,
+        steps=options.steps,
+        widths=options.widths,
+        sharders=options.sharders,
+        rounds=options.rounds,
+    )
     print(_line(number, rows), flush=True)
     return rows
 
 
-def main(steps: int, rounds: int, settings_json: str, out: str, *sharders: str) -> None:
-    warnings.simplefilter("ignore")
-    quiet()
-    with process_group() as rank:
-        case = RandomCase(rank=rank, steps=steps, **json.loads(settings_json))
-        rows = case.rows(sharders, rounds=rounds)
-        if rank.is_zero:
-            Path(out).write_text(json.dumps(rows))
+def rows_on_rank(rank: Rank, *, sharders: Sequence[str], rounds: int, **settings: Any) -> list[Row]:
+    return RandomCase(rank=rank, **settings).rows(sharders, rounds=rounds)
 
 
 @dataclass(slots=True)
 class _Trained:
-    """A plan under training."""
+    """A plan under training, and what was measured of it in each round."""
 
-    train: Callable[[], float]
-    measure: Callable[[], PlanCost]
+    training: Training
     step_ms: list[float] = field(default_factory=list)
     costs: list[PlanCost] = field(default_factory=list)
+
+    def measured(self, batches: Sequence[Batch]) -> PlanCost:
+        """Measure the embeddings."""
+        return measure(
+            sharded_embeddings(self.training.sharded),
+            [batch.sparse_features for batch in batches],
+            MEASURED,
+            replica_optimizer=replica_part(self.training.optimizer),
+        ).cost
 
 
 class _Dense:
@@ -167,34 +151,25 @@ class RandomCase:
         self.rank = rank
         self.steps = steps
         drawn = trained_task(number, topology, seed=seed)
-        self.dataset = SyntheticDataset(
-            drawn.tables,
-            batch_size=drawn.batch_size,
-            num_train_batches=max(steps, NUM_BATCHES),
-            num_val_batches=0,
-            pregenerate=True,
-        )
+        self.dataset = dataset_of(drawn.tables, drawn.batch_size, max(steps, NUM_BATCHES))
         self.task = ShardingTask(self.dataset.tables, topology, drawn.batch_size)
         dim, width = int(rng.choice(DIMS)), int(rng.choice(widths))
         self.dense_layers = [2 * width, width, dim]
         self.over_layers = [2 * width, width, 1]
 
     def build(self, device: torch.device) -> Dlrm:
-        model = dlrm(
-            self.task.tables,
-            NUM_DENSE,
-            dense_layers=self.dense_layers,
-            over_layers=self.over_layers,
-            device=device,
-        )
-        OPTIMIZER.fuse_into(model)
-        return model
+        return new_dlrm(self.task.tables, self.dense_layers, self.over_layers, device)
 
     def rows(self, sharders: Sequence[str], *, rounds: int) -> list[Row]:
         """Train under the plan of every sharder; return a row for each different plan."""
         plans = self._plans(sharders)
-        batches = [batch.to(self.rank.device) for batch in self._batches()]
-        trained = {plan: self._trained(plan, batches) for plan in plans}
+        train_stream = stream(self.dataset, self.rank)
+        batches = [next(train_stream).to(self.rank.device) for _ in range(NUM_BATCHES)]
+        trained = {
+            plan: _Trained(Training.under(plan, self.build(self.rank.device), self.task, self.rank))
+            for plan in plans
+        }
+        config = TrainerConfig(num_steps=self.steps, num_warmup_steps=NUM_WARMUP_STEPS)
         dense = _Dense(
             DenseBench(self.build(self.rank.device), self.task.tables, batches, OPTIMIZER),
             self.rank,
@@ -204,7 +179,9 @@ class RandomCase:
             dense.measure()
             shift = i % len(order)
             for plan in (order[shift:] + order[:shift])[:: -1 if i % 2 else 1]:
-                cost, step_ms = trained[plan].measure(), trained[plan].train()
+                cost = trained[plan].measured(batches)
+                dist.barrier()
+                step_ms = trained[plan].training.train(self.dataset, config).step_ms
                 if i > 0:  # the first round allocates memory
                     trained[plan].costs.append(cost)
                     trained[plan].step_ms.append(step_ms)
@@ -215,11 +192,7 @@ class RandomCase:
         ]
 
     def _row(
-        self,
-        sharders: Sequence[str],
-        predicted: PlanCost,
-        trained: _Trained,
-        dense: DensePart,
+        self, sharders: Sequence[str], predicted: PlanCost, trained: _Trained, dense: DensePart
     ) -> Row:
         """Return the figures of a plan; each is the median of its rounds."""
         predict = functools.partial(
@@ -269,46 +242,6 @@ class RandomCase:
 
         return on_rank_zero(plan_all)
 
-    def _trained(self, plan: ShardingPlan, batches: Sequence[Batch]) -> _Trained:
-        sharded = shard_model(
-            self.build(self.rank.device), plan, self.task.tables, self.task.topology, seed=0
-        )
-        optimizer = OPTIMIZER.build(sharded)
-        embeddings = sharded_embeddings(sharded)
-        features = [batch.sparse_features for batch in batches]
-
-        def measured() -> PlanCost:
-            optimizer_of_replicas = replica_part(optimizer)
-            return measure(
-                embeddings, features, MEASURED, replica_optimizer=optimizer_of_replicas
-            ).cost
-
-        def train() -> float:
-            dist.barrier()
-            result = Trainer(
-                sharded,
-                optimizer=optimizer,
-                lr_scheduler=LambdaLR(optimizer, OPTIMIZER.schedule.factor),
-                train_stream=self._stream("train"),
-                eval_stream=self._stream("val"),
-                config=TrainerConfig(num_steps=self.steps, num_warmup_steps=NUM_WARMUP_STEPS),
-                batch_size=self.task.batch_size,
-                rank=self.rank,
-                log_scalar=lambda tag, value, step: None,
-            ).run()
-            return result.step_ms
-
-        return _Trained(train, measured)
-
-    def _stream(self, split: Any) -> BatchStream:
-        return BatchStream(
-            self.dataset, split, rank=self.rank.rank, world_size=self.rank.world_size
-        )
-
-    def _batches(self) -> list[Batch]:
-        stream = self._stream("train")
-        return [next(stream) for _ in range(NUM_BATCHES)]
-
 
 def _line(number: int, rows: Sequence[Row]) -> str:
     texts = (
@@ -319,5 +252,17 @@ def _line(number: int, rows: Sequence[Row]) -> str:
     return f"case {number}: measured (predicted, composed) ms: {', '.join(texts)}"
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+def report(rows: Sequence[Row], reference: str | None) -> str:
+    """Write the errors of the predictions, and how long steps take under each sharder's plans."""
+    by_sharder = [
+        row | {"sharder": sharder, "median_ms": float(np.median(row["step_ms"]))}
+        for row in rows
+        for sharder in row["sharders"]
+    ]
+    table = sharder_table(
+        by_sharder,
+        reference,
+        {"step": "median_ms", "predicted": "predicted_ms"},
+        noise=noise_of(rows, "step_ms"),
+    )
+    return f"{step_errors.report(rows)}\n\n{table}"

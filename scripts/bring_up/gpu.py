@@ -22,9 +22,7 @@ def run(study: StudyRun) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "first_gpu.py"), str(out)]
     limit_s = max(study.seconds_left - LAST_S, 1.0)
     options = [f"--steps={STEPS}", f"--limit-s={limit_s}", *(["--small"] if study.small else [])]
-    done = study.command([*command, *options])
-    study.record("exit_code", done.exit_code)
-    study.check(done.exit_code == 0, f"first_gpu.py ended with exit code {done.exit_code}")
+    study.checked_command([*command, *options], noun="first_gpu.py")
     if (out / "summary.json").exists():
         steps = read_json_object(out / "summary.json", noun="summary")["steps"]
         study.record("steps", {name: steps[name] for name in STEPS.split(",") if name in steps})

@@ -20,21 +20,18 @@ SMALL_SIZES = ("schedule.num_rounds=1", "schedule.plans_per_round=4", "num_valid
 def run(study: StudyRun) -> None:
     study.device(or_cpu=True)
     sizes = SMALL_SIZES if study.small else ()
-    study.cases.plan(POLICIES)
-    for policy in POLICIES:
-        figures = study.case(policy, functools.partial(_trained, study, policy, sizes))
-        if figures:
-            study.record(policy, figures)
-            over_best = f"{figures['over_best_heuristic']:.3f}"
-            study.show(**{f"{policy} over {figures['best_heuristic']}": over_best})
+    works = {policy: functools.partial(_trained, study, policy, sizes) for policy in POLICIES}
+    for policy, figures in study.each(works):
+        over_best = f"{figures['over_best_heuristic']:.3f}"
+        study.show(**{f"{policy} over {figures['best_heuristic']}": over_best})
 
 
-def _trained(study: StudyRun, policy: str, sizes: Sequence[str]) -> dict[str, Any]:
+def _trained(study: StudyRun, policy: str, sizes: Sequence[str]) -> dict[str, Any] | None:
     """Train a policy, and compare it with the best heuristic; nothing is known if that fails."""
     done = study.command(module_command(*TRAIN, f"policy={policy}", *sizes))
     study.check(done.exit_code == 0, f"{policy}: exit code {done.exit_code}")
     if done.exit_code:
-        return {}
+        return None
     [path] = CALIBRATED.glob(f"{policy}-*{ARTIFACT_SUFFIX}")
     scores = artefact_meta(path)["scores_ms"]
     heuristics = {name: score for name, score in scores.items() if name != policy}

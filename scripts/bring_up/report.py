@@ -114,17 +114,13 @@ def _prices(figures: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [name, *(_percent(errors.get(name)) for errors in (packaged, calibrated))]
+        [name, *(_text(e.get(name, {}).get("mape"), ".1f") for e in (packaged, calibrated))]
         for name in calibrated
     ]
     yield from markdown_table(["quantity", "packaged, %", "calibrated, %"], rows)
     if (repeats := repeatability_text(figures["repeatability"])) is not None:
         yield ""
         yield f"No prediction can be expected to do better than measurements repeat: {repeats}."
-
-
-def _percent(summary: Mapping[str, float] | None) -> str:
-    return "-" if summary is None else f"{summary['mape']:.1f}"
 
 
 def _policies(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -147,15 +143,11 @@ def _sweep(figures: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [name, *(_cell(row, key, spec) for key, (_, spec) in SWEEP_COLUMNS.items())]
+        [name, *(_text(row.get(key), spec) for key, (_, spec) in SWEEP_COLUMNS.items())]
         for name, row in sharders.items()
     ]
     titles = [title for title, _ in SWEEP_COLUMNS.values()]
     yield from markdown_table(["sharder", *titles], rows)
-
-
-def _cell(row: Mapping[str, Any], key: str, spec: str) -> str:
-    return format(row[key], spec) if key in row else "-"
 
 
 def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -169,8 +161,13 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [name, _ratio(measured[name]), _interval(intervals.get(name)), _ratio(predicted[name])]
-        for name in measured
+        [
+            name,
+            _text(mean, ".3f"),
+            " to ".join(f"{end:.3f}" for end in intervals.get(name, ())) or "-",
+            _text(predicted[name], ".3f"),
+        ]
+        for name, mean in measured.items()
     ]
     yield from markdown_table(["sharder", "measured", "95 % interval", "predicted"], rows)
     errors = figures.get("errors of the slowest rank's computation")
@@ -179,35 +176,16 @@ def _benchmark(figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"The mean error of the slowest rank's predicted computation is {errors['mape']} %."
 
 
-def _ratio(mean: float | str) -> str:
-    """Return the text of a mean, which is no number if a sharder found no plan."""
-    return "-" if isinstance(mean, str) else f"{mean:.3f}"
-
-
-def _interval(ends: Sequence[float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
-
-
 def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    rows = [
-        [
-            outcome.step,
-            outcome.status,
-            _seconds(outcome.seconds),
-            _seconds(outcome.limit_s),
-            _load(outcome),
-        ]
-        for outcome in outcomes
-    ]
-    total = sum(outcome.seconds or 0.0 for outcome in outcomes)
-    rows.append(["all", "", _seconds(total), "", ""])
+    rows = []
+    for one in outcomes:
+        load = one.load_average.get("before", [None])[0]
+        times = ((one.seconds, ".0f"), (one.limit_s, ".0f"), (load, ".1f"))
+        rows.append([one.step, one.status, *(_text(value, spec) for value, spec in times)])
+    rows.append(["all", "", f"{sum(one.seconds or 0.0 for one in outcomes):.0f}", "", ""])
     yield from markdown_table(["step", "status", "s", "at most, s", "load before"], rows)
 
 
-def _load(outcome: Outcome) -> str:
-    before = outcome.load_average.get("before")
-    return "-" if before is None else f"{before[0]:.1f}"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
+def _text(value: Any, spec: str) -> str:
+    """Return the text of a figure, which is no number if it is not known."""
+    return format(value, spec) if isinstance(value, int | float) else "-"

@@ -9,6 +9,11 @@ LIMIT_S = 1740.0
 
 CALIBRATED = ("calibration/learned-*.safetensors",)
 
+BENCHMARK = (
+    "measured --reference torchrec --sharders neuroshard torchrec size_lookup autoshard "
+    "--link-gb-per-s 450"
+)
+
 STEPS = (
     Study("tests", limit_s=240, least_s=30),
     Study("hardware", limit_s=60, least_s=20),
@@ -16,7 +21,15 @@ STEPS = (
     Study("calibrate", limit_s=210, least_s=60),
     Study("policies", limit_s=200, least_s=60, needs=CALIBRATED),
     Study("sweep", limit_s=270, least_s=60),
-    Study("benchmark", limit_s=240, least_s=60, needs=CALIBRATED),
+    Study(
+        "benchmark",
+        limit_s=240,
+        least_s=60,
+        needs=CALIBRATED,
+        commands=(f"{BENCHMARK} --tasks 8 --rounds 2",),
+        small=(f"{BENCHMARK} --tasks 1 --rounds 1 --iterations 3 --share 64",),
+        case_s=25,
+    ),
 )
 """All steps. The limits sum to `LIMIT_S`."""
 

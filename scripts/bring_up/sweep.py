@@ -28,15 +28,12 @@ def run(study: StudyRun) -> None:
     num_ranks = len(visible_gpus()) if on_cuda else NUM_CPU_RANKS
     sizes = SMALL_SIZES if study.small else ("experiment=gpu_demo",) if on_cuda else ()
     sharders = SMALL_SHARDERS if study.small else SHARDERS
-    done = study.command(
-        module_command(
-            *("dlrm_sharded.train", "-m", f"sharder={','.join(sharders)}"),
-            *(f"hydra.sweep.dir={FOLDER.resolve()}", f"hydra.launcher.j=1x{num_ranks}", *sizes),
-        )
+    command = module_command(
+        *("dlrm_sharded.train", "-m", f"sharder={','.join(sharders)}"),
+        *(f"hydra.sweep.dir={FOLDER.resolve()}", f"hydra.launcher.j=1x{num_ranks}", *sizes),
     )
-    study.record("exit_code", done.exit_code)
+    study.checked_command(command, noun="the sweep")
     study.record("num_ranks", num_ranks)
-    study.check(done.exit_code == 0, f"the sweep ended with exit code {done.exit_code}")
     if FOLDER.exists():
         _record(study, compare([FOLDER], FOLDER))
 

@@ -51,18 +51,9 @@ def run(study: StudyRun) -> None:
 
 def finish_collection(study: StudyRun, *, time_budget_s: float) -> None:
     """Start a collection, or continue it, for some time."""
-    done = study.command(
-        module_command(
-            COLLECT,
-            f"out={COSTS}",
-            "num_ranks=1",
-            f"collect.time_budget_s={time_budget_s}",
-            *(SMALL_SIZES if study.small else SIZES),
-        )
-    )
-    study.record("exit_code", done.exit_code)
-    study.record("warnings", done.warnings)
-    study.check(done.exit_code == 0, f"the collection ended with exit code {done.exit_code}")
+    sizes = SMALL_SIZES if study.small else SIZES
+    settings = (f"out={COSTS}", "num_ranks=1", f"collect.time_budget_s={time_budget_s}")
+    study.checked_command(module_command(COLLECT, *settings, *sizes), noun="the collection")
 
 
 def _is_of_now(device: torch.device) -> bool:
@@ -74,14 +65,11 @@ def _is_of_now(device: torch.device) -> bool:
 
 def _figures(costs: CollectedCosts) -> dict[str, Any]:
     manifest = costs.manifest
-    return {
+    keys = ("collect_s", "repeatability", "hardware", "batch_sizes", "table_gib")
+    return {key: manifest[key] for key in keys} | {
         "plans": len({sample.number for sample in costs.samples}),
         "measurements": len(costs.samples),
         # the plans of earlier starts count too
         "plans_per_s": round(len(costs.samples) / max(manifest["collect_s"], 0.1), 3),
         "size_mib": round(COSTS.stat().st_size / 2**20, 2),
-        **{
-            key: manifest[key]
-            for key in ("collect_s", "repeatability", "hardware", "batch_sizes", "table_gib")
-        },
     }

@@ -12,17 +12,16 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torchrec.datasets.utils import Batch
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
+from benchmarks.training import Training
 from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
-from dlrm_sharded.model.sharded_model import shard_model
 from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.sharders.heuristics import GreedySharder
 
 SMALL = (
@@ -40,14 +39,12 @@ class Dcnv2:
     """The model and what trains it.
 
     Args:
-        model: the part of `sharded` that is the model.
+        model: the part of the sharded module that is the model.
         build_s: time of planning, allocating and initializing.
     """
 
     model: Dlrm
-    sharded: DistributedModelParallel
-    optimizer: CombinedOptimizer
-    optimizer_config: OptimizerConfig
+    training: Training
     table_gib: float
     build_s: float
 
@@ -75,15 +72,12 @@ def build(dataset: SyntheticDataset, device: torch.device, *overrides: str, smal
     model: Dlrm = instantiate(config.model)(task.tables, dataset.num_dense, device=device)
     optimizer_config.fuse_into(model)
     plan = GreedySharder("size_lookup").shard(task)
-    sharded = shard_model(model, plan, task.tables, topology, seed=0)
-    optimizer = optimizer_config.build(sharded)
+    training = Training.under(plan, model, task, Rank(0, 1, 0, 1, device), optimizer_config)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return Dcnv2(
         model,
-        sharded,
-        optimizer,
-        optimizer_config,
+        training,
         table_gib=round(task.table_bytes / GIB, 2),
         build_s=round(time.perf_counter() - started, 1),
     )
@@ -94,7 +88,7 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield from batches
 
 
-def train_stream(dataset: SyntheticDataset) -> BatchStream:
+def train_batches(dataset: SyntheticDataset) -> BatchStream:
     return BatchStream(dataset, "train", rank=0, world_size=1, shuffle_seed=0)
 
 

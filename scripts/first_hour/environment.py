@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from dlrm_sharded.files.provenance import readable_versions
 from dlrm_sharded.plans.task import GIB
+from dlrm_sharded.ranks.gpus import nvidia_smi
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.stopwatch import Stopwatch
 from studies.study import StudyRun
@@ -26,7 +25,7 @@ REPEATS = 10
 
 
 def run(study: StudyRun) -> None:
-    study.record("nvidia_smi", nvidia_smi())
+    study.record("nvidia_smi", gpu_fields())
     study.record("machine", machine())
     device = study.device()
     import fbgemm_gpu  # noqa: F401  # loads kernels that must be built for this torch and CUDA
@@ -40,29 +39,19 @@ def run(study: StudyRun) -> None:
     study.show(torch=torch.__version__, **{name: f"{rate} GB/s" for name, rate in rates.items()})
 
 
-def nvidia_smi() -> dict[str, str] | str:
-    """Return what nvidia-smi says of the first GPU, or why it says nothing."""
-    if shutil.which("nvidia-smi") is None:
-        return "there is no nvidia-smi"
-    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    if done.returncode:
-        return f"exit code {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}"
-    values = done.stdout.splitlines()[0].split(", ")
-    return dict(zip(GPU_QUERY.split(","), values, strict=True))
+def gpu_fields() -> dict[str, str] | str:
+    """Return what nvidia-smi says of the first GPU, if it says anything."""
+    text = nvidia_smi(f"--query-gpu={GPU_QUERY}", "--format=csv,noheader")
+    if not text:
+        return "nvidia-smi is missing, fails or hangs"
+    return dict(zip(GPU_QUERY.split(","), text.splitlines()[0].split(", "), strict=True))
 
 
 def machine() -> dict[str, object]:
     """Return the versions of what figures depend on, and the machine's cores and memory."""
-    packages = {}
-    for package in PACKAGES:
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": readable_versions(PACKAGES),
         "cuda_of_torch": torch.version.cuda,
         "cores": len(os.sched_getaffinity(0)),
         "available_gib": round(available_host_bytes() / GIB, 1),
@@ -106,14 +95,11 @@ def bandwidths(device: torch.device, num_bytes: int) -> dict[str, float]:
 def matmul_speeds(device: torch.device, size: int) -> dict[str, float]:
     """Return the speed of a square matrix product by precision; TF32 on a GPU only."""
     speeds = {}
-    for name, dtype, tf32 in (
-        ("fp32", torch.float32, False),
-        ("tf32", torch.float32, True),
-        ("bf16", torch.bfloat16, False),
-    ):
-        if name == "tf32" and device.type == "cpu":
-            continue
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+    precisions = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+    if device.type == "cpu":
+        del precisions["tf32"]
+    for name, dtype in precisions.items():
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
         factor = torch.ones(size, size, device=device, dtype=dtype)
         once_ms = time_ms(lambda factor=factor: factor @ factor, device)  # type: ignore[misc]
         speeds[name] = round(2 * size**3 / once_ms / 1e9, 3)

@@ -49,12 +49,7 @@ def fitted_meta(
         noun: what to call the command in a message.
         keys: entries of the header to record.
     """
-    done = study.command(command)
-    study.record("exit_code", done.exit_code)
-    study.record("seconds", round(done.seconds, 1))
-    study.record("warnings", done.warnings)
-    study.check(done.exit_code == 0, f"the {noun} ended with exit code {done.exit_code}")
-    if done.exit_code:
+    if study.checked_command(command, noun=f"the {noun}").exit_code:
         return None
     [path] = CALIBRATED.glob(f"{KIND}-*{ARTIFACT_SUFFIX}")
     meta = artefact_meta(path)

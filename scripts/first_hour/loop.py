@@ -6,21 +6,17 @@ import dataclasses
 import functools
 import gc
 import math
-import re
-import sys
-import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
-from dlrm_sharded.datasets.base import BatchStream
+from benchmarks.loop import quartiles
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.ranks.distributed import Rank, process_group
-from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-from first_hour.dcnv2 import build, dcnv2_dataset, train_stream
-from studies.runner import ROOT
+from dlrm_sharded.ranks.distributed import process_group
+from dlrm_sharded.training.trainer import TrainerConfig
+from first_hour.dcnv2 import build, dcnv2_dataset
+from studies.on_ranks import rows_on_ranks
 from studies.study import StudyRun
 
 NUM_STEPS, SMALL_NUM_STEPS = {8192: 60, 65_536: 30}, {32: 8}
@@ -34,6 +30,8 @@ BARE_S = 40
 NEW_DATA = ("data.cache_gib=0", "data.pregenerate=false")
 """Batches that are generated when they are needed, as files are read."""
 
+OVER_BARE = "trainer over bare loop"
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -44,7 +42,7 @@ class Case:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
-AS_IT_IS = "as it is"
+AS_IT_IS, COMPILED = "as it is", "compiled"
 CASES = {
     AS_IT_IS: Case(),
     "without reading ahead": Case(trainer={"prefetch_batches": 0}),
@@ -55,110 +53,78 @@ CASES = {
     "fp32": Case(model=("model.bf16=false",)),
     "fp32, without TF32": Case(model=("model.bf16=false",), trainer={"tf32": False}),
 }
-COMPILED = Case(model=("model.compile_mode=default",))
 
 
 def run(study: StudyRun) -> None:
     device = study.device()
     num_steps = SMALL_NUM_STEPS if study.small else NUM_STEPS
-    labels = [f"{batch_size}, {name}" for batch_size in num_steps for name in CASES]
-    if not study.small:
-        labels.append(f"{next(iter(num_steps))}, compiled")
-    study.cases.plan(labels)
-    with process_group() as rank:
-        bench = LoopBench(study, rank)
-        for batch_size, num in num_steps.items():
-            for name, case in CASES.items():
-                bench.measure(name, case, batch_size, num, seconds=CASE_S)
-        if study.small:
-            study.record("compiled", "left out: compiling takes longer than a rehearsal")
-        else:
-            batch_size, num = next(iter(num_steps.items()))
-            bench.measure("compiled", COMPILED, batch_size, num, seconds=COMPILED_CASE_S)
+    dataset_of = functools.cache(functools.partial(_dataset, study.small))
+    works = {
+        f"{batch_size}, {name}": functools.partial(
+            _trained, dataset_of, case, batch_size, num, device, small=study.small
+        )
+        for batch_size, num in num_steps.items()
+        for name, case in CASES.items()
+    }
+    if study.small:
+        study.record(COMPILED, "left out: compiling takes longer than a rehearsal")
+    else:
+        batch_size, num = next(iter(num_steps.items()))
+        compiled = Case(model=("model.compile_mode=default",))
+        works[f"{batch_size}, {COMPILED}"] = functools.partial(
+            _trained, dataset_of, compiled, batch_size, num, device, small=False
+        )
+    step_ms: dict[str, dict[str, float]] = {}
+    with process_group():
+        for label, figures in study.each(works, seconds=_seconds(study.small), goes_on=True):
+            size, _, name = label.partition(", ")
+            of_size = step_ms.setdefault(size, {})
+            of_size[name] = figures["step_ms"]
+            first_ms = of_size.get(AS_IT_IS, math.nan)
+            others = [f"{key} {ms / first_ms:.2f} x" for key, ms in of_size.items()][1:]
+            study.show(**{size: ", ".join([f"{first_ms:.1f} ms", *others])})
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if study.has_time("trainer over bare loop", SMALL_CASE_S if study.small else BARE_S):
-        _compare_with_bare(study)
+    if study.has_time(OVER_BARE, SMALL_CASE_S if study.small else BARE_S):
+        steps, rounds = (10, 1) if study.small else (60, 4)
+        rows = rows_on_ranks("benchmarks.loop", 1, steps=steps, rounds=rounds)
+        _, median, _ = quartiles(rows)["trainer"]
+        study.record(OVER_BARE, median)
+        study.show(**{OVER_BARE: f"{median:.4f}"})
 
 
-class LoopBench:
-    """Trains in the same process under one case after the other."""
-
-    def __init__(self, study: StudyRun, rank: Rank) -> None:
-        self._step = study
-        self._rank = rank
-        self._dataset = functools.cache(self._new_dataset)
-        self._ratios: dict[int, dict[str, float]] = {}
-
-    def measure(
-        self, name: str, case: Case, batch_size: int, num_steps: int, *, seconds: float
-    ) -> None:
-        """Record the throughput under a case, unless less time is left than it takes."""
-        step, label = self._step, f"{batch_size}, {name}"
-        checked = functools.partial(self._checked, label, case, batch_size, num_steps)
-        figures = step.case(label, checked, seconds=SMALL_CASE_S if step.small else seconds)
-        if figures is None:
-            return
-        step.record(label, figures)
-        if "error" in figures:
-            return
-        ratios = self._ratios.setdefault(batch_size, {})
-        ratios[name] = figures["step_ms"]
-        first_ms = ratios.get(AS_IT_IS, math.nan)
-        others = [f"{key} {ms / first_ms:.2f} x" for key, ms in ratios.items() if key != AS_IT_IS]
-        step.show(**{str(batch_size): ", ".join([f"{first_ms:.1f} ms", *others])})
-
-    def _checked(self, label: str, case: Case, batch_size: int, num_steps: int) -> dict[str, Any]:
-        """Train, and return the figures or the error."""
-        try:
-            return self._trained(case, batch_size, num_steps)
-        except Exception:  # the other cases may work
-            traceback.print_exc()
-            error = traceback.format_exc().splitlines()[-1]
-            self._step.check(False, f"{label}: {error}")
-            return {"error": error}
-
-    def _new_dataset(self, batch_size: int, data: tuple[str, ...]) -> SyntheticDataset:
-        rows = () if self._step.small else (MAX_ROWS,)
-        return dcnv2_dataset(batch_size, *rows, *data, small=self._step.small)
-
-    def _trained(self, case: Case, batch_size: int, num_steps: int) -> dict[str, Any]:
-        gc.collect()  # the sharded modules of the last case are in reference cycles
-        dataset = self._dataset(batch_size, case.data)
-        built = build(dataset, self._rank.device, *case.model, small=self._step.small)
-        data_wait_ms: list[float] = []
-
-        def log_scalar(tag: str, value: float, step: int) -> None:
-            if tag == "train/data_wait_ms":
-                data_wait_ms.append(value)
-
-        settings = {"num_eval_batches": 0, "pipeline": "sparse_dist", **case.trainer}
-        config = TrainerConfig(num_steps=num_steps, **settings)
-        torch.backends.cuda.matmul.allow_tf32 = config.tf32
-        result = Trainer(
-            built.sharded,
-            optimizer=built.optimizer,
-            lr_scheduler=LambdaLR(built.optimizer, built.optimizer_config.schedule.factor),
-            train_stream=train_stream(dataset),
-            eval_stream=BatchStream(dataset, "val"),
-            config=config,
-            batch_size=batch_size,
-            rank=self._rank,
-            log_scalar=log_scalar,
-        ).run()
-        figures = dataclasses.asdict(result)
-        del figures["evaluation"]
-        return figures | {"data_wait_ms": data_wait_ms[-1]}
+def _seconds(small: bool) -> Any:
+    if small:
+        return SMALL_CASE_S
+    return lambda label: COMPILED_CASE_S if COMPILED in label else CASE_S
 
 
-def _compare_with_bare(study: StudyRun) -> None:
-    """Run the benchmark `loop` on one rank, and keep what it prints of the ratio."""
-    script = str(ROOT / "scripts" / "benchmark.py")
-    sizes = (
-        ("--steps", "10", "--rounds", "1") if study.small else ("--steps", "60", "--rounds", "4")
-    )
-    done = study.command([sys.executable, script, "loop", "--ranks", "1", *sizes])
-    study.check(done.exit_code == 0, f"the benchmark `loop` ended with exit code {done.exit_code}")
-    if found := re.search(r"median ([\d.]+)", done.output):
-        study.record("trainer over bare loop", float(found[1]))
-        study.show(**{"trainer over bare loop": found[1]})
+def _dataset(small: bool, batch_size: int, data: tuple[str, ...]) -> SyntheticDataset:
+    return dcnv2_dataset(batch_size, *(() if small else (MAX_ROWS,)), *data, small=small)
+
+
+def _trained(
+    dataset_of: Any,
+    case: Case,
+    batch_size: int,
+    num_steps: int,
+    device: torch.device,
+    *,
+    small: bool,
+) -> dict[str, Any]:
+    gc.collect()  # the sharded modules of the last case are in reference cycles
+    dataset = dataset_of(batch_size, case.data)
+    built = build(dataset, device, *case.model, small=small)
+    data_wait_ms: list[float] = []
+
+    def log_scalar(tag: str, value: float, step: int) -> None:
+        if tag == "train/data_wait_ms":
+            data_wait_ms.append(value)
+
+    settings = {"num_eval_batches": 0, "pipeline": "sparse_dist", **case.trainer}
+    config = TrainerConfig(num_steps=num_steps, **settings)
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    result = built.training.train(dataset, config, log_scalar=log_scalar, shuffle_seed=0)
+    figures = dataclasses.asdict(result)
+    del figures["evaluation"]
+    return figures | {"data_wait_ms": data_wait_ms[-1]}

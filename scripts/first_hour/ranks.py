@@ -15,17 +15,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.compared import on_device, planners_of
-from benchmarks.measured import task_rows
-from benchmarks.shard_bench import open_bench
+from benchmarks.measured import cost_model_file, open_bench, task_rows
+from benchmarks.planners import on_device, planners_of
 from dlrm_sharded.accesses.patterns import ZipfAccesses
-from dlrm_sharded.calibration.measure import MeasuredCost
-from dlrm_sharded.calibration.rank_bench import RankBench, TableIds, draw_ids
+from dlrm_sharded.calibration.rank_bench import RankBench, draw_ids
 from dlrm_sharded.calibration.stage_clock import StageClock
-from dlrm_sharded.cost import learned
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.hardware.artifact import find_artifact
-from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import (
@@ -68,42 +63,23 @@ class Sizes:
     num_rows: int
     table_bytes: tuple[int, ...]
 
-    @property
-    def largest_batch_size(self) -> int:
-        return max(self.batch_sizes)
 
-    def fitting(self, free_bytes: int) -> Sizes:
-        """Return these sizes without tables that would take more than half of a GPU."""
-        table_bytes = tuple(size for size in self.table_bytes if size <= free_bytes // 2)
-        return dataclasses.replace(
-            self,
-            table_bytes=table_bytes,
-            memory_bytes=min(self.memory_bytes, free_bytes // 2),
-        )
-
-
-FULL = Sizes(
-    max_rows=2**40,
-    memory_bytes=60 * GIB,
-    batch_sizes=(128, 512, 1024, 4096, 8192, 16_384, 65_536),
-    num_rows=1_000_000,
-    table_bytes=(2 * GIB, 8 * GIB, 24 * GIB, 60 * GIB),
-)
-SMALL = Sizes(
-    max_rows=1000,
-    memory_bytes=GIB // 32,
-    batch_sizes=(64, 128),
-    num_rows=1000,
-    table_bytes=(2**20, 2**22),
-)
+ALL_ROWS = 2**40
+BATCH_SIZES = (128, 512, 1024, 4096, 8192, 16_384, 65_536)
+FULL = Sizes(ALL_ROWS, 60 * GIB, BATCH_SIZES, 1_000_000, (2 * GIB, 8 * GIB, 24 * GIB, 60 * GIB))
+SMALL = Sizes(1000, GIB // 32, (64, 128), 1000, (2**20, 2**22))
 
 
 def run(study: StudyRun) -> None:
     device = study.device()
     sizes, iterations = (SMALL, SMALL_ITERATIONS) if study.small else (FULL, ITERATIONS)
     if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        sizes = sizes.fitting(free_bytes)
+        half = torch.cuda.mem_get_info(device)[0] // 2
+        sizes = dataclasses.replace(
+            sizes,
+            memory_bytes=min(sizes.memory_bytes, half),
+            table_bytes=tuple(size for size in sizes.table_bytes if size <= half),
+        )
     with open_bench(iterations, table_bytes=sizes.memory_bytes) as (bench, _):
         parts: dict[str, Callable[[], Any]] = {
             "launches": lambda: launches(bench, sizes, device),
@@ -112,12 +88,8 @@ def run(study: StudyRun) -> None:
             "table_sizes": lambda: by_table_size(bench, sizes),
             "mlperf": lambda: mlperf(bench, sizes, device),
         }
-        study.cases.plan(parts)
-        for name, part in parts.items():
-            figures = study.case(name, part, seconds=2 if study.small else PART_S)
-            if figures is not None:
-                study.record(name, figures)
-                study.show(**HEADLINES[name](figures))
+        for name, figures in study.each(parts, seconds=2 if study.small else PART_S):
+            study.show(**HEADLINES[name](figures))
 
 
 def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, Any]:
@@ -133,18 +105,12 @@ def mlperf(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, An
         optimizer_bytes_per_row=4,
         intra_host_bytes_per_s=NVLINK_BYTES_PER_S,
     )
-    task = on_device(ShardingTask(tables, topology, sizes.largest_batch_size), device.type)
+    task = on_device(ShardingTask(tables, topology, max(sizes.batch_sizes)), device.type)
     planners = planners_of(SHARDERS, device=device.type, hardware=local_hardware(device))
     rows = task_rows(0, task, planners, bench, np.random.default_rng(0), rounds=1)
     return {row["sharder"]: _plan_figures(row) for row in rows} | {
         "cost_model": cost_model_file(device)
     }
-
-
-def cost_model_file(device: torch.device) -> str:
-    """Return the file of the model that prices plans here: of this device, once `fit` has run."""
-    kind = cost_model_kind(learned.KIND)
-    return str(find_artifact(kind, local_hardware(device), device.type).resolve())
 
 
 def _plan_figures(row: Row) -> dict[str, Any]:
@@ -172,8 +138,8 @@ def launches(bench: RankBench, sizes: Sizes, device: torch.device) -> dict[str, 
         with _without_sleep():
             without = bench.measure_all(_whole(tables), ids)
         found[f"batch {batch_size}"] = {
-            "behind_sleep_ms": _stages(behind_sleep),
-            "without_sleep_ms": _stages(without),
+            "behind_sleep_ms": _times_ms(behind_sleep.cost.per_rank[0], STAGES),
+            "without_sleep_ms": _times_ms(without.cost.per_rank[0], STAGES),
             "launch_ms": dict(behind_sleep.launch_ms),
             "exposed": list(behind_sleep.exposed),
             "spread": behind_sleep.spread,
@@ -202,7 +168,7 @@ def widths(bench: RankBench, sizes: Sizes) -> dict[str, Any]:
     """
     narrow = _tables(4, sizes.num_rows, width=16, prefix="narrow")
     wide = _tables(1, sizes.num_rows, width=128, prefix="wide")
-    ids = draw_ids([*narrow, *wide], batch_size=sizes.largest_batch_size, num_batches=2, seed=0)
+    ids = draw_ids([*narrow, *wide], batch_size=max(sizes.batch_sizes), num_batches=2, seed=0)
     alone = bench.measure(_whole(narrow), ids)
     wide_alone = bench.measure(_whole(wide), ids)
     together = bench.measure(_whole([*narrow, *wide]), ids)
@@ -210,9 +176,9 @@ def widths(bench: RankBench, sizes: Sizes) -> dict[str, Any]:
         stage: together.stage_ms(stage) - wide_alone.stage_ms(stage) for stage in COMPUTE_STAGES
     }
     return {
-        "16_alone": _computation(alone),
-        "128_alone": _computation(wide_alone),
-        "together": _computation(together),
+        "16_alone": _times_ms(alone),
+        "128_alone": _times_ms(wide_alone),
+        "together": _times_ms(together),
         "16_beside_128_over_alone": {
             stage: beside[stage] / alone.stage_ms(stage) for stage in beside
         },
@@ -233,7 +199,7 @@ def by_table_size(bench: RankBench, sizes: Sizes) -> list[dict[str, Any]]:
     found = []
     for table_bytes in sizes.table_bytes:
         tables = _tables(1, table_bytes // (4 * 128), width=128, pooling_factor=32.0)
-        figures = _per_id(bench, tables, sizes.largest_batch_size, exponent=0.0)
+        figures = _per_id(bench, tables, max(sizes.batch_sizes), exponent=0.0)
         found.append({"table_gib": table_bytes / GIB, **figures})
     return found
 
@@ -245,16 +211,11 @@ def _per_id(
         tables, batch_size=batch_size, num_batches=2, seed=0, accesses=ZipfAccesses(exponent)
     )
     cost = bench.measure(_whole(tables), ids)
-    num_ids = _num_ids(ids)
+    num_ids = sum(len(of_table.values) for of_table in ids.batches[0].values())
     return {
-        **{f"{stage}_ms": ms for stage, ms in _computation(cost).items()},
-        **{f"{stage}_ns_per_id": 1e6 * ms / num_ids for stage, ms in _computation(cost).items()},
+        **{f"{stage}_ms": cost.stage_ms(stage) for stage in COMPUTE_STAGES},
+        **{f"{stage}_ns_per_id": 1e6 * cost.stage_ms(stage) / num_ids for stage in COMPUTE_STAGES},
     }
-
-
-def _num_ids(ids: TableIds) -> int:
-    """Return the number of ids of the first batch."""
-    return sum(len(table_ids.values) for table_ids in ids.batches[0].values())
 
 
 def _tables(
@@ -267,13 +228,8 @@ def _whole(tables: Sequence[Table]) -> list[Shard]:
     return [Shard.whole(table, rank=0) for table in tables]
 
 
-def _stages(measured: MeasuredCost) -> dict[str, float]:
-    [cost] = measured.cost.per_rank
-    return {stage: cost.stage_ms(stage) for stage in STAGES}
-
-
-def _computation(cost: StageCost) -> dict[str, float]:
-    return {stage: cost.stage_ms(stage) for stage in COMPUTE_STAGES}
+def _times_ms(cost: StageCost, stages: Sequence[str] = COMPUTE_STAGES) -> dict[str, float]:
+    return {stage: cost.stage_ms(stage) for stage in stages}
 
 
 def _of_launches(figures: dict[str, Any]) -> dict[str, str]:
@@ -288,17 +244,13 @@ def _of_widths(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_sizes(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    first, last = rows[0], rows[-1]
-    cells = (f"{row['fwd_compute_ns_per_id']:.2f}" for row in (first, last))
-    return {name: f"{' to '.join(cells)} ns an id"}
+    first, last = (rows[i]["fwd_compute_ns_per_id"] for i in (0, -1))
+    return {name: f"{first:.2f} to {last:.2f} ns an id"}
 
 
 def _of_mlperf(figures: dict[str, Any]) -> dict[str, str]:
-    return {
-        sharder: f"{found['slowest_rank_ms']:.2f} ms"
-        for sharder, found in figures.items()
-        if sharder in SHARDERS and "slowest_rank_ms" in found
-    }
+    found = {name: figures[name].get("slowest_rank_ms") for name in SHARDERS}
+    return {name: f"{ms:.2f} ms" for name, ms in found.items() if ms is not None}
 
 
 HEADLINES: dict[str, Callable[[Any], dict[str, str]]] = {

@@ -45,14 +45,11 @@ def run(study: StudyRun) -> None:
     else:
         study.record("adam, base", "not fused on a CPU")
         study.record("exchange in bf16", "gloo does not exchange bf16")
-    study.cases.plan(cases)
-    results = {}
-    for name, (with_torchrun, overrides) in cases.items():
-        trained = functools.partial(_trained, study, name, with_torchrun, overrides)
-        figures = study.case(name, trained, seconds=10 if study.small else LEAST_S)
-        if figures is not None:
-            results[name] = figures
-            study.record(name, figures)
+    works = {
+        name: functools.partial(_trained, study, name, *settings)
+        for name, settings in cases.items()
+    }
+    results = dict(study.each(works, seconds=10 if study.small else LEAST_S))
     for optimizer in ("adagrad", "adam"):
         losses = [
             result["loss"]

@@ -88,7 +88,7 @@ def run_in(
     runner = Runner(
         out,
         command=lambda study, seconds: worker_command(
-            f"{package}.{study.name}", out, seconds, settings["small"]
+            study, package, out, seconds, settings["small"]
         ),
         settings=settings,
     )

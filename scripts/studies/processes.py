@@ -5,6 +5,7 @@ Linux ends a tied command when the process that started it dies, however it dies
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -23,22 +24,19 @@ def run_python(*arguments: str) -> None:
     Raises:
         RuntimeError: it failed; the message has the end of what it wrote.
     """
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    paths = filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")])
+    environment = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **os.environ}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
     if done.returncode:
         end = done.stderr.decode(errors="replace")[-NUM_LAST_CHARACTERS:]
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{end}")
 
 
-def run_ranks(script: str, num_ranks: int, *arguments: str) -> None:
-    """Run a script of this folder as the ranks of a job on this machine; show their output."""
-    torchrun = module_command("torch.distributed.run", "--standalone", "--nproc-per-node")
-    # The ranks start in the folder of the script, and import its package from the one above.
-    paths = filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")])
-    environment = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    command = [*torchrun, str(num_ranks), str(Path(script).resolve()), *arguments]
-    subprocess.run(command, env=environment, check=True)
+def quiet() -> None:
+    """Silence warnings that come with every plan, such as that the cost model extrapolates."""
+    for package in ("dlrm_sharded", "torchrec"):
+        logging.getLogger(package).setLevel(logging.ERROR)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

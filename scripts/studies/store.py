@@ -54,11 +54,7 @@ class Cases:
     """
 
     def __init__(
-        self,
-        path: Path,
-        conditions: Mapping[str, Any] | None = None,
-        *,
-        is_strict: bool = False,
+        self, path: Path, conditions: Mapping[str, Any] | None = None, *, is_strict: bool = False
     ) -> None:
         self._path = path
         self.planned: list[str] = []

@@ -14,7 +14,8 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 
+Commands = tuple[str, ...]
+"""Parts with their options, as on a command line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     """Names a study and its time.
@@ -38,12 +43,21 @@ class Study:
         limit_s: time after which it is killed.
         least_s: time below which it is not started, as it would find out nothing.
         needs: patterns of files of earlier steps, of which it needs one.
+        commands: parts with their options, see `studies.parts`, if it has no module of its own.
+        small: those of a rehearsal.
+        case_s: time of one of their cases.
+        title, about: heading and first sentence of its section on a page.
     """
 
     name: str
     limit_s: float
     least_s: float
     needs: tuple[str, ...] = ()
+    commands: Commands = ()
+    small: Commands = ()
+    case_s: float = 0.0
+    title: str = ""
+    about: str = ""
 
 
 Row = dict[str, Any]
@@ -171,26 +185,71 @@ class StudyRun:
         self.cases.add(name, figures, self.failures[num_failures:])
         return figures
 
-    def rows(self, cases: Iterable[Case], basis: Basis) -> None:
-        """Run cases, and record the rows of all that have ended.
+    def each(
+        self,
+        cases: Mapping[str, Callable[[], Any]],
+        *,
+        seconds: float | Callable[[str], float] = 0.0,
+        goes_on: bool = False,
+    ) -> Iterator[tuple[str, Any]]:
+        """Run cases one after the other, record their figures, and yield those that there are.
+
+        Args:
+            seconds: time that a case takes.
+            goes_on: whether the others are run if one raises an error, which fails the study.
+        """
+        self.cases.plan(cases)
+        for name, run in cases.items():
+            needed = seconds(name) if callable(seconds) else seconds
+            work = functools.partial(self._caught, name, run) if goes_on else run
+            figures = self.case(name, work, seconds=needed)
+            if figures is not None:
+                self.record(name, figures)
+                if not (goes_on and "error" in figures):
+                    yield name, figures
+
+    def _caught(self, name: str, run: Callable[[], Any]) -> Any:
+        try:
+            return run()
+        except Exception:  # the other cases may work
+            traceback.print_exc()
+            error = traceback.format_exc().splitlines()[-1]
+            self.check(False, f"{name}: {error}")
+            return {"error": error}
+
+    def rows(
+        self,
+        cases: Iterable[Case],
+        basis: Basis,
+        *,
+        seconds: float = 0.0,
+        done: Callable[[Sequence[Row]], None] = lambda rows: None,
+    ) -> list[Row]:
+        """Run cases, record the rows of all that have ended, and return them.
 
         Args:
             basis: what the figures are; every row says it, beside the study and the case.
+            seconds: time that a case takes; those without it are left out.
+            done: called with all rows after each case.
         """
         cases, rows = list(cases), []
-        seconds, loads = 0.0, []
+        spent_s, loads = 0.0, []
         self.cases.plan(case.key for case in cases)
         for case in cases:
             print(case.key, flush=True)
-            found = self.case(case.key, functools.partial(_timed, case))
+            found = self.case(case.key, functools.partial(_timed, case), seconds=seconds)
+            if found is None:
+                break
             names = {"study": self._name, "basis": basis, "case": case.key}
             rows += [names | row for row in found["rows"]]
-            seconds += found["seconds"]
+            spent_s += found["seconds"]
             loads.append(found["load"])
             self.record("rows", rows)
-            self.record("seconds", seconds)
+            self.record("seconds", spent_s)
             self.record("loads", [min(loads), max(loads)])
+            done(rows)
         self.show(rows=str(len(rows)))
+        return rows
 
     def has_time(self, name: str, seconds: float) -> bool:
         """Return whether there is time for a part of the study, which fails if it is left out.
@@ -226,6 +285,21 @@ class StudyRun:
                 print(line, end="", flush=True)
                 output.append(line)
         return Command(process.returncode, "".join(output), time.monotonic() - started)
+
+    def checked_command(
+        self, command: Sequence[str], *, noun: str, folder: Path | None = None
+    ) -> Command:
+        """Run a command, record how it ended, and let the study fail unless it succeeded.
+
+        Args:
+            noun: what to call it in a message.
+        """
+        done = self.command(command, folder=folder)
+        self.record("exit_code", done.exit_code)
+        self.record("seconds", done.seconds)
+        self.record("warnings", done.warnings)
+        self.check(done.exit_code == 0, f"{noun} ended with exit code {done.exit_code}")
+        return done
 
     def _write(self) -> None:
         write_json(

@@ -10,18 +10,23 @@ import warnings
 from pathlib import Path
 
 from dlrm_sharded.files.errors import UserError
+from studies.parts import run_commands
 from studies.processes import module_command
-from studies.study import StudyRun
+from studies.study import Study, StudyRun
 
 
-def worker_command(step: str, out: Path, seconds: float, small: bool) -> list[str]:
+def worker_command(study: Study, package: str, out: Path, seconds: float, small: bool) -> list[str]:
     """Return the command that runs a study in a process of its own.
 
     Args:
-        step: module whose function `run` is the study; its last part is the study's name.
+        package: package of the module whose function `run` is the study, unless it has commands.
     """
-    rehearses = ["--small"] if small else []
-    return module_command(__name__, step, str(out), f"--seconds={seconds}", *rehearses)
+    options = [f"--seconds={seconds}", *(["--small"] if small else [])]
+    commands = study.small if small else study.commands
+    if commands:
+        options.append(f"--case-s={0 if small else study.case_s}")
+    # argparse takes positional arguments in one row
+    return module_command(__name__, *options, f"{package}.{study.name}", str(out), *commands)
 
 
 def main() -> int:
@@ -30,6 +35,8 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("commands", nargs="*", help="parts with options instead of a module")
+    parser.add_argument("--case-s", type=float, default=0.0)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
@@ -37,9 +44,11 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     name = options.step.rpartition(".")[2]
     run = StudyRun(name, options.out, seconds=options.seconds, small=options.small)
-    step = importlib.import_module(options.step)
     try:
-        step.run(run)
+        if options.commands:
+            run_commands(run, options.commands, case_s=options.case_s)
+        else:
+            importlib.import_module(options.step).run(run)
     except UserError as error:
         run.check(False, str(error))
     for failure in run.failures:

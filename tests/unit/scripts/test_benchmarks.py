@@ -1,35 +1,41 @@
-"""The statistics of the benchmarks that compare sharders."""
+"""The parts of the benchmark: their rows survive kills, and their figures are right."""
 
 import dataclasses
-import importlib
 import json
 import logging
+import math
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy.stats import ttest_1samp
 
-from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
+from benchmarks import figures, plans, priors, step_errors, whole
+from benchmarks.page import CLAIMS, page
+from benchmarks.planners import planner_of
+from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
+from dlrm_sharded.datasets.feasibility_tasks import FEASIBILITY_KINDS, feasibility_tasks
+from dlrm_sharded.datasets.task_sets import TRAINED_MAX_TABLE_SHARE, scaling_task, trained_task
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.task import ShardingTask
-from studies.study import Case
-from tests.conftest import ROOT
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from studies import parts, store
+from studies.processes import quiet
+from studies.study import Case, StudyRun
 
-SCRIPTS = ROOT / "scripts"
 COSTS = {
-    "a": {0: 1.0, 1: 2.0, 2: 3.0, 4: 1.0},
-    "b": {0: 2.0, 1: 2.0, 2: 2.0, 3: 9.0},
+    "a": {(0,): 1.0, (1,): 2.0, (2,): 3.0, (4,): 1.0},
+    "b": {(0,): 2.0, (1,): 2.0, (2,): 2.0, (3,): 9.0},
 }
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(SCRIPTS)
+def _as_before() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("dlrm_sharded", "torchrec")]
     levels = [logger.level for logger in loggers]
     yield
@@ -37,53 +43,67 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@pytest.fixture
-def compared() -> Iterator[ModuleType]:
-    return importlib.import_module("benchmarks.compared")
+def row_of(number, sharder, **fields):
+    return {"number": number, "sharder": sharder, **fields}
 
 
-def test_ratios_are_of_tasks_that_both_solve(compared: ModuleType) -> None:
-    found = compared.versus(COSTS, "a", "b")
-    assert (found.num, found.score) == (3, "1/1/1")
+def test_ratios_are_of_tasks_that_both_solve():
+    """A task that only one of them solves is a win or a loss."""
+    found = figures.versus(COSTS, "a", "b")
+    assert (found.num, found.score) == (3, "2/1/2")
     assert found.mean == pytest.approx((0.5 + 1 + 1.5) / 3)
-    assert compared.over_best(COSTS) == (
+    assert plans.over_best(COSTS) == (
         3,
         {"a": pytest.approx((1 + 1 + 1.5) / 3), "b": pytest.approx((2 + 1 + 1) / 3)},
     )
+    assert figures.behind(COSTS, "a") == {(2,): "b", (3,): "b"}
+    assert figures.versus(COSTS, "a", "b", margin=0.6).score == "1/3/1"
 
 
-def test_nothing_in_common(compared: ModuleType) -> None:
-    costs = {"a": {0: 1.0}, "b": {1: 1.0}}
-    assert str(compared.versus(costs, "a", "b")) == "-"
-    num, means = compared.over_best(costs)
+def test_nothing_in_common():
+    costs = {"a": {(0,): 1.0}, "b": {(1,): 1.0}}
+    assert str(figures.versus(costs, "a", "b")) == "-"
+    num, means = plans.over_best(costs)
     assert num == 0
     assert np.isnan(list(means.values())).all()
 
 
-def test_interval_is_students(compared: ModuleType) -> None:
+def test_interval_is_students():
     values = [1.02, 1.1, 0.97, 1.3, 1.0]
     expected = ttest_1samp(values, 1.0).confidence_interval(0.95)
-    mean, low, high = compared.mean_with_interval(values)
+    mean, low, high = figures.mean_with_interval(values)
     assert (low, high) == pytest.approx((expected.low, expected.high))
     assert mean == pytest.approx(np.mean(values))
-    assert compared.mean_with_interval([2.0]) == (2.0, -np.inf, np.inf)
+    assert figures.mean_with_interval([2.0]) == (2.0, -np.inf, np.inf)
 
 
-def test_reference(compared: ModuleType) -> None:
-    assert compared.choose_reference(None, ["dim", "neuroshard_paper"]) == "neuroshard_paper"
-    assert compared.choose_reference(None, ["dim", "size"]) == "dim"
-    assert compared.choose_reference("size", ["dim", "size"]) == "size"
-    with pytest.raises(ConfigError, match="must be one of dim, size"):
-        compared.choose_reference("lookup", ["dim", "size"])
+def test_noise_that_all_plans_share_is_none():
+    rng = np.random.default_rng(0)
+    shared = np.exp(rng.normal(0, 0.3, 8))
+    still = [
+        row_of(0, name, rounds_ms=(cost * shared).tolist()) for name, cost in (("a", 1), ("b", 2))
+    ]
+    assert figures.noise_of(still, "rounds_ms") == pytest.approx(0, abs=1e-12)
+    own = [
+        row_of(n, name, rounds_ms=np.exp(rng.normal(0, 0.1, 8)).tolist())
+        for name in "abc"
+        for n in range(20)
+    ]
+    # the standard error of a median of 8 rounds that vary by 10 %
+    expected = pytest.approx(0.1 * 1.2533 / math.sqrt(8), rel=0.2)
+    assert figures.noise_of(own, "rounds_ms") == expected
+    assert figures.noise_margin(0.0) == figures.TIE
 
 
-def test_rows_of_a_killed_run(compared: ModuleType, tmp_path: Path) -> None:
+def test_the_exponent_is_the_slope_of_a_power_law():
+    assert figures.exponent([(10, 3.0), (100, 30.0), (1000, 300.0)]) == pytest.approx(1.0)
+    assert math.isnan(figures.exponent([(10, 3.0)]))
+
+
+def test_rows_of_a_killed_part(tmp_path: Path):
     """The same command goes on, another one is refused, and the rows can be read at any time."""
     path = tmp_path / "rows.jsonl"
-    rows = [
-        {"number": 0, "sharder": "a", "cost_ms": 1.5},
-        {"number": 0, "sharder": "b", "cost_ms": None},
-    ]
+    rows = [row_of(0, "a", cost_ms=1.5), row_of(0, "b", cost_ms=None)]
     begun = []
 
     def cases(*, is_killed: bool) -> Iterator[Case]:
@@ -95,54 +115,95 @@ def test_rows_of_a_killed_run(compared: ModuleType, tmp_path: Path) -> None:
     new = Namespace(jsonl=path, from_file=None, reference=None, seed=0)
     again = Namespace(jsonl=None, from_file=path, reference="a", seed=0)
     with pytest.raises(KeyboardInterrupt):
-        compared.rows_of(new, cases(is_killed=True))
+        parts.rows_of(new, cases(is_killed=True))
     with path.open("a") as file:
         file.write('{"case": "b", "fig')
-    assert compared.rows_of(again, cases(is_killed=True)) == rows[:1]
-    assert compared.rows_of(new, cases(is_killed=False)) == rows
+    assert parts.rows_of(again, cases(is_killed=True)) == rows[:1]
+    assert parts.rows_of(new, cases(is_killed=False)) == rows
     assert begun == ["a", "b"]
-    assert compared.rows_of(again, cases(is_killed=True)) == rows
-    assert compared.costs_of(rows) == {"a": {0: 1.5}, "b": {}}
+    assert parts.rows_of(again, cases(is_killed=True)) == rows
     other = Namespace(**vars(new) | {"seed": 1})
     with pytest.raises(ConfigError, match=r"rows of other settings \(seed 0, now 1\)"):
-        compared.rows_of(other, cases(is_killed=False))
+        parts.rows_of(other, cases(is_killed=False))
     plain = tmp_path / "plain.jsonl"
     plain.write_text("".join(json.dumps(row) + "\n" for row in rows))
     from_plain = Namespace(**vars(again) | {"from_file": plain})
-    assert compared.rows_of(from_plain, cases(is_killed=True)) == rows
+    assert parts.rows_of(from_plain, cases(is_killed=True)) == rows
 
 
-def test_a_wrong_reference_leaves_no_file(compared: ModuleType, tmp_path: Path) -> None:
+def test_a_wrong_reference_leaves_no_file(tmp_path: Path, capsys):
     """A corrected command can then write the file."""
     path = tmp_path / "rows.jsonl"
     options = Namespace(jsonl=path, from_file=None, sharders=["a", "b"], reference="c")
-    reports: list[tuple[object, ...]] = []
-    cases = [Case("a", lambda: [{"sharder": "a"}])]
+    part = SimpleNamespace(
+        cases=lambda options: [Case("a", lambda: [{"sharder": "a"}])],
+        report=lambda rows, reference: f"{rows} over {reference}",
+    )
     with pytest.raises(ConfigError, match="must be one of a, b"):
-        compared.compare(options, cases, lambda *of: reports.append(of))
+        parts.run_part(part, options)
     assert not path.exists()
     options.reference = "b"
-    compared.compare(options, cases, lambda *of: reports.append(of))
-    assert reports == [([{"sharder": "a"}], "b")]
+    parts.run_part(part, options)
+    assert capsys.readouterr().out == "\n[{'sharder': 'a'}] over b\n"
 
 
-def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:
-    plans = importlib.import_module("benchmarks.plans")
+def test_rows_survive_a_kill_within_a_line(tmp_path):
+    begun = []
+
+    def case(key, cost_ms):
+        return Case(key, lambda: begun.append(key) or [{"cost_ms": cost_ms}])
+
+    def killed():
+        raise KeyboardInterrupt
+
+    def start():
+        return StudyRun("planned", tmp_path, seconds=60, small=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start().rows([case("a", 1.0), Case("b", killed)], "predicted")
+    with store.cases_path(tmp_path, "planned").open("a") as file:
+        file.write('{"case": "b", "figu')
+    start().rows([case("a", 1.0), case("b", 2.0)], "predicted")
+    assert begun == ["a", "b"]
+    found = json.loads((tmp_path / "planned.figures.json").read_text())["figures"]
+    assert found["rows"] == [
+        {"study": "planned", "basis": "predicted", "case": "a", "cost_ms": 1.0},
+        {"study": "planned", "basis": "predicted", "case": "b", "cost_ms": 2.0},
+    ]
+    assert found["seconds"] >= 0
+    assert len(found["loads"]) == 2
+
+
+def test_a_case_that_fails_stops_no_other(tmp_path):
+    run = StudyRun("loop", tmp_path, seconds=60, small=True)
+    works = {"a": lambda: 1 / 0, "b": lambda: {"step_ms": 2.0}, "c": lambda: {}}
+    found = run.each(works, seconds=lambda name: 600 if name == "c" else 0, goes_on=True)
+    assert dict(found) == {"b": {"step_ms": 2.0}}
+    assert run.failures[0] == "a: ZeroDivisionError: division by zero"
+    assert run.failures[1].startswith("c: left out")
+
+
+def test_a_folder_of_other_hardware_is_refused(tmp_path):
+    store.keep_settings(tmp_path, {"small": True, "device": "cpu: one"})
+    with pytest.raises(ConfigError, match=r"\(device 'cpu: one', now 'cpu: other'\); give another"):
+        store.keep_settings(tmp_path, {"small": True, "device": "cpu: other"})
+
+
+def test_outcomes_of_plans_and_of_refusals():
     tasks = {of_set.kind: of_set for of_set in feasibility_tasks(num=20)}
-    planner = compared.planner_of("size,sharder.seed=1")
-    compared.quiet()
-
-    solved = plans.outcome(0, tasks["roomy"], "size", planner)
+    planner = planner_of("size,sharder.seed=1")
+    quiet()
+    solved = plans.outcome(tasks["roomy"], planner)
     plan, report = planner.plan(tasks["roomy"].task)
-    assert solved.cost_ms == report.cost.cost_ms
-    assert (solved.lower_bound_ms, solved.gap) == (report.lower_bound_ms, report.gap)
-    assert solved.num_shards == len(plan.shards)
-    assert solved.error is None
+    assert solved["cost_ms"] == report.cost.cost_ms
+    assert (solved["lower_bound_ms"], solved["gap"]) == (report.lower_bound_ms, report.gap)
+    assert solved["num_shards"] == len(plan.shards)
+    assert solved["error"] is None
     for kind, reason in {"large_columns": "table", "infeasible": "no plan can fit"}.items():
-        refused = plans.outcome(1, tasks[kind], "size", planner)
-        assert refused.refused
-        assert refused.cost_ms is None
-        assert refused.error.startswith(f"InfeasibleTaskError: {reason}")
+        refused = plans.outcome(tasks[kind], planner)
+        assert refused["refused"]
+        assert refused["cost_ms"] is None
+        assert refused["error"].startswith(f"InfeasibleTaskError: {reason}")
 
     @dataclasses.dataclass
     class Nothing:
@@ -150,29 +211,148 @@ def test_outcomes_of_plans_and_of_refusals(compared: ModuleType) -> None:
             return ShardingPlan(task.topology.world_size, ())
 
     broken = dataclasses.replace(planner, sharder=Nothing())
-    failed = plans.outcome(2, tasks["roomy"], "nothing", broken)
-    assert failed.error.startswith(InvalidPlanError.__name__)
-    assert not failed.refused
+    failed = plans.outcome(tasks["roomy"], broken)
+    assert failed["error"].startswith(InvalidPlanError.__name__)
+    assert not failed["refused"]
 
 
-def test_plans_report(compared: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    plans = importlib.import_module("benchmarks.plans")
+def test_a_sharder_that_takes_too_long_has_no_plan(monkeypatch):
+    monkeypatch.setattr(plans, "outcome", lambda *given: time.sleep(600))
+    task = BenchmarkTask("scaling", scaling_task(10, 2))
+    found = plans.outcome_in_time(task, planner_of("dim"), limit_s=0.2)
+    assert found["cost_ms"] is None
+    assert found["error"] == "it takes more than 0.2 s"
+    assert 0.2 <= found["solve_s"] < 600
 
-    def row(number: int, sharder: str, cost_ms: float | None, kind: str = "x") -> dict[str, object]:
-        outcome = plans.Outcome(number, kind, 10, 4, sharder, 0.5, cost_ms=cost_ms, refused=True)
-        return dataclasses.asdict(outcome)
 
-    rows = [row(0, "a", 1.0), row(0, "b", 2.0), row(1, "a", 3.0), row(1, "b", None)]
-    rows[0]["lower_bound_ms"] = 0.8
-    rows += [row(2, "a", None, "infeasible"), row(2, "b", None, "infeasible")]
-    plans.report(rows, "b")
-    overall, by_kind = (
-        {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in table)}
-        for table in (part.splitlines() for part in capsys.readouterr().out.strip().split("\n\n"))
+def plan_row(number, sharder, cost_ms, kind="x", task_set="paper", **fields):
+    size = {"set": task_set, "gpu": None, "kind": kind, "num_tables": 10, "world_size": 4}
+    figures = plans.NO_PLAN | {"solve_s": 0.5, "cost_ms": cost_ms, "refused": True}
+    return row_of(number, sharder, **size) | figures | fields
+
+
+def test_plans_report():
+    rows = [plan_row(0, "a", 1.0, lower_bound_ms=0.8), plan_row(0, "b", 2.0)]
+    rows += [plan_row(1, "a", 3.0), plan_row(1, "b", None)]
+    rows += [plan_row(2, "a", None, "infeasible"), plan_row(2, "b", None, "infeasible")]
+    lines = plans.report(rows, "b").splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith(("| a", "| b"))]
+    assert cells[0][1:4] == ["2/2", "0.5000", "2/0/0"]
+    assert cells[0][6:8] == ["25.0, 25.0 (1)", "0.500, 0.500"]
+    assert cells[1][6] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
+    assert cells[2:] == [["a", "2/2", "1/1"], ["b", "1/2", "1/1"]]
+    assert "On task paper 4 1, b finds no plan, and a does." in lines
+
+
+def test_the_report_says_how_planning_time_grows():
+    rows = [
+        plan_row(n, "dim", 1.0, task_set="sized", num_tables=n, solve_s=n / 100) for n in (10, 100)
+    ]
+    text = plans.report(
+        [*rows, plan_row(1000, "dim", None, task_set="sized", num_tables=1000)], None
     )
-    assert overall["a"][:3] == ["2/2", "0.500", "0.500"]
-    assert overall["a"][4:7] == ["1", "0.5000", "1/0/0"]
-    assert overall["a"][7] == "25.0, 25.0 (1)"
-    assert overall["b"][7] == "150.0, 150.0 (1)"  # the bound that a proved holds for b
-    assert by_kind["a"] == ["2/2", "1/1"]
-    assert by_kind["b"] == ["1/2", "1/1"]
+    assert "| num_tables, world_size 4 | dim | 10: 0.10, 100: 1.00 | 1.00 | 1,000 |" in text
+
+
+def test_tasks_have_the_size_that_is_asked_for():
+    task = scaling_task(30, 4)
+    assert (len(task.tables), task.topology.world_size) == (30, 4)
+    assert scaling_task(30, 8).tables[0].embedding_dim == task.tables[0].embedding_dim
+    number, found = plans._sized(plans.PRODUCTION, "30x16", 0, "cuda")
+    assert (number, found.task.topology.world_size) == (30, 16)
+    assert found.task.topology.local_world_size == 8
+    assert (
+        priors.MLPERF_BATCH_SIZES[64] == plans._sized("mlperf", "32", 0, "cuda")[1].task.batch_size
+    )
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_trained_tasks_fit_their_ranks(number):
+    topology = Topology(2, memory_bytes=GIB, compute_device="cpu")
+    task = trained_task(number, topology)
+    assert task == trained_task(number, topology)
+    largest = max(4 * table.num_embeddings * table.embedding_dim for table in task.tables)
+    assert largest <= TRAINED_MAX_TABLE_SHARE * GIB
+    assert task.table_bytes < 0.7 * 2 * GIB
+    assert sum(table.pooling_factor for table in task.tables) <= 101
+    assert task.batch_size % 2 == 0
+
+
+def step_row(number, step_ms, predicted_ms, *, cost_ms=4.0):
+    """Return a plan whose embeddings are predicted to take 4 ms, and their ids 1 ms."""
+    return {
+        "number": number,
+        "sharders": ["dim"],
+        "step_ms": step_ms,
+        "predicted_ms": predicted_ms,
+        "composed_ms": predicted_ms,
+        "predicted_cost_ms": 4.0,
+        "cost_ms": cost_ms,
+        "predicted_input_dist_ms": 1.0,
+        "input_dist_ms": 1.0,
+    }
+
+
+def test_a_wrong_choice_within_the_noise_is_a_tie():
+    measured = np.array([10.0, 20.0, 10.0, 10.3, 10.0, 12.0])
+    predicted = np.array([11.0, 21.0, 11.0, 10.0, 11.0, 10.0])
+    numbers = np.array([0, 0, 1, 1, 2, 2])
+    assert step_errors.picks(predicted, measured, numbers, margin=0.05) == (1, 1)
+
+
+def test_the_report_has_the_error_of_every_prediction():
+    text = step_errors.report([step_row(0, [10.0, 10.0], 11.0), step_row(0, [20.0, 20.0], 22.0)])
+    assert "| predicted cost | 10.0 | 10.0 | +10.0 | 1 and 0 ties of 1 |" in text
+
+
+def test_a_prediction_is_corrected_by_other_cases_than_its_own():
+    # the third case is another one, so its own error remains, and it spoils the other two
+    found = step_errors.factors_of_others(
+        np.array([12.0, 12.0, 10.0]), np.full(3, 10.0), np.arange(3)
+    )
+    assert found == pytest.approx([1.2**-0.5, 1.2**-0.5, 1 / 1.2])
+
+
+def test_prices_are_corrected_by_the_embeddings_of_other_cases():
+    rows = [step_row(n, [10.0], 10.0, cost_ms=ms) for n, ms in enumerate((8.0, 4.0, 4.0))]
+    found = step_errors.with_prices_corrected(rows, np.arange(3))
+    # the others of the first case were predicted right, those of the second one by 2 on the mean
+    assert found == pytest.approx([10.0, 10.0 + 4 * (2**0.5 - 1), 10.0 + 4 * (2**0.5 - 1)])
+
+
+def test_the_benchmark_has_every_kind_of_feasibility_task():
+    [command] = [c for c in whole.STUDIES[0].commands if "feasibility" in c]
+    numbers = command.split("--numbers")[1].split("--sharders")[0].split()
+    assert {FEASIBILITY_KINDS[int(n) % 20] for n in numbers} == set(FEASIBILITY_KINDS)
+
+
+def test_a_page_without_rows_has_the_claims():
+    text = page({}, whole.STUDIES, {"hardware": "none"}, {})
+    assert all(claim in text for _, claim, _ in CLAIMS)
+    assert "(predicted)" not in text
+
+
+def test_a_rehearsal_writes_its_files_and_does_nothing_twice(tmp_path, capsys):
+    options = Namespace(
+        out=tmp_path / "out", docs=tmp_path / "docs", studies=["scaling", "production"], small=True
+    )
+    assert whole.run(options) == 0
+    text = (tmp_path / "docs" / "benchmark.md").read_text()
+    for heading in (
+        "Planning time as measured, and costs (predicted)",
+        "production table (predicted)",
+        "The papers' claims",
+    ):
+        assert heading in text
+    assert "say nothing" in text
+    frame = pl.read_parquet(tmp_path / "out" / "results.parquet")
+    assert set(frame["study"]) == {"scaling", "production"}
+    assert frame.filter(pl.col("sharder") == "neuroshard")["cost_ms"].null_count() == 0
+    assert len(pl.read_csv(tmp_path / "out" / "results.csv")) == len(frame)
+    assert list((tmp_path / "out" / "tensorboard").glob("events.*"))
+    assert (tmp_path / "docs" / "benchmark_scaling.png").stat().st_size > 1000
+    before = (tmp_path / "out" / "scaling.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert whole.run(options) == 0
+    assert "scaling: ok, earlier" in capsys.readouterr().out
+    assert (tmp_path / "out" / "scaling.json").stat().st_mtime_ns == before

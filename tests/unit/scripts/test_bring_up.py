@@ -90,7 +90,7 @@ def test_the_limits_leave_time_in_half_an_hour(steps: ModuleType) -> None:
 
 def test_every_step_has_a_module(steps: ModuleType) -> None:
     for step in steps.steps_on("cuda"):
-        assert callable(importlib.import_module(f"bring_up.{step.name}").run)
+        assert step.commands or importlib.import_module(f"bring_up.{step.name}").run
 
 
 def test_only_gpus_have_a_first_hour(steps: ModuleType) -> None:

@@ -15,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_sharded.files.errors import ConfigError
 from tests.conftest import ROOT
@@ -282,7 +280,7 @@ def test_limits_of_the_steps() -> None:
     assert sum(step.limit_s for step in first_gpu.STEPS) <= first_gpu.LIMIT_S <= 27 * 60
     assert all(step.least_s <= step.limit_s < 570 for step in first_gpu.STEPS)
     for step in first_gpu.STEPS:
-        assert (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
+        assert step.commands or (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
 
 
 def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
@@ -322,29 +320,3 @@ def test_traces(tmp_path: Path) -> None:
         "kernels_ms": {"gemm": 0.1, "Memcpy HtoD": 0.025},
     }
     assert traces.summary(events[-2:-1], num_steps=1)["gpu_busy_share"] is None
-
-
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("sgd", torch.optim.SGD), ("rowwise_adagrad", RowWiseAdagrad), ("adam", torch.optim.Adam)],
-)
-def test_definitions_of_the_fused_optimizers(name: str, optimizer: Any) -> None:
-    """They are those of torch and TorchRec, on batches that use every row."""
-    kernels = importlib.import_module("first_hour.kernels")
-    rng = torch.Generator().manual_seed(0)
-    weight = torch.randn(5, 8, generator=rng, dtype=torch.float64)
-    definition = kernels.Definition(name, weight.clone())
-    table = torch.nn.Parameter(weight.clone())
-    reference = optimizer([table], lr=kernels.LEARNING_RATE)
-    for _ in range(3):
-        lengths = torch.tensor([3, 0, 4])
-        ids = torch.cat([torch.randperm(5, generator=rng), torch.tensor([2, 2])])
-        gradient = torch.randn(3, 8, generator=rng, dtype=torch.float64)
-        offsets = torch.tensor([0, 3, 3])
-        pooled = torch.nn.functional.embedding_bag(ids, table, offsets, mode="sum")
-        reference.zero_grad()
-        pooled.backward(gradient)
-        found = definition.step(ids, lengths, gradient)
-        assert torch.allclose(found, pooled.detach())
-        reference.step()
-        assert torch.allclose(definition.weight, table.detach())
