@@ -170,6 +170,14 @@ def check_sample(sample: Sample, path: Path) -> None:
         )
 
 
+def sound_sample(row: Mapping[str, Any]) -> Sample:
+    """Read what `to_row` returned; raise DataError if no measurement gives it."""
+    sample = Sample.from_row(row)
+    if problem := problem_of(sample):
+        raise DataError(problem)
+    return sample
+
+
 def problem_of(sample: Sample) -> str | None:
     """Say why no measurement gives a sample, in a few words; None if one may."""
     return next(_problems(sample), None)

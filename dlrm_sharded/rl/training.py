@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import DataError, check_count
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.env import roll_out
@@ -295,13 +296,7 @@ def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) ->
             f"{path} is damaged or is not the checkpoint of a training; remove it to train from "
             "the start"
         )
-    if state["settings"] != json.dumps(settings, sort_keys=True):
-        before = json.loads(state["settings"])
-        changes = "; ".join(
-            f"{key}: {before.get(key)!r}, now {settings.get(key)!r}"
-            for key in sorted({*before, *settings})
-            if before.get(key) != settings.get(key)
-        )
+    if changes := changed_settings(json.loads(state["settings"]), settings):
         raise DataError(
             f"{path} is the checkpoint of a training with other settings ({changes}); finish that "
             "training with its settings, or remove the file"
