@@ -11,7 +11,6 @@ Letters: E episodes, T tables.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import pickle
 import time
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import DataError, check_count
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import replaced_file
 from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
@@ -281,9 +280,8 @@ def _save(
         "net": method.net.state_dict(),
         "optimizers": {key: adam.state_dict() for key, adam in method.optimizers.items()},
     }
-    file = io.BytesIO()
-    torch.save(state, file)
-    replace_file(path, file.getvalue())
+    with replaced_file(path) as file:
+        torch.save(state, file)
 
 
 def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) -> _Collected:
