@@ -20,7 +20,7 @@ from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.from_prior import MIN_ADAPTED_PLANS, better_of_both
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost import learned, learned_arrays, neuroshard_paper
-from dlrm_sharded.cost.codecs import codecs_from_json, codecs_to_array
+from dlrm_sharded.cost.codecs import CodecTimes, codecs_to_array
 from dlrm_sharded.cost.communication import LINKS, STEP_EXCHANGES, UNMEASURED, Hosts, with_stated
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, Floats
@@ -28,6 +28,7 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.learned_arrays import DENSE_PRICES
 from dlrm_sharded.cost.neuroshard_paper import PaperCostModel
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact import Arrays
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 
@@ -129,12 +130,8 @@ def fit_cost_model(
 
 def _codec_arrays(manifest: dict[str, Any]) -> Arrays:
     """Return the measured times to convert what is exchanged; {} where none were measured."""
-    try:
-        codecs = codecs_from_json(manifest.get("codecs", {}))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"the manifest of the collected costs is damaged: codecs: {error}"
-        ) from error
+    damaged = "the manifest of the collected costs is damaged: codecs"
+    codecs = read_form(manifest.get("codecs", {}), dict[str, CodecTimes], name=damaged)
     return {"codecs": codecs_to_array(codecs)} if codecs else {}
 
 

@@ -126,10 +126,8 @@ def read_costs(path: str | Path) -> CollectedCosts:
         )
     try:
         samples = tuple(Sample.from_row(row) for row in frame.iter_rows(named=True))
-    except TypeError as error:
-        raise DataError(
-            f"{path} has empty values ({error}); collect again with {CALIBRATE}"
-        ) from error
+    except DataError as error:
+        raise DataError(f"{path} is damaged: {error}; collect again with {CALIBRATE}") from error
     for sample in samples:
         check_sample(sample, path)
     return CollectedCosts(samples, manifest)

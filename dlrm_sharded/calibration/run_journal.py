@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of
+from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of, sound_sample
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.kernel_changes import changes_between
-from dlrm_sharded.files.errors import DataError, shortened
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -64,7 +65,7 @@ class RunJournal:
         if problem is not None:
             self._file.refuse(f"it cannot have been measured ({problem})")
             return False
-        return self._file.append(
+        return self._file.note(
             {
                 "optimizer": conditions.optimizer,
                 "ranks_per_host": conditions.ranks_per_host,
@@ -83,7 +84,7 @@ class RunJournal:
             found, run = _read(fields)
             return run if conditions.allow(found) else None
 
-        return self._file.read(run_of, most=MAX_RUNS)
+        return self._file.latest(run_of, most=MAX_RUNS)
 
     @property
     def _file(self) -> LineFile:
@@ -126,19 +127,12 @@ def measured_run(plan: ShardingPlan, task: ShardingTask, cost: PlanCost) -> Samp
 
 
 def _read(fields: Mapping[str, Any]) -> tuple[Conditions, Sample]:
-    run = Sample.from_row(fields["run"])
-    problem = problem_of(run)
-    if problem is not None:
-        raise DataError(problem)
+    run = sound_sample(fields["run"])
     # earlier versions did not write the version of FBGEMM
-    conditions = Conditions(fields["optimizer"], fields["ranks_per_host"], fields.get("fbgemm"))
-    if not isinstance(conditions.optimizer, str):
-        raise DataError(f"optimizer is {shortened(conditions.optimizer)}")
-    if not isinstance(conditions.fbgemm, str | None):
-        raise DataError(f"fbgemm is {shortened(conditions.fbgemm)}")
+    own = {key: fields[key] for key in ("optimizer", "ranks_per_host", "fbgemm") if key in fields}
+    conditions = read_form(own, Conditions, name="the conditions")
     if conditions.ranks_per_host != run.ranks_per_host:
         raise DataError(
-            f"ranks_per_host is {shortened(conditions.ranks_per_host)}, and {run.ranks_per_host} "
-            "in its run"
+            f"ranks_per_host is {conditions.ranks_per_host}, and {run.ranks_per_host} in its run"
         )
     return conditions, run

@@ -13,6 +13,7 @@ import numpy as np
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.files.errors import DataError, shortened
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
@@ -39,8 +40,6 @@ MAX_COUNT = 2**62
 
 HISTOGRAM_SLACK = 0.01
 """How far the sum of a reuse histogram may be from 1, as its shares are rounded."""
-
-_PLAIN_KEYS = ("kind", "number", "attempt", "world_size", "ranks_per_host", "batch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +116,21 @@ class Sample:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Sample:
-        """Read what `to_row` returned."""
-        ranks = row["per_rank"]
-        stages_ms = {stage: [rank[f"{stage}_ms"] for rank in ranks] for stage in STAGES}
-        return cls(
-            **{key: row[key] for key in _PLAIN_KEYS},
-            shards=tuple(
-                MeasuredShard(**{**shard, "reuse_histogram": tuple(shard["reuse_histogram"])})
-                for shard in row["shards"]
-            ),
-            cost=PlanCost.from_stages(
-                stages_ms, input_dist_ms=[rank["input_dist_ms"] for rank in ranks]
-            ),
-        )
+        """Read what `to_row` returned.
+
+        Raises:
+            DataError: a value is missing, or has another type.
+        """
+        own = {key: value for key, value in row.items() if key in cls.__dataclass_fields__}
+        try:
+            times = [{name: rank[f"{name}_ms"] for name in TIMES} for rank in row["per_rank"]]
+        except (LookupError, TypeError) as error:
+            raise DataError(f"the times of the ranks are damaged ({error!r})") from error
+        cost = {
+            "input_dist_ms": [rank.pop(INPUT_DIST) for rank in times],
+            "per_rank": [{f"{stage}_ms": ms for stage, ms in rank.items()} for rank in times],
+        }
+        return read_form(own | {"cost": cost}, cls, name="the sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,14 @@ def check_sample(sample: Sample, path: Path) -> None:
         )
 
 
+def sound_sample(row: Mapping[str, Any]) -> Sample:
+    """Read what `to_row` returned; raise DataError if no measurement gives it."""
+    sample = Sample.from_row(row)
+    if problem := problem_of(sample):
+        raise DataError(problem)
+    return sample
+
+
 def problem_of(sample: Sample) -> str | None:
     """Say why no measurement gives a sample, in a few words; None if one may."""
     return next(_problems(sample), None)
@@ -176,11 +185,11 @@ def problem_of(sample: Sample) -> str | None:
 
 def _problems(sample: Sample) -> Iterator[str]:
     """Yield what is wrong; each check relies on those before it."""
-    yield from _wrong_int("number", sample.number, 0, MAX_COUNT)
-    yield from _wrong_int("attempt", sample.attempt, 0, MAX_COUNT)
-    yield from _wrong_int("batch_size", sample.batch_size, 1, MAX_BATCH_SIZE)
-    yield from _wrong_int("world_size", sample.world_size, 1, MAX_RANKS)
-    yield from _wrong_int("ranks_per_host", sample.ranks_per_host, 1, sample.world_size)
+    yield from _outside("number", sample.number, 0, MAX_COUNT)
+    yield from _outside("attempt", sample.attempt, 0, MAX_COUNT)
+    yield from _outside("batch_size", sample.batch_size, 1, MAX_BATCH_SIZE)
+    yield from _outside("world_size", sample.world_size, 1, MAX_RANKS)
+    yield from _outside("ranks_per_host", sample.ranks_per_host, 1, sample.world_size)
     if sample.world_size % sample.ranks_per_host:
         yield f"ranks_per_host {sample.ranks_per_host} does not divide {sample.world_size} ranks"
     if len(sample.cost.per_rank) != sample.world_size:
@@ -198,7 +207,7 @@ def _problems(sample: Sample) -> Iterator[str]:
         times_ms = {stage: getattr(stages, f"{stage}_ms") for stage in STAGES}
         times_ms[INPUT_DIST] = sample.cost.input_dist_ms[rank]
         for name, time_ms in times_ms.items():
-            yield from _wrong_number(f"{name} on rank {rank} in ms", time_ms, MAX_STAGE_MS)
+            yield from _outside(f"{name} on rank {rank} in ms", time_ms, 0, MAX_STAGE_MS)
             if 0 < time_ms < MIN_STAGE_MS:
                 yield f"{name} of {time_ms:.3g} ms on rank {rank}, less than any clock shows"
         if stages.computation_ms * MAX_BYTES_PER_MS < read_bytes[rank]:
@@ -209,35 +218,24 @@ def _problems(sample: Sample) -> Iterator[str]:
 
 
 def _shard_problems(shard: MeasuredShard, world_size: int) -> Iterator[str]:
-    yield from _wrong_int("the rank of a shard", shard.rank, 0, world_size - 1)
-    yield from _wrong_int("num_rows of a shard", shard.num_rows, 1, MAX_ROWS)
-    yield from _wrong_int("num_cols of a shard", shard.num_cols, 1, MAX_COLUMNS)
-    yield from _wrong_number("pooling_factor of a shard", shard.pooling_factor, MAX_POOLING_FACTOR)
+    yield from _outside("the rank of a shard", shard.rank, 0, world_size - 1)
+    yield from _outside("num_rows of a shard", shard.num_rows, 1, MAX_ROWS)
+    yield from _outside("num_cols of a shard", shard.num_cols, 1, MAX_COLUMNS)
+    yield from _outside("pooling_factor of a shard", shard.pooling_factor, 0, MAX_POOLING_FACTOR)
     if len(shard.reuse_histogram) != NUM_REUSE_BINS:
         yield f"reuse_histogram of {len(shard.reuse_histogram)} bins, expected {NUM_REUSE_BINS}"
     for share in shard.reuse_histogram:
-        yield from _wrong_number("a share of reuse_histogram", share, 1.0 + HISTOGRAM_SLACK)
+        yield from _outside("a share of reuse_histogram", share, 0, 1.0 + HISTOGRAM_SLACK)
     # a table without a profile has zeros
     total = sum(shard.reuse_histogram)
     if total != 0 and abs(total - 1) > HISTOGRAM_SLACK:
         yield f"reuse_histogram sums to {total:.3g}, expected 1"
-    if not isinstance(shard.accesses, str):
-        yield f"accesses is {shortened(shard.accesses)}"
-    if not isinstance(shard.row_wise, bool) or not isinstance(shard.replicated, bool):
-        yield "row_wise or replicated is neither true nor false"
 
 
-def _wrong_int(key: str, value: object, least: int, most: int) -> Iterator[str]:
-    # bool is a kind of int
-    if type(value) is not int or not least <= value <= most:
+def _outside(key: str, value: float, least: float, most: float) -> Iterator[str]:
+    """Yield what is wrong with a number that is not in a range; NaN is in none."""
+    if not least <= value <= most:
         yield f"{key} is {shortened(value)}, expected {least:,} to {most:,}"
-
-
-def _wrong_number(key: str, value: object, most: float) -> Iterator[str]:
-    """NaN is in no range."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= most:  # type: ignore[operator]
-        yield f"{key} is {shortened(value)}, expected 0 to {most:g}"
 
 
 def repeatability(samples: Iterable[Sample]) -> dict[str, dict[str, float]]:

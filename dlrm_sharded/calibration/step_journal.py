@@ -94,7 +94,7 @@ class StepJournal:
         except DataError as error:
             self._file.refuse(str(error))
             return False
-        return self._file.append(
+        return self._file.note(
             {
                 **self.conditions.to_json(),
                 "composed_ms": step.composed_ms,
@@ -104,7 +104,7 @@ class StepJournal:
 
     def read(self) -> list[MeasuredStep]:
         """Return the latest steps; lines that are no steps are passed over with one warning."""
-        return list(self._file.read(self._step_of, most=MAX_STEPS).values())
+        return list(self._file.latest(self._step_of, most=MAX_STEPS).values())
 
     def _step_of(self, fields: Mapping[str, Any]) -> MeasuredStep | None:
         """Return the step of a line, or None if its conditions differ."""

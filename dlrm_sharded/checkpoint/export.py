@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
 from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
 from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.json_files import sync_folder, write_durably
 
 DENSE_FILE = "dense.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -59,7 +59,7 @@ def export(manifest: Manifest, out: Path) -> Export:
         partial.mkdir(parents=True)
         exported = _write(manifest, partial)
         partial.rename(out)
-        _sync_folder(out.parent)
+        sync_folder(out.parent)
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror}") from error
     finally:
@@ -86,8 +86,8 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     size_bytes = sum(_size_bytes(manifest, name) for name in [*dense, *tables])
     metadata = {"total_size": size_bytes, "run": manifest.state.run, "step": manifest.state.step}
     index = {"metadata": metadata, "weight_map": weight_map}
-    _write_durably(folder / INDEX_FILE, [(json.dumps(index, indent=1) + "\n").encode()])
-    _sync_folder(folder)
+    write_durably(folder / INDEX_FILE, [(json.dumps(index, indent=1) + "\n").encode()])
+    sync_folder(folder)
     return Export(len(tables), len(dense), size_bytes)
 
 
@@ -106,7 +106,7 @@ def _write_file(
             for block in _blocks(manifest, reader, name):
                 yield block.reshape(-1).view(torch.uint8).numpy().data
 
-    _write_durably(path, content())
+    write_durably(path, content())
 
 
 def _header(manifest: Manifest, names: Mapping[str, str]) -> bytes:
@@ -147,19 +147,3 @@ def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tenso
 def _size_bytes(manifest: Manifest, name: str) -> int:
     tensor = manifest.tensors[name]
     return math.prod(tensor.shape) * torch_dtype(tensor.dtype).itemsize
-
-
-def _write_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
-    with path.open("wb") as file:
-        for block in content:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, has_whole_parts, read_manifest
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.json_files import sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,7 @@ def publish(partial: Path, final: Path, *, run: str) -> None:
     if replaced is not None:  # only now, as it may be the only checkpoint, and take long
         with contextlib.suppress(OSError):
             _delete(replaced)
-    parent = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    sync_folder(final.parent)
 
 
 def keep_newest(newest: Path, keep: int, *, run: str, known: set[Path]) -> None:

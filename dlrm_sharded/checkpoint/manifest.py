@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Count
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
-PART_NAME = re.compile(r"rank-\d{5}-\d{5}\.safetensors")
-EVENT_FILE_NAME = re.compile(r"events\.out\.tfevents\.[^/\\\0]+")
+PartName = Annotated[str, Meta(pattern=r"\Arank-\d{5}-\d{5}\.safetensors\Z")]
+EventFile = Annotated[str, Meta(pattern=r"\Aevents\.out\.tfevents\.[^/\\\0]+\Z")]
 """Nothing else that a manifest says becomes a path than names of these two forms."""
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -41,8 +46,7 @@ DTYPES = {
 """Safetensors' names of torch's dtypes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A rectangle of a logical tensor, and where it is written.
 
     Args:
@@ -50,8 +54,8 @@ class Block:
         file, key: part, and the tensor in it.
     """
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: tuple[Count, ...]
+    sizes: tuple[Count, ...]
     file: str
     key: str
 
@@ -66,16 +70,15 @@ class WrittenTensor:
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PartFile:
+class PartFile(NamedTuple):
     """Size and CRC-32 of a part."""
 
-    size_bytes: int
-    crc32: int
+    size_bytes: Count
+    crc32: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +103,26 @@ class RunState:
     """
 
     run: str
-    step: int
-    batch_size: int
-    seed: int
-    epoch_batches: int
-    world_size: int
+    step: Count
+    batch_size: Count
+    seed: Count
+    epoch_batches: Count
+    world_size: Count
     optimizers: Mapping[str, str]
-    column_bounds: Mapping[str, tuple[int, ...]]
+    column_bounds: Mapping[str, tuple[Count, ...]]
     progress: Mapping[str, Any]
     plan: Mapping[str, Any]
     config: Mapping[str, Any]
-    events: tuple[str, int] | None = None
+    events: tuple[EventFile, Count] | None = None
     buffers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """The entries of a manifest beside those of `RunState`."""
+
+    tensors: Mapping[str, WrittenTensor]
+    files: Mapping[PartName, PartFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +146,8 @@ def manifest_bytes(
     fields = {
         "format": FORMAT,
         **{key: getattr(state, key) for key in RunState.__dataclass_fields__},
-        "tensors": {
-            name: {
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "blocks": [[b.offsets, b.sizes, b.file, b.key] for b in tensor.blocks],
-            }
-            for name, tensor in tensors.items()
-        },
-        "files": {name: [file.size_bytes, file.crc32] for name, file in files.items()},
+        "tensors": {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()},
+        "files": files,
     }
     return with_checksum(fields)
 
@@ -183,12 +187,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise _damaged(folder, f"{FILE_NAME} was changed after it was written")
     if written != FORMAT:
         raise other_format
-    try:
-        return _parsed(folder, fields)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(
-            folder, f"{FILE_NAME} does not have the form of a manifest: {error!r}"
-        ) from None
+    form = f"{folder} is damaged: {FILE_NAME} does not have the form of a manifest"
+    read = partial(read_form, fields, name=form, error=DamagedCheckpointError, may_have_others=True)
+    state, contents = read(RunState), read(_Contents)
+    for tensor in contents.tensors.values():
+        if problem := _problem_of(tensor, contents.files):
+            raise DamagedCheckpointError(f"{form}: {problem}")
+    return Manifest(folder, state, contents.tensors, contents.files)
 
 
 def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> None:
@@ -279,75 +284,24 @@ def _block_text(form: BlockForm | None) -> str:
     return "nothing" if form is None else f"{form[0]} {list(form[1])}"
 
 
-def _parsed(folder: Path, fields: Mapping[str, Any]) -> Manifest:
-    files = {
-        name: PartFile(_count(size), _count(crc)) for name, (size, crc) in fields["files"].items()
-    }
-    if bad := [name for name in files if not PART_NAME.fullmatch(name)]:
-        raise ValueError(f"{bad[0]!r} is not the name of a part")
-    events = fields["events"]
-    state = RunState(
-        run=_text(fields["run"]),
-        step=_count(fields["step"]),
-        batch_size=_count(fields["batch_size"]),
-        seed=_count(fields["seed"]),
-        epoch_batches=_count(fields["epoch_batches"]),
-        world_size=_count(fields["world_size"]),
-        optimizers={key: _text(name) for key, name in fields["optimizers"].items()},
-        column_bounds={k: _counts(bounds) for k, bounds in fields["column_bounds"].items()},
-        progress=dict(fields["progress"]),
-        plan=dict(fields["plan"]),
-        config=dict(fields["config"]),
-        events=None if events is None else (_event_file(events[0]), _count(events[1])),
-        buffers=tuple(map(_text, fields.get("buffers", ()))),
-    )
-    tensors = {name: _tensor(tensor, files) for name, tensor in fields["tensors"].items()}
-    return Manifest(folder, state, tensors, files)
-
-
-def _tensor(fields: Mapping[str, Any], files: Mapping[str, PartFile]) -> WrittenTensor:
-    shape = _counts(fields["shape"])
-    blocks = tuple(
-        Block(_counts(offsets), _counts(sizes), _text(file), _text(key))
-        for offsets, sizes, file, key in fields["blocks"]
-    )
-    for block in blocks:
+def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | None:
+    """Return why the blocks of a tensor do not tile it; None if they may."""
+    shape = tensor.shape
+    for block in tensor.blocks:
         if block.file not in files:
-            raise ValueError(f"{block.file!r} is not one of the parts")
+            return f"{block.file!r} is not one of the parts"
         if not len(block.offsets) == len(block.sizes) == len(shape) or any(
             offset + size > whole
             for offset, size, whole in zip(block.offsets, block.sizes, shape, strict=True)
         ):
-            raise ValueError(f"a block at {block.offsets} of {block.sizes} exceeds {shape}")
-    if sum(math.prod(block.sizes) for block in blocks) != math.prod(shape):
-        raise ValueError(f"the blocks do not cover a tensor of the shape {shape}")
-    return WrittenTensor(_text(fields["dtype"]), shape, blocks)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is not a count")
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(map(_count, values))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
+            return f"a block at {block.offsets} of {block.sizes} exceeds {shape}"
+    if sum(math.prod(block.sizes) for block in tensor.blocks) != math.prod(shape):
+        return f"the blocks do not cover a tensor of the shape {shape}"
+    return None
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-
-
-def _event_file(name: Any) -> str:
-    if not EVENT_FILE_NAME.fullmatch(_text(name)):
-        raise ValueError(f"{name!r} is not the name of an event file")
-    return str(name)
 
 
 def _file_checksum(path: Path) -> int:

@@ -46,6 +46,7 @@ from dlrm_sharded.checkpoint.manifest import (
     manifest_bytes,
 )
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError, DivergenceError
+from dlrm_sharded.files.json_files import write_durably
 
 WrittenPart = tuple[str, PartFile, list[tuple[MetadataIndex, str]]]
 """Name of a part, its checksum, and the keys of the blocks in it."""
@@ -125,7 +126,7 @@ class PartWriter(StorageWriter):
             )
         files = {name: file for name, file, _ in written.values()}
         content = manifest_bytes(self._state, tensors, dict(sorted(files.items())))
-        _write_durably(self._folder / FILE_NAME, content)
+        write_durably(self._folder / FILE_NAME, [content])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -291,15 +292,8 @@ def _parts(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
 
 def _write_part(path: Path, tensors: dict[str, Tensor]) -> PartFile:
     content = save(tensors)
-    _write_durably(path, content)
+    write_durably(path, [content])
     return PartFile(len(content), zlib.crc32(content))
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _on_cpu(tensor: Any) -> Tensor:

@@ -40,10 +40,7 @@ from dlrm_sharded.commands.simulated_cluster import (
 from dlrm_sharded.commands.simulated_plans import CONFIG, Planned, plans_of, sharder_planner
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
-from dlrm_sharded.files.errors import (
-    check_count,
-    check_number,
-)
+from dlrm_sharded.files.errors import DataError, check_count, check_number
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.plans.plan import with_precisions
@@ -165,7 +162,7 @@ def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTim
     if known is not None:
         try:
             return DenseTimes.from_json(known)
-        except (TypeError, ValueError) as error:
+        except DataError as error:
             log.warning("the dense part is measured again: its times are damaged (%s)", error)
     with busy_neighbors(cluster.num_neighbors):
         times = measured_dense(cfg, cluster)

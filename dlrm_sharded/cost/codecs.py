@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -90,12 +89,4 @@ def codecs_from_array(times: Floats) -> dict[str, CodecTimes]:
         precision: CodecTimes(*row)
         for precision, row in zip(CODEC_PRECISIONS, times.tolist(), strict=True)
         if min(row) >= 0
-    }
-
-
-def codecs_from_json(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, CodecTimes]:
-    """Read the times in the manifest of collected costs; TypeError or ValueError for others."""
-    return {
-        precision: CodecTimes(**{name: float(ms) for name, ms in times.items()})
-        for precision, times in fields.items()
     }

@@ -22,8 +22,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_sharded.files.errors import DataError, check_count
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Count, PositiveInt, Text
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -50,14 +52,23 @@ class Manifest:
         source: description of how the folder was made, in any form.
     """
 
-    num_rows: int
-    num_train_rows: int
-    block_rows: int
-    num_dense: int
-    feature_names: tuple[str, ...]
-    num_embeddings: tuple[int, ...]
-    file_bytes: Mapping[str, int]
+    num_rows: PositiveInt
+    num_train_rows: Count
+    block_rows: PositiveInt
+    num_dense: PositiveInt
+    feature_names: tuple[Text, ...]
+    num_embeddings: tuple[PositiveInt, ...]
+    file_bytes: Mapping[str, PositiveInt]
     source: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        names = self.feature_names
+        if not names or len(set(names)) < len(names) or len(names) != len(self.num_embeddings):
+            raise ValueError(f"{len(names)} features for {len(self.num_embeddings)} tables")
+        if self.num_train_rows > self.num_rows:
+            raise ValueError(f"{self.num_train_rows} training rows of {self.num_rows}")
+        if missing := DTYPES.keys() - self.file_bytes:
+            raise ValueError(f"the sizes of {sorted(missing)} are not there")
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
@@ -66,28 +77,23 @@ class Manifest:
     @classmethod
     def load(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
+        damaged = f"{path} is damaged, so {CONVERT_AGAIN}"
         try:
-            fields = json.loads(path.read_text())
+            fields = json.loads(path.read_bytes())
             version = fields.pop("format_version")
-            if version != FORMAT_VERSION:
-                raise DataError(
-                    f"{folder} has block format {version}, this release reads format "
-                    f"{FORMAT_VERSION}; {CONVERT_AGAIN}"
-                )
-            fields["feature_names"] = tuple(fields["feature_names"])
-            fields["num_embeddings"] = tuple(fields["num_embeddings"])
-            manifest = cls(**fields)
-            manifest._check()
-            return manifest
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
                 f"{folder} is not a folder of blocks: it has no {MANIFEST}, which a "
                 "conversion writes last: convert again, or correct the path"
             ) from None
-        except DataError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as e:
-            raise DataError(f"{path} is damaged ({e!r}); {CONVERT_AGAIN}") from e
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as e:
+            raise DataError(f"{damaged}: {e!r}") from e
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{folder} has block format {version}, this release reads format "
+                f"{FORMAT_VERSION}; {CONVERT_AGAIN}"
+            )
+        return read_form(fields, cls, name=damaged)
 
     @property
     def num_blocks(self) -> int:
@@ -102,28 +108,6 @@ class Manifest:
             "labels.npy": (self.block_rows,),
         }
         return (self.num_blocks, *shapes[name])
-
-    def _check(self) -> None:
-        """Raise TypeError or ValueError if a value cannot be that of a conversion."""
-        counts = {
-            "num_rows": (self.num_rows, 1),
-            "num_train_rows": (self.num_train_rows, 0),
-            "block_rows": (self.block_rows, 1),
-            "num_dense": (self.num_dense, 1),
-            **{f"rows of table {i}": (rows, 1) for i, rows in enumerate(self.num_embeddings)},
-            **{f"bytes of {name}": (self.file_bytes[name], 1) for name in DTYPES},
-        }
-        for key, (value, least) in counts.items():
-            check_count(key, value, least=least)
-        names = self.feature_names
-        if not names or len(set(names)) < len(names) or len(names) != len(self.num_embeddings):
-            raise ValueError(f"{len(names)} features for {len(self.num_embeddings)} tables")
-        if not all(isinstance(name, str) and name for name in names):
-            raise TypeError("the name of a feature is no text")
-        if self.num_train_rows > self.num_rows:
-            raise ValueError(f"{self.num_train_rows} training rows of {self.num_rows}")
-        if not isinstance(self.source, dict):
-            raise TypeError("source is no object")
 
 
 class BlockWriter:

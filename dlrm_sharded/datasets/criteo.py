@@ -34,6 +34,7 @@ from dlrm_sharded.datasets.blocks import CONVERT_AGAIN, BlockReader, Manifest
 from dlrm_sharded.datasets.criteo_convert import convert, is_converted
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_path
+from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.tables import Table
 
 __all__ = ["CriteoDataset", "CriteoSource", "convert"]
@@ -166,23 +167,17 @@ def _check_source(manifest: Manifest, source: CriteoSource, blocks_dir: Path) ->
     for key, form in expected.items():
         if not isinstance(manifest.source.get(key), form):
             raise DataError(f"{blocks_dir} does not say from what it was made; {CONVERT_AGAIN}")
-    converted_with, current = manifest.source["settings"], source.settings()
-    differing = [
-        f"{key} was {converted_with.get(key)}, is now {value}"
-        for key, value in current.items()
-        if converted_with.get(key) != value
-    ]
+    converted_with, now = manifest.source["settings"], source.settings()
+    before = {key: converted_with.get(key) for key in now}
     try:
         train_paths, val_paths = source.paths()
     except DataError:
         log.info("the TSVs of %s are no longer there; using the converted data", blocks_dir)
     else:
         for kind, paths in (("train_files", train_paths), ("val_files", val_paths)):
-            before, now = manifest.source[kind], names_and_sizes(paths)
-            if before != now:
-                differing.append(f"{kind} (name, bytes) were {before}, are now {now}")
-    if differing:
+            before[kind], now[kind] = manifest.source[kind], names_and_sizes(paths)
+    if changes := changed_settings(before, now):
         raise DataError(
-            f"{blocks_dir} was converted from another source: {'; '.join(differing)}; "
+            f"{blocks_dir} was converted from another source: {changes}; "
             f"set data.blocks_dir to another folder, or {CONVERT_AGAIN}"
         )

@@ -1,6 +1,9 @@
-"""Errors, and files: JSON that is written whole or not at all, lines of JSON, caches, provenance.
+"""Errors and files: JSON read as dataclasses and written whole, lines of JSON, caches, provenance.
 
 It knows no other room.
 
-It knows no other room.
+json_forms.py  reads JSON into dataclasses, with messages that say the place
+limited.py     annotations of forms: counts, positive numbers, finite numbers, texts
+json_files.py  reads a JSON object from a file, and writes files whole or not at all
+line_file.py   files of lines of JSON that grow, their locks, and what other settings are
 """

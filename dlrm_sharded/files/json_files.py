@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,6 +109,24 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Write a file of a folder that is not in use yet; its content is on disk at the end."""
+    with path.open("wb") as file:
+        for block in content:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names of a folder's files are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""A file to which runs append lines of JSON, and from which later runs read what can be used.
+"""Files of lines of JSON, to which measurements are appended, and from which they are read again.
 
-Whatever stands in a line, it stops no reader: lines that cannot be used are named and passed over.
-They stay in the file.
+Whatever stands in a line, it stops no reader. Lines that cannot be used are named in one warning
+and passed over, and stay in the file. A line that a kill has cut off damages no other one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from dlrm_sharded.files.errors import DataError, shortened
+from dlrm_sharded.files.errors import ConfigError, DataError, shortened
 from dlrm_sharded.files.json_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -42,16 +43,32 @@ class LineFile:
 
     Args:
         noun: what a line is, such as "run".
-        format: version of the lines; readers pass over later ones.
+        format: version of the lines, which each of them has; readers pass over later ones. None
+            for lines without a version.
     """
 
     path: Path
     noun: str
-    format: int
+    format: int | None = None
 
-    def append(self, fields: Mapping[str, Any]) -> bool:
-        """Write a line at the end and return True; if that is impossible, warn and return False."""
-        line = json.dumps({"format": self.format, **fields}, allow_nan=False)
+    def append(self, fields: Mapping[str, Any]) -> None:
+        """Write a line at the end; it is on disk when this returns.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        version = {} if self.format is None else {"format": self.format}
+        line = json.dumps({**version, **fields}, allow_nan=False).encode()
+        with self.path.open("ab") as file:
+            file.write(_after_whole_line(self.path) + line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def note(self, fields: Mapping[str, Any]) -> bool:
+        """Append a line to a file that many runs share, and return True.
+
+        If that is impossible, warn and return False.
+        """
         try:
             self._check_kind()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +76,7 @@ class LineFile:
                 if self.path.exists() and self.path.stat().st_size > MAX_FILE_BYTES:
                     lines = self.path.read_bytes().splitlines(keepends=True)
                     replace_file(self.path, b"".join(lines[len(lines) // 2 :]))
-                with self.path.open("ab") as file:
-                    file.write(_after_whole_line(self.path) + line.encode() + b"\n")
+                self.append(fields)
         except (OSError, Timeout) as error:
             self.refuse(str(error))
             return False
@@ -70,21 +86,31 @@ class LineFile:
         """Warn that something is not written, and why."""
         log.warning("the %s is not noted in the journal %s: %s", self.noun, self.path, reason)
 
-    def read(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
+    def latest(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
+        """Read a file that many runs share; if that is impossible, warn and return nothing."""
+        try:
+            self._check_kind()
+            return self.read(parse, most=most)
+        except OSError as error:
+            log.warning("the journal of %ss %s cannot be read: %s", self.noun, self.path, error)
+            return {}
+
+    def read(
+        self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int | None = None
+    ) -> dict[int, T]:
         """Return the latest lines by their numbers, the last one last.
 
         Args:
             parse: reads the fields of a line; returns None to leave it out without a word, and
                 raises DataError with the reason if it cannot be used.
-            most: number of lines to return.
+            most: number of lines to return; None for all.
+
+        Raises:
+            OSError: the file is there and cannot be read.
         """
         try:
-            self._check_kind()
             lines = self.path.read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except OSError as error:
-            log.warning("the journal of %ss %s cannot be read: %s", self.noun, self.path, error)
             return {}
         found: dict[int, T] = {}
         unusable: list[str] = []
@@ -92,7 +118,7 @@ class LineFile:
         for number in range(len(lines), 0, -1):
             try:
                 fields = json.loads(lines[number - 1])
-                if self._is_later(fields["format"]):
+                if self.format is not None and _is_later(self.format, fields["format"]):
                     later.append(f"line {number}")
                     continue
                 parsed = parse(fields)
@@ -129,15 +155,42 @@ class LineFile:
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
 
-    def _is_later(self, version: object) -> bool:
-        """Return whether the format of a line is a later one.
 
-        Raises:
-            DataError: it is no format at all.
-        """
-        if type(version) is not int or version < 1:
-            raise DataError(f"its format is {shortened(version)}")
-        return version > self.format
+def locked(path: Path, *, refusal: str) -> FileLock:
+    """Return a lock that this process has until it releases it or ends.
+
+    Raises:
+        ConfigError: another process has it, which `refusal` says, or the file cannot be made.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise ConfigError(refusal) from error
+    except OSError as error:
+        raise ConfigError(f"cannot lock {path}: {error.strerror}") from error
+    return lock
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return how settings differ from those in a file, for a message; "" if they do not."""
+    now = json.loads(json.dumps(now))
+    return "; ".join(
+        f"{key}: {shortened(before.get(key))}, now {shortened(now.get(key))}"
+        for key in dict.fromkeys([*now, *before])
+        if before.get(key) != now.get(key)
+    )
+
+
+def _is_later(ours: int, theirs: object) -> bool:
+    """Return whether the format of a line is a later one than this version writes.
+
+    Raises:
+        DataError: it is no format at all.
+    """
+    if type(theirs) is not int or theirs < 1:
+        raise DataError(f"its format is {shortened(theirs)}")
+    return theirs > ours
 
 
 def named(lines: list[str]) -> str:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from safetensors.numpy import save
 
 from dlrm_sharded.files.errors import DataError, check_path
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.compare import Match, compare
 from dlrm_sharded.hardware.context import RunContext
@@ -37,8 +38,6 @@ HEADER = "dlrm_sharded"
 """Key of the file's header whose value is a JSON object that describes the arrays."""
 
 ARTIFACT_SUFFIX = ".safetensors"
-REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
-DEVICES = ("cpu", "cuda")
 UNNAMED = "the hardware is not named; hardware=here is this machine"
 """Says why prices for ranks of which nothing is known are a prior."""
 
@@ -51,6 +50,16 @@ CALIBRATED = Path("calibration")
 Arrays = dict[str, NDArray[Any]]
 Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 """Names of the arrays' axes, or a function of the artefact's device that returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What every header says of where the artefact was made."""
+
+    hardware: str
+    device: Literal["cpu", "cuda"]
+    cores: int
+    optimizer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,19 +295,10 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
     checksum = meta.pop("sha256", None)
     if _checksum(arrays, meta) != checksum:
         raise DataError(f"{path} was changed since it was written")
-    if missing := [key for key in (*REQUIRED, *kind.required) if key not in meta]:
+    if missing := [key for key in kind.required if key not in meta]:
         raise DataError(f"{path} lacks the fields {', '.join(missing)}")
-    for key, expected in REQUIRED.items():
-        if isinstance(meta[key], bool) or not isinstance(meta[key], expected):
-            raise DataError(f"{path} is damaged: {key} is {meta[key]!r}")
-    try:
-        Hardware.from_meta(meta)
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if meta["device"] not in DEVICES:
-        raise DataError(
-            f"{path} belongs to the device {meta['device']!r}, known are {' and '.join(DEVICES)}"
-        )
+    read_form(meta, _Origin, name=f"{path} is damaged", may_have_others=True)
+    Hardware.from_meta(meta, name=f"{path} is damaged")
     for key, array in arrays.items():
         if array.dtype.kind not in "fiu" or not (np.abs(array) <= MAX_NUMBER).all():
             raise DataError(

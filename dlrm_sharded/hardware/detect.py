@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.provenance import device_name
 from dlrm_sharded.files.user_cache import user_cache
 from dlrm_sharded.hardware.cpu import read_cpu
@@ -32,6 +33,14 @@ One of several threads, which wait for each other, is kept if each process had a
 """
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _CachedProbe:
+    """A probe in the cache, and the boot in which it was measured."""
+
+    boot: str
+    probe: Probe
 
 
 def detect_hardware(rank: Rank) -> Hardware:
@@ -93,10 +102,11 @@ def read_fingerprint(device: torch.device, *, threads: int | None = None) -> Fin
 def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
     """Return the probe of this boot; None if there is none, or none that can be read."""
     try:
-        cached = read_json_object(_cache_path(fingerprint), noun="probe")
-        return Probe.from_json(cached["probe"]) if cached["boot"] == _boot() is not None else None
-    except (UserError, LookupError, ValueError):
+        fields = read_json_object(_cache_path(fingerprint), noun="probe")
+        cached = read_form(fields, _CachedProbe, name="the probe", may_have_others=True)
+    except UserError:
         return None
+    return cached.probe if cached.boot == _boot() else None
 
 
 def _kept(hardware: Hardware) -> Hardware:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.hardware.fields import read_fields
+from dlrm_sharded.files.limited import PositiveInt
 
 INFORMATIVE = ("driver", "nccl")
 """Fields that do not make other hardware: what they change, the probe shows."""
@@ -29,18 +29,18 @@ class CpuFingerprint:
         threads: number of threads of a rank.
     """
 
-    architecture: str | None
-    vendor: str | None
-    family: str | None
-    model: str | None
-    instruction_sets: tuple[str, ...] | None
-    torch_capability: str | None
+    architecture: str | None = None
+    vendor: str | None = None
+    family: str | None = None
+    model: str | None = None
+    instruction_sets: tuple[str, ...] | None = None
+    torch_capability: str | None = None
     switches: tuple[str, ...]
-    l1_kib: int | None
-    l2_kib: int | None
-    l3_kib: int | None
-    cores: int
-    threads: int
+    l1_kib: PositiveInt | None = None
+    l2_kib: PositiveInt | None = None
+    l3_kib: PositiveInt | None = None
+    cores: PositiveInt
+    threads: PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ class GpuFingerprint:
 
     name: str
     capability: str
-    memory_gib: int
-    memory_gb_per_s: int | None
-    nvlinks: int | None
-    pcie: str | None
-    num_gpus: int
-    nccl: str | None
-    driver: str | None
+    memory_gib: PositiveInt
+    memory_gb_per_s: PositiveInt | None = None
+    nvlinks: PositiveInt | None = None
+    pcie: str | None = None
+    num_gpus: PositiveInt
+    nccl: str | None = None
+    driver: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,3 @@ class Fingerprint:
             "cpu": json.loads(json.dumps(dataclasses.asdict(self.cpu))),
             "gpu": None if self.gpu is None else dataclasses.asdict(self.gpu),
         }
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Fingerprint:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: a field is missing or has another type.
-        """
-        if not isinstance(raw, dict):
-            raise ValueError(f"the fingerprint is {raw!r}, must be an object")
-        gpu = raw.get("gpu")
-        return cls(
-            read_fields(CpuFingerprint, raw.get("cpu")),
-            None if gpu is None else read_fields(GpuFingerprint, gpu),
-        )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.fingerprint import CpuFingerprint, Fingerprint, GpuFingerprint
 from dlrm_sharded.hardware.probe import Probe
 
@@ -32,18 +33,17 @@ class Hardware:
         }
 
     @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Hardware:
+    def from_meta(cls, meta: Mapping[str, Any], *, name: str = "the hardware") -> Hardware:
         """Read the entries of `to_meta` from a header, which may lack the last two.
 
+        Args:
+            name: what has the entries, for messages.
+
         Raises:
-            ValueError: an entry is damaged.
+            DataError: an entry is damaged.
         """
-        fingerprint, probe = meta.get("fingerprint"), meta.get("probe")
-        return cls(
-            meta["hardware"],
-            None if fingerprint is None else Fingerprint.from_json(fingerprint),
-            None if probe is None else Probe.from_json(probe),
-        )
+        fields = {**meta, "name": meta.get("hardware")}
+        return read_form(fields, cls, name=name, may_have_others=True)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a report: the name, the fingerprint, the probe."""

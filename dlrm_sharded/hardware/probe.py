@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.hardware.fields import read_fields
+from dlrm_sharded.files.limited import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,10 @@ class ExchangeProbe:
         gb_per_s: bytes that a rank sends to the others, over the time of a large all-to-all.
     """
 
-    num_ranks: int
-    ranks_per_host: int
-    latency_us: float
-    gb_per_s: float
+    num_ranks: PositiveInt
+    ranks_per_host: PositiveInt
+    latency_us: PositiveFloat
+    gb_per_s: PositiveFloat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +38,16 @@ class Probe:
         exchange: None without a measurement between ranks.
     """
 
-    copy_gb_per_s: float
-    gather_gb_per_s: float
-    cached_gather_gb_per_s: float
-    gemm_gflops: float
-    load: float
+    copy_gb_per_s: PositiveFloat
+    gather_gb_per_s: PositiveFloat
+    cached_gather_gb_per_s: PositiveFloat
+    gemm_gflops: PositiveFloat
+    load: PositiveFloat
     exchange: ExchangeProbe | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with figures of 4 digits."""
         return _rounded(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, raw: Any) -> Probe:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: a field is missing or has another type.
-        """
-        return read_fields(cls, raw)
 
 
 def _rounded(fields: dict[str, Any]) -> dict[str, Any]:

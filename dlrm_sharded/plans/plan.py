@@ -12,6 +12,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import Number, read_form
 from dlrm_sharded.plans.cached_memory import cached_shard_bytes, host_shard_bytes
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.tables import Table
@@ -20,9 +21,6 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 log = logging.getLogger(__name__)
 
 Interval = tuple[int, int]
-
-SHARD_KEYS = {"table", "rank", "rows", "cols", "replicated", "precision", "load_factor"}
-"""Keys of a shard in plan.json; the last three only where they are set, and not to fp32."""
 
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
@@ -48,7 +46,13 @@ class Shard:
     cols: Interval
     replicated: bool = False
     precision: str = "fp32"
-    load_factor: float | None = None
+    load_factor: Number | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in list(TABLE_BYTES):  # it may not be hashable
+            raise ConfigError(
+                f"the precision of a shard is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -111,19 +115,6 @@ class Shard:
         if self.load_factor is not None:
             fields["load_factor"] = self.load_factor
         return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Shard:
-        """Read the form of a shard in plan.json; raise KeyError or TypeError for another form."""
-        return cls(
-            table=_text(fields["table"]),
-            rank=_integer(fields["rank"]),
-            rows=_interval(fields["rows"]),
-            cols=_interval(fields["cols"]),
-            replicated=_truth(fields.get("replicated", False)),
-            precision=_precision(fields.get("precision", "fp32")),
-            load_factor=_number_or_none(fields.get("load_factor")),
-        )
 
     def __str__(self) -> str:
         if self.replicated:
@@ -202,27 +193,24 @@ class ShardingPlan:
         return fields
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ShardingPlan:
+    def from_json(cls, fields: Mapping[str, Any], *, name: str = "the plan") -> ShardingPlan:
         """Read a plan in the form of plan.json, and ignore what a report adds there.
+
+        Args:
+            name: what to call the plan in messages.
 
         Raises:
             InvalidPlanError: a key is missing or has a value of the wrong kind.
         """
-        try:
-            _check_keys_of_shards(fields["shards"])
-            return cls(
-                world_size=_integer(fields["world_size"]),
-                shards=tuple(Shard.from_json(shard) for shard in fields["shards"]),
-                exchange_precision=ExchangePrecision.parse(
-                    fields.get("exchange_precision", FP32_EXCHANGE)
-                ),
-            )
-        except KeyError as error:
-            raise InvalidPlanError(f"the plan lacks the key {error}") from error
-        except (TypeError, ValueError, AttributeError, ConfigError) as error:
-            raise InvalidPlanError(
-                f"the plan does not have the form of a plan.json: {error}"
-            ) from error
+        name = f"{name} does not have the form of a plan.json"
+        own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
+        if "exchange_precision" in own:
+            try:
+                precision = ExchangePrecision.parse(own["exchange_precision"])
+            except ConfigError as error:
+                raise InvalidPlanError(f"{name}: {error}") from error
+            own["exchange_precision"] = precision.to_json()
+        return read_form(own, cls, name=name, error=InvalidPlanError)
 
 
 def read_plan(path: str | Path) -> ShardingPlan:
@@ -235,7 +223,7 @@ def read_plan(path: str | Path) -> ShardingPlan:
     fields = read_json_object(path, noun="plan")
     if unknown := sorted(set(fields) - PLAN_KEYS):
         log.warning("the plan file %s has unknown keys, which have no effect: %s", path, unknown)
-    return ShardingPlan.from_json(fields)
+    return ShardingPlan.from_json(fields, name=f"the plan file {path}")
 
 
 def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
@@ -266,47 +254,3 @@ def with_load_factors(plan: ShardingPlan, load_factors: Mapping[str, float]) -> 
             for shard in plan.shards
         ),
     )
-
-
-def _check_keys_of_shards(shards: Any) -> None:
-    """Raise ValueError if a shard has a key that shards do not have."""
-    if not isinstance(shards, list):
-        raise TypeError("its shards are no list")
-    for shard in shards:
-        if unknown := set(shard) - SHARD_KEYS:
-            raise ValueError(f"a shard has the unknown keys {sorted(unknown)}")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not the name of a table")
-    return value
-
-
-def _precision(value: Any) -> str:
-    if value not in list(TABLE_BYTES):
-        raise ValueError(f"the precision of a shard is {value!r}; known: {', '.join(TABLE_BYTES)}")
-    return str(value)
-
-
-def _interval(bounds: Any) -> Interval:
-    start, stop = bounds
-    return _integer(start), _integer(stop)
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is not an integer")
-    return value
-
-
-def _number_or_none(value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise TypeError(f"{value!r} is not a number")
-    return value
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value

@@ -157,11 +157,7 @@ class CacheForecast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `cached` in plan.json."""
-        return {
-            "tables": [dataclasses.asdict(table) for table in self.tables],
-            "added_ms_by_rank": list(self.added_ms_by_rank),
-            "host_bytes_by_rank": list(self.host_bytes_by_rank),
-        }
+        return {key: list(values) for key, values in dataclasses.asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

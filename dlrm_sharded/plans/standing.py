@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,10 +45,4 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in plan.json."""
-        return {
-            "kind": self.kind,
-            "hardware": self.hardware,
-            "reasons": list(self.reasons),
-            "num_runs": self.num_runs,
-            "error": self.error,
-        }
+        return {**dataclasses.asdict(self), "reasons": list(self.reasons)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number
 
 COLUMN_MULTIPLE = 4
 """fp32 columns of which widths are multiples: FBGEMM's fused lookup loads 16 bytes at a time."""
@@ -26,9 +26,6 @@ on those of one host, or as a replica on every rank."""
 
 NUM_REUSE_BINS = 17
 """Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
-
-NOT_IN_JSON = {"precision", "layouts"}
-"""Fields of a table that a task.json does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +47,11 @@ class Table:
     name: str
     num_embeddings: int
     embedding_dim: int
-    pooling_factor: float
-    reuse_histogram: tuple[float, ...] | None = None
-    precision: str = "fp32"
-    miss_ratio_curve: tuple[tuple[float, float], ...] | None = None
-    layouts: frozenset[str] = LAYOUTS
+    pooling_factor: Number
+    reuse_histogram: tuple[Number, ...] | None = None
+    precision: str = dataclasses.field(default="fp32", metadata=NOT_IN_JSON)
+    miss_ratio_curve: tuple[tuple[Number, Number], ...] | None = None
+    layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:
         # A yaml gives lists, which no other table equals that was read from a task.json.
@@ -98,36 +95,8 @@ class Table:
             fields["miss_ratio_curve"] = [list(point) for point in self.miss_ratio_curve]
         return fields
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Table:
-        """Read what `to_json` returned.
 
-        Raises:
-            ConfigError: a key is missing, unknown, or has a value of the wrong kind.
-        """
-        if not isinstance(fields, Mapping):
-            raise ConfigError(f"a table is {fields!r}, must be an object")
-        unknown = set(fields) - ({field.name for field in dataclasses.fields(cls)} - NOT_IN_JSON)
-        if unknown:
-            raise ConfigError(f"a table has the unknown keys {sorted(unknown)}: {dict(fields)}")
-        missing = {"name", "num_embeddings", "embedding_dim", "pooling_factor"} - set(fields)
-        if missing:
-            raise ConfigError(f"a table lacks the keys {sorted(missing)}: {dict(fields)}")
-        histogram = fields.get("reuse_histogram")
-        if histogram is not None and not isinstance(histogram, list):
-            raise ConfigError(f"table {fields['name']!r}: reuse_histogram is not a list")
-        shares = None if histogram is None else tuple(histogram)
-        curve = fields.get("miss_ratio_curve")
-        if curve is not None:
-            if not isinstance(curve, list) or not all(isinstance(point, list) for point in curve):
-                raise ConfigError(
-                    f"table {fields['name']!r}: miss_ratio_curve is not a list of [share, ratio]"
-                )
-            curve = tuple(map(tuple, curve))
-        return cls(**{**fields, "reuse_histogram": shares, "miss_ratio_curve": curve})
-
-
-def _check_curve(key: str, points: tuple[tuple[float, float], ...]) -> None:
+def _check_curve(key: str, points: tuple[tuple[Number, Number], ...]) -> None:
     """Raise ConfigError unless points are [share, ratio] from share 0 to 1, and no ratio rises."""
     if len(points) < 2 or any(len(point) != 2 for point in points):
         raise ConfigError(f"{key} needs two points [share, ratio] or more, and no other lengths")

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import read_json_object
+from dlrm_sharded.files.json_forms import Number, read_form
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 
@@ -80,11 +81,11 @@ class Topology:
     bytes_per_element: int = 4
     optimizer_bytes_per_row: int = 0
     compute_device: str = "cuda"
-    intra_host_bytes_per_s: float | None = None
-    inter_host_bytes_per_s: float | None = None
+    intra_host_bytes_per_s: Number | None = None
+    inter_host_bytes_per_s: Number | None = None
     memory_bytes_by_rank: tuple[int, ...] | None = None
     host_memory_bytes: int | None = None
-    host_bytes_per_s: float | None = None
+    host_bytes_per_s: Number | None = None
 
     def __post_init__(self) -> None:
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
@@ -276,40 +277,20 @@ class ShardingTask:
         return fields if self.optimizer is None else fields | {"optimizer": self.optimizer}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ShardingTask:
+    def from_json(cls, fields: Mapping[str, Any], *, name: str = "the task") -> ShardingTask:
         """Read the form of task.json.
+
+        Args:
+            name: what to call the task in messages.
 
         Raises:
             ConfigError: a key is missing, unknown, or has a value of the wrong kind.
         """
-        required = {"tables", "topology", "batch_size"}
-        if set(fields) - {"optimizer"} != required:
-            raise ConfigError(
-                f"the task has the keys {sorted(fields)}, must have {sorted(required)}, and may "
-                "have optimizer"
-            )
-        topology, tables = fields["topology"], fields["tables"]
-        if not isinstance(topology, dict) or not isinstance(tables, list):
-            raise ConfigError("the task's topology must be an object and its tables a list")
-        known = {field.name for field in dataclasses.fields(Topology)}
-        if not {"world_size", "memory_bytes"} <= set(topology) <= known:
-            raise ConfigError(
-                f"topology has the keys {sorted(topology)}; it needs world_size and memory_bytes, "
-                f"and may have {', '.join(sorted(known))}"
-            )
-        by_rank = topology.get("memory_bytes_by_rank")
-        if isinstance(by_rank, list):
-            topology = topology | {"memory_bytes_by_rank": tuple(by_rank)}
-        optimizer = fields.get("optimizer")
-        if isinstance(optimizer, str) and optimizer in STATE_BYTES:
+        optimizer, topology = fields.get("optimizer"), fields.get("topology")
+        if optimizer in list(STATE_BYTES) and isinstance(topology, Mapping):
             counted = zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True)
-            topology = {**dict(counted), **topology}
-        return cls(
-            tables=tuple(Table.from_json(table) for table in tables),
-            topology=Topology(**topology),
-            batch_size=fields["batch_size"],
-            optimizer=optimizer,
-        )
+            fields = {**fields, "topology": {**dict(counted), **topology}}
+        return read_form(fields, cls, name=name, error=ConfigError)
 
     def _check_optimizer(self, optimizer: str) -> None:
         if not isinstance(optimizer, str) or optimizer not in STATE_BYTES:
@@ -372,4 +353,5 @@ def read_task(path: str | Path) -> ShardingTask:
     Raises:
         ConfigError: the file is missing, is not JSON, or does not describe a task.
     """
-    return ShardingTask.from_json(read_json_object(path, noun="task"))
+    fields = read_json_object(path, noun="task")
+    return ShardingTask.from_json(fields, name=f"the task file {path}")

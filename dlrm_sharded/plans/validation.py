@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import is_replicated, layout_of
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.precision import TABLE_BYTES, why_not_exchanged
+from dlrm_sharded.plans.precision import why_not_exchanged
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import (
     GIB,
@@ -134,11 +134,7 @@ def _check_rectangle(shard: Shard, table: Table, topology: Topology) -> None:
 
 
 def _check_precision(shards: Sequence[Shard], table: Table) -> None:
-    found = sorted({shard.precision for shard in shards}, key=str)
-    if unknown := [precision for precision in found if precision not in TABLE_BYTES]:
-        raise InvalidPlanError(
-            f"table {table.name!r} has weights in {unknown[0]!r}; known: {', '.join(TABLE_BYTES)}"
-        )
+    found = sorted({shard.precision for shard in shards})
     if len(found) > 1:
         raise InvalidPlanError(
             f"table {table.name!r} has shards in {' and in '.join(found)}; all of its shards must "

@@ -11,7 +11,6 @@ Letters: E episodes, T tables.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import pickle
 import time
@@ -26,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from dlrm_sharded.files.errors import DataError, check_count, check_number
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import replaced_file
+from dlrm_sharded.files.line_file import changed_settings
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.env import roll_out
@@ -307,9 +307,8 @@ def _save(
         "net": method.net.state_dict(),
         "optimizers": {key: adam.state_dict() for key, adam in method.optimizers.items()},
     }
-    file = io.BytesIO()
-    torch.save(state, file)
-    replace_file(path, file.getvalue())
+    with replaced_file(path) as file:
+        torch.save(state, file)
 
 
 def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) -> _Collected:
@@ -322,13 +321,7 @@ def _restore(path: Path, method: TrainingMethod, settings: Mapping[str, Any]) ->
             f"{path} is damaged or is not the checkpoint of a training; remove it to train from "
             "the start"
         )
-    if state["settings"] != json.dumps(settings, sort_keys=True):
-        before = json.loads(state["settings"])
-        changes = "; ".join(
-            f"{key}: {before.get(key)!r}, now {settings.get(key)!r}"
-            for key in sorted({*before, *settings})
-            if before.get(key) != settings.get(key)
-        )
+    if changes := changed_settings(json.loads(state["settings"]), settings):
         raise DataError(
             f"{path} is the checkpoint of a training with other settings ({changes}); finish that "
             "training with its settings, or remove the file"

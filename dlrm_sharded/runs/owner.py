@@ -27,6 +27,7 @@ from pathlib import Path
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.ranks.attempt import is_restart, job_id
 from dlrm_sharded.ranks.process import start_ticks
 
@@ -285,9 +286,8 @@ def _read(path: Path) -> Claimant | None:
     """Return what a claim says; None while it is being written, or if it is damaged."""
     try:
         fields = json.loads(path.read_bytes())
-        known = Claimant.__dataclass_fields__.keys() & fields.keys()  # other versions have others
-        return Claimant(**{key: fields[key] for key in known})
-    except (OSError, ValueError, AttributeError, TypeError):
+        return read_form(fields, Claimant, name=str(path), may_have_others=True)
+    except (OSError, ValueError):
         return None
 
 

@@ -6,14 +6,19 @@ Every field of `RunResult` is a key of the file.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Mapping
+import math
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Finite, Int, Text
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
@@ -26,63 +31,26 @@ if TYPE_CHECKING:  # both load torch
 
 FILE_NAME = "result.json"
 
+Objective = Annotated[Finite, "objective"]
+"""A figure that a sweep can optimize."""
+
 Setting = tuple[tuple[str, str], ...]
 """Pairs of (key, value), in order of keys."""
 
 
-def known_text(value: object) -> str | None:
-    """Return the value if it is a string that is not empty, else None."""
-    return value if isinstance(value, str) and value else None
+def known(value: object, form: Any) -> Any:
+    """Return the value of a form, or None if it has another one.
 
-
-def known_number(value: object) -> float | None:
-    """Return the value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= sys.float_info.max else None
-
-
-def known_count(value: object) -> int | None:
-    """Return the value if it is an integer of 64 bits, else None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if abs(value) < 2**63 else None
-
-
-def _known_numbers(value: object) -> dict[str, float] | None:
-    if not isinstance(value, dict):
-        return None
-    numbers = {str(key): known_number(number) for key, number in value.items()}
-    return {key: number for key, number in numbers.items() if number is not None}
-
-
-def _known_texts(value: object) -> dict[str, str] | None:
-    if not isinstance(value, dict):
-        return None
-    return {str(key): str(text) for key, text in value.items()}
-
-
-def _known_ranks(value: object) -> tuple[StageCost, ...] | None:
-    """Return the costs of all ranks; None if a time of one is not known."""
-    if not isinstance(value, list) or not value:
-        return None
-    ranks = [_known_numbers(rank) or {} for rank in value]
-    try:
-        stages_ms = {stage: [rank[f"{stage}_ms"] for rank in ranks] for stage in STAGES}
-    except KeyError:
-        return None
-    return PlanCost.from_stages(stages_ms, input_dist_ms=None).per_rank
-
-
-def _key(read: Callable[[object], Any], *, objective: bool = False) -> Any:
-    """Declare a key of result.json.
-
-    Args:
-        read: returns the value if it has the right kind, else None. Files of earlier versions lack
-            keys, and broken files may have any values.
-        objective: whether a sweep can optimize it.
+    Files of earlier versions lack values, and broken files may have any. The entries of an object
+    are known one by one.
     """
-    return dataclasses.field(default=None, metadata={"read": read, "objective": objective})
+    if typing.get_origin(form) is Mapping and isinstance(value, dict):
+        entries = {key: known(entry, typing.get_args(form)[1]) for key, entry in value.items()}
+        value = {key: entry for key, entry in entries.items() if entry is not None}
+    try:
+        return read_form(value, form, name="", may_have_others=True)
+    except DataError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,46 +82,46 @@ class RunResult:
         interruptions: how often the run was interrupted and started again.
     """
 
-    sharder: str | None = _key(known_text)
-    world_size: int | None = _key(known_count)
-    batch_size: int | None = _key(known_count)
-    device: str | None = _key(known_text)
-    embedding_cost_ms: float | None = _key(known_number, objective=True)
-    critical_path_ms: float | None = _key(known_number, objective=True)
-    stages_ms: Mapping[str, float] | None = _key(_known_numbers)
-    input_dist_ms: float | None = _key(known_number)
-    per_rank: tuple[StageCost, ...] | None = _key(_known_ranks)
-    imbalance: float | None = _key(known_number, objective=True)
-    spread: Mapping[str, float] | None = _key(_known_numbers)
-    launch_ms: Mapping[str, float] | None = _key(_known_numbers)
-    measured_iterations: int | None = _key(known_count)
-    predicted_ms: float | None = _key(known_number)
-    predicted_critical_path_ms: float | None = _key(known_number)
-    predicted_stages_ms: Mapping[str, float] | None = _key(_known_numbers)
-    predicted_input_dist_ms: float | None = _key(known_number)
-    prices: str | None = _key(known_text)
-    expected_error: float | None = _key(known_number)
-    predicted_step_ms: float | None = _key(known_number)
-    predicted_samples_per_s: float | None = _key(known_number)
-    predicted_step_error: float | None = _key(known_number)
-    predicted_parts_ms: Mapping[str, float] | None = _key(_known_numbers)
-    lower_bound_ms: float | None = _key(known_number)
-    gap: float | None = _key(known_number)
-    plan_solve_s: float | None = _key(known_number)
-    samples_per_s: float | None = _key(known_number, objective=True)
-    samples_per_s_p10: float | None = _key(known_number, objective=True)
-    samples_per_s_overall: float | None = _key(known_number, objective=True)
-    step_ms: float | None = _key(known_number, objective=True)
-    loss: float | None = _key(known_number, objective=True)
-    auroc: float | None = _key(known_number, objective=True)
-    normalized_entropy: float | None = _key(known_number, objective=True)
-    peak_gib: float | None = _key(known_number, objective=True)
-    estimated_peak_gib: float | None = _key(known_number)
-    steps: int | None = _key(known_count)
-    interruptions: int | None = _key(known_count)
-    versions: Mapping[str, str] | None = _key(_known_texts)
-    commit: str | None = _key(known_text)
-    seed: int | None = _key(known_count)
+    sharder: Text | None = None
+    world_size: Int | None = None
+    batch_size: Int | None = None
+    device: Text | None = None
+    embedding_cost_ms: Objective | None = None
+    critical_path_ms: Objective | None = None
+    stages_ms: Mapping[str, Finite] | None = None
+    input_dist_ms: Finite | None = None
+    per_rank: Annotated[tuple[StageCost, ...], Meta(min_length=1)] | None = None
+    imbalance: Objective | None = None
+    spread: Mapping[str, Finite] | None = None
+    launch_ms: Mapping[str, Finite] | None = None
+    measured_iterations: Int | None = None
+    predicted_ms: Finite | None = None
+    predicted_critical_path_ms: Finite | None = None
+    predicted_stages_ms: Mapping[str, Finite] | None = None
+    predicted_input_dist_ms: Finite | None = None
+    prices: Text | None = None
+    expected_error: Finite | None = None
+    predicted_step_ms: Finite | None = None
+    predicted_samples_per_s: Finite | None = None
+    predicted_step_error: Finite | None = None
+    predicted_parts_ms: Mapping[str, Finite] | None = None
+    lower_bound_ms: Finite | None = None
+    gap: Finite | None = None
+    plan_solve_s: Finite | None = None
+    samples_per_s: Objective | None = None
+    samples_per_s_p10: Objective | None = None
+    samples_per_s_overall: Objective | None = None
+    step_ms: Objective | None = None
+    loss: Objective | None = None
+    auroc: Objective | None = None
+    normalized_entropy: Objective | None = None
+    peak_gib: Objective | None = None
+    estimated_peak_gib: Finite | None = None
+    steps: Int | None = None
+    interruptions: Int | None = None
+    versions: Mapping[str, str] | None = None
+    commit: Text | None = None
+    seed: Int | None = None
 
     @property
     def platform(self) -> Platform:
@@ -178,7 +146,7 @@ class RunResult:
         figures: dict[str, float | None] = {}
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
-            if key.metadata["read"] is known_number:
+            if _FORMS[key.name] in (Finite, Objective):
                 figures[key.name] = value
             elif key.name.endswith("stages_ms"):
                 prefix = key.name.removesuffix("stages_ms")
@@ -196,10 +164,16 @@ class RunResult:
         return any(value is not None for value in self.metrics.values())
 
 
+_FORMS = {
+    key: typing.get_args(hint)[0]
+    for key, hint in typing.get_type_hints(RunResult, include_extras=True).items()
+}
+"""Forms of the keys' values, if they are known."""
+
 METRICS = tuple(RunResult().metrics)
 """Names of the figures of a run."""
 
-OBJECTIVES = tuple(key.name for key in dataclasses.fields(RunResult) if key.metadata["objective"])
+OBJECTIVES = tuple(key for key, form in _FORMS.items() if form == Objective)
 """Keys of result.json that a sweep can optimize."""
 
 
@@ -256,11 +230,11 @@ def run_result(
         lower_bound_ms=report.lower_bound_ms,
         gap=report.gap,
         plan_solve_s=report.solve_s,
-        samples_per_s=known_number(training.samples_per_s),
-        samples_per_s_p10=known_number(training.samples_per_s_p10),
-        samples_per_s_overall=known_number(training.samples_per_s_overall),
-        step_ms=known_number(training.step_ms),
-        loss=known_number(training.loss),
+        samples_per_s=known(training.samples_per_s, Finite),
+        samples_per_s_p10=known(training.samples_per_s_p10, Finite),
+        samples_per_s_overall=known(training.samples_per_s_overall, Finite),
+        step_ms=known(training.step_ms, Finite),
+        loss=known(training.loss, Finite),
         auroc=training.evaluation.auroc,
         normalized_entropy=training.evaluation.normalized_entropy,
         peak_gib=training.peak_gib,
@@ -283,7 +257,7 @@ def _with_null(value: Any) -> Any:
         return {key: _with_null(of_key) for key, of_key in value.items()}
     if isinstance(value, list | tuple):
         return [_with_null(entry) for entry in value]
-    return known_number(value) if isinstance(value, float) else value
+    return known(value, Finite) if isinstance(value, float) else value
 
 
 def read_result(folder: Path) -> RunResult | None:
@@ -299,8 +273,10 @@ def read_result(folder: Path) -> RunResult | None:
         fields = read_json_object(path, noun="result")
     except ConfigError as error:
         raise DataError(str(error)) from error
-    keys = dataclasses.fields(RunResult)
-    return RunResult(**{key.name: key.metadata["read"](fields.get(key.name)) for key in keys})
+    found = {key: known(fields.get(key), form) for key, form in _FORMS.items()}
+    if not all(math.isfinite(rank.total_ms) for rank in found["per_rank"] or ()):
+        found["per_rank"] = None
+    return RunResult(**found)
 
 
 def setting_text(setting: Setting) -> str:

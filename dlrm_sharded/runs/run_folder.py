@@ -11,12 +11,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.files.limited import Finite, Text
 from dlrm_sharded.runs.result import (
     Platform,
     RunResult,
     Setting,
-    known_number,
-    known_text,
+    known,
     read_result,
 )
 
@@ -65,7 +65,7 @@ class Run:
 
 def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -> Run:
     """Return the run of a folder, or of `job`, its entry in sweep.json, if it left no folder."""
-    state, reason = known_text(job.get("state")), known_text(job.get("reason"))
+    state, reason = known(job.get("state"), Text), known(job.get("reason"), Text)
     log = _log(folder, sweep, job)
     result = None
     try:
@@ -94,7 +94,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
         state=str(state),
         reason=reason,
         log=None if log is None else _below(log, root),
-        seconds=known_number(job.get("seconds")),
+        seconds=known(job.get("seconds"), Finite),
         platform=None if result is None else result.platform,
         result=result if state == SUCCEEDED else None,
     )
@@ -145,7 +145,7 @@ def _sharder(
         return target
     choices = job.get("choices")
     return (
-        known_text(choices.get("sharder") if isinstance(choices, dict) else None)
+        known(choices.get("sharder") if isinstance(choices, dict) else None, Text)
         or overrides.get("sharder")
         or _default_sharder(folder)
         or (result.sharder if result is not None else None)
@@ -157,7 +157,7 @@ def _default_sharder(folder: Path) -> str | None:
     fields: Any = _read_yaml(folder / ".hydra" / "hydra.yaml")
     for key in ("hydra", "runtime", "choices", "sharder"):
         fields = fields.get(key) if isinstance(fields, dict) else None
-    return known_text(fields)
+    return known(fields, Text)
 
 
 def _seed(overrides: Mapping[str, str], result: RunResult | None) -> int | None:
@@ -168,7 +168,7 @@ def _seed(overrides: Mapping[str, str], result: RunResult | None) -> int | None:
 
 
 def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:
-    named = known_text(job.get("log"))
+    named = known(job.get("log"), Text)
     log = folder / "train.log" if named is None else sweep / named
     return log if named is not None or log.is_file() else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.files.json_files import replace_file, write_json
+from dlrm_sharded.files.json_files import replace_file, replaced_file, write_json
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.simulation.cluster import SimulatedRun
 from dlrm_sharded.simulation.figures import first_steps, plot_timeline
@@ -68,9 +68,9 @@ def write_simulation(
                 timeline_spans(first_steps(run.timeline, TRACED_STEPS)),
                 rank_names=_rank_names(run),
             )
-            picture = io.BytesIO()
-            plot_timeline(run, heading).savefig(picture, format="png", metadata={"Software": None})
-            replace_file(folder / "timeline.png", picture.getvalue())
+            figure = plot_timeline(run, heading)
+            with replaced_file(folder / "timeline.png") as picture:
+                figure.savefig(picture, format="png", metadata={"Software": None})
         replace_file(out / "ranks.csv", _ranks_csv(runs).encode())
         replace_file(out / "summary.md", summary(heading, notes, runs, failed).encode())
     except OSError as error:

@@ -21,7 +21,9 @@ from dlrm_sharded.calibration.rank_bench import (
     with_measured,
 )
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
-from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.files.errors import ConfigError, DataError, check_number
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Count, NotNegative
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import (
     COMPUTE_STAGES,
@@ -67,10 +69,10 @@ class RankTimes:
 
     stages: StageCost
     origin: str
-    num_folded: int = 0
-    seconds: float = 0.0
-    core_wait_s: float = 0.0
-    measurements: int = 1
+    num_folded: Count = 0
+    seconds: NotNegative = 0.0
+    core_wait_s: NotNegative = 0.0
+    measurements: Count = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of a measurement in the store."""
@@ -140,15 +142,13 @@ def stored_times(values: Mapping[str, Any] | None) -> RankTimes | None:
     if values is None:
         return None
     try:
-        for key, value in values.items():
-            if key != "origin":
-                check_number(key, value)
         others, times_ms = dict(values), {}
         for stage in COMPUTE_STAGES:
             times_ms[stage] = others.pop(f"{stage}_ms")
             check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
-        times = RankTimes(NO_COST.with_stages(times_ms), **others)
-    except (LookupError, TypeError, ConfigError) as error:
+        others["stages"] = NO_COST.with_stages(times_ms).to_json()
+        times = read_form(others, RankTimes, name="the times of a rank")
+    except (LookupError, ConfigError, DataError) as error:
         log.warning("a rank is measured again: its times are damaged (%s)", error)
         return None
     return times if times.origin == MEASURED else None

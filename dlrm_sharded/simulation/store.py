@@ -12,18 +12,27 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from dlrm_sharded.files.errors import ConfigError, check_path
-from dlrm_sharded.files.json_files import read_json_object, replace_file, write_json
+from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
 
 SETTINGS, MEASUREMENTS, LOCK = "settings.json", "measurements.jsonl", ".lock"
 KIND = "dlrm_sharded simulation"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The form of a measurement in the file."""
+
+    key: str
+    values: dict[str, Any]
 
 
 class Store:
@@ -42,14 +51,18 @@ class Store:
         self.folder = Path(folder)
         self._settings = json.loads(json.dumps(settings))
         self._prepare_folder()
-        self._lock = self._locked()
+        self._lock = locked(
+            self.folder / LOCK,
+            refusal=f"another process simulates in out = {self.folder}; wait for it, or name "
+            "another folder",
+        )
+        self._file = LineFile(self.folder / MEASUREMENTS, "measurement")
         try:
             self._check_settings()
+            self._known = dict(self._file.read(_measurement).values())
         except BaseException:
             self.close()
             raise
-        self._path = self.folder / MEASUREMENTS
-        self._known = self._read()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -66,8 +79,7 @@ class Store:
     def put(self, key: str, values: Mapping[str, Any]) -> None:
         """Append the values of a measurement to the file."""
         self._known[key] = dict(values)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "values": values}, allow_nan=False) + "\n")
+        self._file.append({"key": key, "values": values})
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -88,22 +100,9 @@ class Store:
         if not os.access(self.folder, os.W_OK):
             raise ConfigError(f"out is {self.folder}, which cannot be written")
 
-    def _locked(self) -> FileLock:
-        lock = FileLock(self.folder / LOCK)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise ConfigError(
-                f"another process simulates in out = {self.folder}; wait for it, or name another "
-                "folder"
-            ) from error
-        except OSError as error:
-            raise ConfigError(f"out is {self.folder}: {error.strerror}") from error
-        return lock
-
     def _check_settings(self) -> None:
         """Refuse the folder of a simulation with other settings; write those of a new one."""
-        path = self.folder / SETTINGS
+        path, settings = self.folder / SETTINGS, {"kind": KIND, **self._settings}
         if path.exists():
             try:
                 before = read_json_object(path, noun="settings")
@@ -115,44 +114,15 @@ class Store:
                     f"out is {self.folder}, whose {SETTINGS} is not of a simulation; name another "
                     "folder"
                 )
-            differing = [
-                key for key in self._settings if before and self._settings[key] != before.get(key)
-            ]
-            if differing:
-                changes = "; ".join(
-                    f"{key}: {_short(before.get(key))}, now {_short(self._settings[key])}"
-                    for key in differing
-                )
+            if before and (changes := changed_settings(before, settings)):
                 raise ConfigError(
                     f"out is {self.folder}, which has a simulation with other settings "
                     f"({changes}); name another folder, or remove this one"
                 )
-        write_json(path, {"kind": KIND, **self._settings})
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the measurements by key; warn once of lines that are damaged, and remove them."""
-        if not self._path.exists():
-            return {}
-        found, kept, damaged = {}, [], 0
-        for line in self._path.read_bytes().splitlines():
-            try:
-                fields = json.loads(line)
-                key, values = fields["key"], fields["values"]
-                if not isinstance(key, str) or not isinstance(values, dict):
-                    raise TypeError
-            except (ValueError, LookupError, TypeError, RecursionError):
-                damaged += 1
-                continue
-            found[key] = values
-            kept.append(line + b"\n")
-        if damaged:
-            log.warning(
-                "%s has %d damaged lines; what they measured is measured again", self._path, damaged
-            )
-            replace_file(self._path, b"".join(kept))
-        return found
+        write_json(path, settings)
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _measurement(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the key and the values of a line."""
+    line = read_form(fields, _Line, name="the measurement", may_have_others=True)
+    return line.key, line.values

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.files.errors import check_number
+from dlrm_sharded.files.json_forms import read_form
+from dlrm_sharded.files.limited import Count, NotNegative
 from dlrm_sharded.plans.plan_cost import (
     BACKWARD_STAGES,
     EXCHANGE_STAGES,
@@ -71,15 +72,15 @@ class DenseTimes:
         spread: standard deviation of the time of the layers relative to its mean.
     """
 
-    data_ms: float
-    bottom_forward_ms: float
-    top_forward_ms: float
-    top_backward_ms: float
-    bottom_backward_ms: float
-    optimizer_ms: float
-    other_ms: float = 0.0
-    gradient_bytes: int = 0
-    spread: float = 0.0
+    data_ms: NotNegative
+    bottom_forward_ms: NotNegative
+    top_forward_ms: NotNegative
+    top_backward_ms: NotNegative
+    bottom_backward_ms: NotNegative
+    optimizer_ms: NotNegative
+    other_ms: NotNegative = 0.0
+    gradient_bytes: Count = 0
+    spread: NotNegative = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -104,9 +105,6 @@ class DenseTimes:
         """Read what `to_json` returned.
 
         Raises:
-            TypeError: a time is missing or unknown.
-            ValueError: one is no finite number from 0.
+            DataError: a time is missing, unknown, or no finite number from 0.
         """
-        for key, value in fields.items():
-            check_number(key, value)
-        return cls(**fields)
+        return read_form(fields, cls, name="the times of the dense part")

@@ -12,7 +12,7 @@ from pathlib import Path
 from dlrm_sharded.calibration.collect import CollectConfig, schedule
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
-from dlrm_sharded.cost.codecs import codecs_from_json
+from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES
 from tests.conftest import ROOT
@@ -53,7 +53,7 @@ def collect(command: list[str], out: Path, *overrides: str) -> tuple[int, str]:
 
 def assert_codecs(collected: CollectedCosts) -> None:
     """What converting numbers takes is measured where there are ranks to exchange them."""
-    codecs = codecs_from_json(collected.manifest["codecs"])
+    codecs = {key: CodecTimes(**ms) for key, ms in collected.manifest["codecs"].items()}
     assert set(codecs) == {"fp16", "bf16", "int8"}
     assert all(times.forward_encode > 0 for times in codecs.values())
 

@@ -139,7 +139,10 @@ def test_own_sharder(task_json: Path) -> None:
             "need 258,880,048 B (0.24 GiB), all 2 ranks together have 20,000,000",
         ),
         (["task=empty.json"], "no tables"),
-        (["task=task.json", "sharder=plan_file", "sharder.path=huge.json"], "lacks the key"),
+        (
+            ["task=task.json", "sharder=plan_file", "sharder.path=huge.json"],
+            "missing required field",
+        ),
         (["task=task.json", "sharder._target_=my.own.Sharder"], "my.own.Sharder"),
         (
             ["task=task.json", "sharder=dim", "cost_model=none", "explain=true"],

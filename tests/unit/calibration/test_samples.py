@@ -145,7 +145,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "null_times": (
         edit_frame(lambda f: f.with_columns(per_rank=pl.lit(None, SCHEMA["per_rank"]))),
-        "empty values",
+        "the times of the ranks are damaged",
     ),
     "null_rows": (
         edit_frame(
@@ -155,7 +155,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
                 )
             )
         ),
-        "num_rows of a shard is None",
+        r"got `null` - at `\$.shards\[0\].num_rows`",
     ),
     "nan_time": (
         with_time(1, math.nan),

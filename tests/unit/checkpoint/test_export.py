@@ -183,7 +183,7 @@ def test_an_export_that_fails_leaves_nothing(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exports.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert run(monkeypatch, checkpoint, "--out", tmp_path / "model") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

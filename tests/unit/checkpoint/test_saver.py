@@ -37,7 +37,7 @@ def test_full_disk(
 
     saver = Saver(tmp_path, keep=1, background=background, rank=rank)
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(storage, "_write_durably", full)
+        patch.setattr(storage, "write_durably", full)
         saver.save(STATE, run_state(2))
         saver.finish()
     assert saver.failure is not None

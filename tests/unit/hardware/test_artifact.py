@@ -161,13 +161,13 @@ def test_refuses_what_was_fitted_to_other_features(path: Path, features: dict[st
 def test_what_must_be_said(path: Path, key: str) -> None:
     """Policies have no fitted ranges and no links."""
     written_with(**{key: None})(path)
-    with pytest.raises(DataError, match=f"lacks the fields {key}; make the cost model"):
+    with pytest.raises(DataError, match=f"(fields | field `){key}`?; make the cost model"):
         read_artifact(path, kind=KIND, features=FEATURES)
     written_with(**{key: None}, kind=POLICY.name)(path)
     if key in KIND.required:
         assert read_artifact(path, kind=POLICY, features=FEATURES).meta["cores"] == 2
     else:
-        with pytest.raises(DataError, match=f"lacks the fields {key}; make the policy"):
+        with pytest.raises(DataError, match=f"is damaged: .* field `{key}`; make the policy"):
             read_artifact(path, kind=POLICY, features=FEATURES)
 
 

@@ -97,7 +97,6 @@ def test_json_and_back(hardware: Hardware) -> None:
 def test_the_id_is_short_and_stable() -> None:
     fingerprint = Fingerprint(CPU)
     assert fingerprint.id == "fe27ffaffe86"
-    assert Fingerprint.from_json(fingerprint.to_json()).id == fingerprint.id
     others = [with_cpu(cores=4), with_cpu(switches=("A=1",)), with_cpu(l3_kib=None), ON_GPU]
     ids = {other.fingerprint.id for other in others if other.fingerprint}
     assert len(ids | {fingerprint.id}) == 5
@@ -125,7 +124,7 @@ def test_a_gpus_id_depends_on_neither_its_cpu_nor_its_driver() -> None:
     ids=str,
 )
 def test_damaged_entries(key: str, change: Any) -> None:
-    with pytest.raises(ValueError, match=r" is "):
+    with pytest.raises(ValueError, match=rf"the hardware: .* - at `\$.{key}"):
         Hardware.from_meta({**HARDWARE.to_meta(), key: change})
 
 

@@ -246,19 +246,23 @@ def test_bad_plan_file(tmp_path: Path, text: str) -> None:
         read_plan(tmp_path / "plan.json")
 
 
+def shards_text(**change: Any) -> str:
+    return json.dumps({"world_size": 1, "shards": [plan(shard(0)).to_json()["shards"][0] | change]})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"world_size": 1, "world_size": 2, "shards": []}', "'world_size' is there 2 times"),
         ('{"world_size": 1, "shards": [{"rank": 0, "rank": 1}]}', "'rank' is there 2 times"),
-        ('{"world_size": 1, "shards": [{"row": 0}]}', r"unknown keys \['row'\]"),
-        ('{"world_size": 1, "shards": {}}', "its shards are no list"),
-        ('{"world_size": 1, "shards": [3]}', "does not have the form"),
-        (
-            '{"world_size": 1, "shards": '
-            '[{"table": 3, "rank": 0, "rows": [0, 1], "cols": [0, 4]}]}',
-            "3 is not the name of a table",
-        ),
+        ('{"world_size": 1, "shards": [{"row": 0}]}', r"field `table` - at `\$.shards\[0\]`"),
+        ('{"world_size": 1, "shards": {}}', r"`array`, got `object` - at `\$.shards`"),
+        ('{"world_size": 1, "shards": [3]}', r"does not have the form .*`\$.shards\[0\]`"),
+        (shards_text(table=3), r"`str`, got `int` - at `\$.shards\[0\].table`"),
+        (shards_text(rank="0"), r"plan.json does .* `int`, got `str` - at `\$.shards\[0\].rank`"),
+        (shards_text(rows=[0]), r"of length 2, got 1 - at `\$.shards\[0\].rows`"),
+        (shards_text(raw=1), r"unknown field `raw` - at `\$.shards\[0\]`; known: table, rank,"),
+        (shards_text(precision="fp8"), r"'fp8'; known: fp32, fp16 - at `\$.shards\[0\]`"),
     ],
 )
 def test_keys_of_a_plan_file(tmp_path: Path, text: str, message: str) -> None:
@@ -330,5 +334,5 @@ def test_host_memory_is_that_of_the_ranks_of_a_host() -> None:
 def test_a_load_factor_is_a_number(value: Any) -> None:
     fields = VALID["cached"].to_json()
     fields["shards"][0]["load_factor"] = value
-    with pytest.raises(InvalidPlanError, match="is not a number"):
+    with pytest.raises(InvalidPlanError, match=r"`float . null`, got|`int . float . null`, got"):
         ShardingPlan.from_json(fields)

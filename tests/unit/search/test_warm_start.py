@@ -152,7 +152,7 @@ def test_a_start_that_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"broken\.json is not JSON"):
         start(tmp_path / "broken.json")
     (tmp_path / "other.json").write_text(json.dumps({"sharder": "x"}))
-    with pytest.raises(InvalidPlanError, match="the plan lacks the key"):
+    with pytest.raises(InvalidPlanError, match="missing required field"):
         start(tmp_path / "other.json")
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
@@ -81,5 +82,5 @@ def test_times_are_read_as_they_were_written():
     "value", [math.nan, -1.0, "3", True, 10**400], ids=lambda value: str(value)[:9]
 )
 def test_times_that_are_none_are_refused(value):
-    with pytest.raises(ValueError, match="data_ms is"):
+    with pytest.raises(DataError, match=r"at `\$.data_ms`"):
         DenseTimes.from_json(DENSE.to_json() | {"data_ms": value})

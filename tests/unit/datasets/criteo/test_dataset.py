@@ -111,11 +111,11 @@ def test_converted_data_of_another_source_is_refused(tmp_path, sample):
         )
 
     prepare()
-    with pytest.raises(DataError, match=r"min_count was 3, is now 7.*blocks_dir"):
+    with pytest.raises(DataError, match=r"min_count: 3, now 7.*blocks_dir"):
         prepare(min_count=7)
     other = tmp_path / "other.txt"
     write_criteo_sample(other, num_rows=20)
-    with pytest.raises(DataError, match=r"train_files .* were .*train.txt.*are now .*other.txt"):
+    with pytest.raises(DataError, match=r"train_files: .*train.txt.*, now .*other.txt"):
         prepare(other)
     mine.unlink()
     prepare()
