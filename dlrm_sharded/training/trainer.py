@@ -22,11 +22,11 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from tqdm import tqdm
 
 from dlrm_sharded.checkpoint.storage import num_not_finite
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, steps_to_trace
@@ -133,7 +133,7 @@ class Trainer:
         hidden = {} if self._rank.is_zero else {"disable": True}
         with ExitStack() as stack:
             bar = stack.enter_context(
-                tqdm(total=self._num_steps, initial=self._start.step, unit="step", **hidden)
+                ProgressBar(total=self._num_steps, initial=self._start.step, unit="step", **hidden)
             )
             stack.enter_context(self._batches)
             if self._tracer is not None:
@@ -178,7 +178,7 @@ class Trainer:
             conclude=conclude,
         )
 
-    def _train(self, bar: tqdm[None]) -> None:
+    def _train(self, bar: ProgressBar) -> None:
         first_step = self._start.step - len(self._start.window_losses)
         if self._start.step > self._config.num_warmup_steps:
             self._steady_since_s = time.perf_counter() - self._start.steady_s
@@ -239,7 +239,7 @@ class Trainer:
             if self._evaluated_step != step:  # interrupted again
                 self._checkpoint(step, Window(step, self._rank), None)
 
-    def _checkpoint(self, step: int, window: Window, bar: tqdm[None] | None) -> None:
+    def _checkpoint(self, step: int, window: Window, bar: ProgressBar | None) -> None:
         """Write a checkpoint if one is due, and end the training if a signal asks for it."""
         if self._checkpoints is not None:
             self._checkpoints.after_step(
@@ -248,7 +248,7 @@ class Trainer:
                 progress=functools.partial(self._progress, bar, step, window),
             )
 
-    def _progress(self, bar: tqdm[None] | None, step: int, window: Window) -> Progress:
+    def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         if window.num_steps:
@@ -279,7 +279,7 @@ class Trainer:
     def _earlier_losses(self) -> list[Tensor]:
         return list(self._start.window_losses.to(self._rank.device))
 
-    def _report(self, bar: tqdm[None] | None, *, num_unread: int) -> None:
+    def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
         while len(self._unread) > num_unread:
             window = self._unread.popleft()
