@@ -13,10 +13,9 @@ MAX_COLUMNS = 120
 class LineFormatter(logging.Formatter):
     """Breaks messages between words; rows of Markdown tables and long words stay whole.
 
-    Errors do too, as comparisons of runs read them.
-
     Args:
-        columns: width; None for that of the terminal, up to `MAX_COLUMNS`, or any without one.
+        columns: width of a file, in which comparisons of runs find errors whole; None for that of
+            the terminal, up to `MAX_COLUMNS`, or any without one.
     """
 
     def __init__(self, fmt: str, datefmt: str, columns: int | None = None) -> None:
@@ -27,7 +26,7 @@ class LineFormatter(logging.Formatter):
         """Return the message with the time, in lines that fit."""
         text = super().formatMessage(record)
         width = self._columns or _terminal_columns()
-        if width is None or record.levelno >= logging.ERROR:
+        if width is None or (self._columns and record.levelno >= logging.ERROR):
             return text
         return "\n".join(_broken(line, width) for line in text.split("\n"))
 
