@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincc
 
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 
@@ -67,6 +66,8 @@ class AccessDistribution:
         # [bins + 1, R], probability of at most 0, 1, 2, 4, ... uses of a rank
         at_most = np.ones((NUM_REUSE_BINS + 1, len(uses)))
         at_most[0] = np.exp(-uses)
+        from scipy.special import gammaincc  # takes longer to load than a plan by a heuristic
+
         for i in range(NUM_REUSE_BINS - 1):
             limit = 2.0**i + 1.0
             spread = 8.0 * math.sqrt(limit)  # below and above it the probability is 1 and 0

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome, evaluate
 from dlrm_sharded.advice.dense import DenseModel, error_of_dense
 from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.dense.work import DenseWork
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
@@ -70,7 +69,7 @@ def candidates_of(question: Question, *, seconds: float, num_workers: int) -> li
             tasks[case] = question.task(case)
         except ConfigError as error:
             tasks[case] = Failure(str(error))
-    with tqdm(total=len(question.cases), desc="planning", unit="case", disable=None) as bar:
+    with ProgressBar(total=len(question.cases), desc="planning", unit="case") as bar:
         dense = _dense_times(question, tasks)
         planned = [case for case in question.cases if case in dense]
         left_s = seconds - (time.monotonic() - started)

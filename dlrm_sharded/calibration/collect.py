@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from dlrm_sharded.calibration.bench import Bench
 from dlrm_sharded.calibration.codec_times import measure_codecs
@@ -35,6 +34,7 @@ from dlrm_sharded.calibration.random_plans import (
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.cost.local_profiles import local_histograms
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.hardware.hardware import Hardware
@@ -48,6 +48,8 @@ from dlrm_sharded.ranks.distributed import Rank, all_or_none, on_rank_zero
 from dlrm_sharded.ranks.process import num_cores
 
 log = logging.getLogger(__name__)
+
+BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
 REPEAT_LAG = 100
 """Number of plans between two measurements of the same plan."""
@@ -152,20 +154,19 @@ def collect(config: CollectConfig, out: Path, rank: Rank) -> None:
     measurer = PlanMeasurer(config, sizes, rank, {slot.world_size for slot in slots})
     codecs = measurer.codecs()
     started, load_before = time.perf_counter(), os.getloadavg()
-    bar = tqdm(
-        total=len(slots), initial=len(slots) - len(missing), unit="plan", disable=not journal
-    )
+    budget_s = config.time_budget_s
+    bar = ProgressBar(total=1.0, bar_format=BAR_FORMAT, disable=not journal)
     with bar:
-        for slot in missing:
-            if on_rank_zero(lambda: time.perf_counter() - started > config.time_budget_s):
+        for number, slot in enumerate(missing, 1):
+            if on_rank_zero(lambda: time.perf_counter() - started > budget_s):
                 break
             sample = measurer.measure(slot)
             if journal and sample:
                 journal.append(sample)
-            bar.update()
-            bar.set_postfix_str(
-                f"{time.perf_counter() - started:.0f} of {config.time_budget_s:.0f} s"
-            )
+            spent_s = time.perf_counter() - started
+            bar.set_postfix_str(f"{spent_s:.0f} of {budget_s:.0f} s, {number} plans", refresh=False)
+            # either limit may end the collection
+            bar.update(min(max(spent_s / budget_s, number / len(missing)), 1.0) - bar.n)
     if journal:
         samples = journal.samples()
         write_costs(

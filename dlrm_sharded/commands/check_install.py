@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     with exit_codes():
+        if sys.argv[1:] in (["--help"], ["-h"]):
+            print(__doc__)
+            return
         if version_problem(installed_versions()) is not None:
             sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
         print(installation())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import hydra
@@ -45,8 +44,6 @@ def hydra_main(cfg: DictConfig) -> None:
                 check_count("num_ranks", cfg.num_ranks, least=1)
             num_ranks = cfg.num_ranks or default_num_ranks()
         sys.exit(_start_ranks(num_ranks))
-    # TorchRec uses what torch deprecates; users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     with exit_codes(), process_group(timeout_s=1800) as rank:
         with all_or_none():
             check_file_to_write("out", cfg.out, may_be_stream=False)

@@ -13,9 +13,22 @@ EXIT_USER_ERROR = 2
 """As in `exit_codes`, which loads Hydra."""
 
 
+CONFIGS = {
+    "commands.advise": "advise",
+    "commands.collect_costs": "collect",
+    "commands.fit_cost_model": "fit",
+    "commands.plan": "plan",
+    "commands.simulate": "simulate",
+    "commands.train_policy": "train_policy",
+}
+"""Configs of commands whose modules take seconds to load."""
+
+
 def _run(module: str) -> Any:
     """Return what `main` of a module returns. The module may need packages of training."""
     try:
+        if module in CONFIGS and sys.argv[1:] in (["--help"], ["-h"]):
+            return _help(CONFIGS[module])
         main = import_module(f"dlrm_sharded.{module}").main
     except ModuleNotFoundError as error:
         if (reason := missing_text(error)) is None:
@@ -23,6 +36,16 @@ def _run(module: str) -> Any:
         print(f"error: {reason}", file=sys.stderr)
         return EXIT_USER_ERROR
     return main()
+
+
+def _help(config: str) -> None:
+    """Show the help of a command, which its config says."""
+    import hydra
+
+    from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+
+    show = hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=config)
+    run_hydra(show(lambda cfg: None))
 
 
 advise = functools.partial(_run, "commands.advise")

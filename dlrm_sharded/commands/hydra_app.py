@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,10 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
     if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()):
         die_with_parent()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
+    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
     # As Hydra's own `now`, but a restarted job finds the folder of its first attempt.
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets

@@ -1,9 +1,50 @@
-"""The log of a run, in its folder."""
+"""The lines of a log: on the terminal, and in the folder of a run."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import textwrap
+
+MAX_COLUMNS = 120
+
+
+class LineFormatter(logging.Formatter):
+    """Breaks messages between words; rows of Markdown tables and long words stay whole.
+
+    Args:
+        columns: width of a file, in which comparisons of runs find errors whole; None for that of
+            the terminal, up to `MAX_COLUMNS`, or any without one.
+    """
+
+    def __init__(self, fmt: str, datefmt: str, columns: int | None = None) -> None:
+        super().__init__(fmt, datefmt)
+        self._columns = columns
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's own name
+        """Return the message with the time, in lines that fit."""
+        text = super().formatMessage(record)
+        width = self._columns or _terminal_columns()
+        if width is None or (self._columns and record.levelno >= logging.ERROR):
+            return text
+        return "\n".join(_broken(line, width) for line in text.split("\n"))
+
+
+def _terminal_columns() -> int | None:
+    """Return the width of messages on a terminal; None for programs, which want whole lines."""
+    if not sys.stderr.isatty():
+        return None
+    return min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS)
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width or line.startswith("|"):
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 class LogFile(logging.FileHandler):

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.datasets.criteo_sample import write_criteo_sample
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import is_written_through
 
@@ -26,6 +25,8 @@ def main() -> int:
         )
         parser.add_argument("--seed", type=int, default=0, help="seed of the rows [%(default)s]")
         options = parser.parse_args()
+        from dlrm_sharded.datasets.criteo_sample import write_criteo_sample  # loads torch
+
         try:
             is_stream = is_written_through(options.out)
             write_criteo_sample(options.out, num_rows=options.rows, seed=options.seed)

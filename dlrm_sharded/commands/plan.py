@@ -20,14 +20,7 @@ from dlrm_sharded.commands.planner import build_planner
 from dlrm_sharded.commands.task_file import task_of_file
 from dlrm_sharded.cost.base import is_additive
 from dlrm_sharded.explain.diagnosis import diagnose
-from dlrm_sharded.explain.text import (
-    cached_text,
-    forecast,
-    halves,
-    profile_value_text,
-    replicas,
-    sections,
-)
+from dlrm_sharded.explain.text import plan_lines, sections
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import check_file_to_write, is_written_through, write_json
 from dlrm_sharded.files.provenance import fbgemm_version, versions
@@ -64,24 +57,8 @@ def hydra_main(cfg: DictConfig) -> None:
             write_json(task_out, task.to_json())
         elif cfg.task is None:
             log.info("the task is not written, as it has no place beside %s; set task_out", cfg.out)
-        used = plan.bytes_by_rank(task.topology)
-        log.info(
-            "%s: %d shards of %d tables%s in %.3f s; %s%.2f to %.2f GiB a rank, of %s; wrote %s",
-            report.sharder,
-            len(plan.shards),
-            len(task.tables),
-            replicas(plan) + halves(plan),
-            report.solve_s,
-            f"{expected}; " if (expected := forecast(report)) else "",
-            min(used) / GIB,
-            max(used) / GIB,
-            task.topology.rank_memory_text,
-            cfg.out,
-        )
-        if report.cached is not None:
-            log.info("%s", cached_text(report.cached))
-        if report.profile_value is not None:
-            log.info("%s", profile_value_text(report.profile_value))
+        for line in [*plan_lines(plan, report, task), f"wrote {cfg.out}"]:
+            log.info("%s", line)
         if report.standing is not None:
             log.info("prices: %s", report.standing.text)
         if report.diagnosis is not None:

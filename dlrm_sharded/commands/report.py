@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.json_files import folder_to_write
-from dlrm_sharded.runs import compare, short_table
+from dlrm_sharded.runs import compare
 
 
 def main() -> int:
@@ -27,6 +27,8 @@ def main() -> int:
         else:
             out = folders[0] if len(folders) == 1 else Path("comparison")
         comparison = compare(folders, out)
+        from dlrm_sharded.runs.comparison_text import short_table  # loads polars
+
         print(short_table(comparison))
         print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
     return 0

@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,6 @@ log = logging.getLogger("dlrm_sharded.simulate")
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
-    # TorchRec uses what torch deprecates; users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
-    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
     with exit_codes():
         out = checked_out(cfg.out)
         check_count("seed", cfg.seed, least=0)

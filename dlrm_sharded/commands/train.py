@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -24,10 +23,6 @@ MAX_TIMEOUT_S = 1e8
 
 def train(cfg: DictConfig) -> float:
     """Run on all ranks together; return the entry of result.json that `objective` names."""
-    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
-    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
     except ConfigError as error:

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
@@ -29,6 +28,7 @@ from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import folder_to_write
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.artifact import name_in_folder, write_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
@@ -202,7 +202,7 @@ class Progress:
     ) -> None:
         # A new training replaces the curves of an earlier one; a resumed one appends to them.
         self._writer = SummaryWriter(cfg.log_dir, purge_step=None if resumed else 0)
-        self._bar = tqdm(total=schedule.num_rounds, unit="round")
+        self._bar = ProgressBar(total=schedule.num_rounds, unit="round")
         self._method = method
         self._validation = validation
 

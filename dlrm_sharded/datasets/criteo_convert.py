@@ -16,13 +16,13 @@ from typing import Protocol, Self
 
 import numpy as np
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, INT_FEATURE_COUNT
-from tqdm import tqdm
 
 from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter, Manifest
 from dlrm_sharded.datasets.build_once import build_once
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
 from dlrm_sharded.datasets.vocabulary import IdCounter, RawIds, Vocabulary
+from dlrm_sharded.files.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def _read(
     """Read all files and return them with their final counts."""
     tsvs = []
     size_bytes = sum(path.stat().st_size for path in paths)
-    with tqdm(total=size_bytes, unit="B", unit_scale=True, desc="reading", disable=None) as bar:
+    with ProgressBar(total=size_bytes, unit="B", unit_scale=True, desc="reading") as bar:
         for path in paths:
             tsv = CriteoTsv(
                 path, max_malformed_share=source.max_malformed_share, on_read=bar.update
@@ -156,13 +156,13 @@ class VocabularyIds:
     def finish(self, writer: BlockWriter, num_train_rows: int) -> tuple[int, ...]:
         vocabularies = [
             self._vocabulary(column, num_train_rows)
-            for column in tqdm(range(len(self._files)), desc="counting ids", disable=None)
+            for column in ProgressBar(range(len(self._files)), desc="counting ids")
         ]
         columns = zip(
             *(self._pieces(column, writer.num_rows) for column in range(len(self._files))),
             strict=True,
         )
-        with tqdm(total=writer.num_rows, unit="rows", desc="mapping ids", disable=None) as bar:
+        with ProgressBar(total=writer.num_rows, unit="rows", desc="mapping ids") as bar:
             for pieces in columns:
                 rows = [v.rows(ids) for v, ids in zip(vocabularies, pieces, strict=True)]
                 writer.append_ids(np.stack(rows))

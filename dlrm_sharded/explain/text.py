@@ -49,6 +49,20 @@ def forecast(report: PlanReport) -> str | None:
     return f"{text}, at most {100 * report.gap:z.1f} % above the best possible"
 
 
+def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> list[str]:
+    """Write how a plan was made and what is thought of it, for a log."""
+    used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
+    lines = [
+        f"{report.sharder}: {len(plan.shards)} shards of {len(task.tables)} tables"
+        f"{replicas(plan)}{halves(plan)} in {report.solve_s:.3f} s",
+        forecast(report),
+        f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
+        None if report.cached is None else cached_text(report.cached),
+        None if report.profile_value is None else profile_value_text(report.profile_value),
+    ]
+    return [line for line in lines if line is not None]
+
+
 def rounding(precision: ExchangePrecision) -> str:
     """Write what the exchanges are rounded to, to be appended to a text; nothing for fp32."""
     return "" if precision.is_exact else f" with exchanges in {precision}"

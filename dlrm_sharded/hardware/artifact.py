@@ -230,10 +230,14 @@ def load_artifact(
         check_path(f"the artifact of the {kind.noun}", artifact)
     path = Path(artifact) if artifact else find_artifact(kind, context.hardware, context.device)
     read = read_artifact(path, kind=kind, features=features)
-    loaded = dataclasses.replace(read, match=match_of(context.hardware, read.hardware))
-    log.info("%s: %s, of %s", kind.noun, path, loaded.meta["hardware"])
+    match = match_of(context.hardware, read.hardware)
+    loaded = dataclasses.replace(read, match=match)
+    name = path.name if path.parent == SHIPPED else path
+    log.info("%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
     for text in _caveats(loaded, kind, context):
         log.warning("%s", text)
+    if context.hardware is not None and match.reasons:
+        log.debug("%s", "\n  ".join(["what differs from the hardware there:", *match.reasons]))
     return loaded
 
 
@@ -249,7 +253,7 @@ def _caveats(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]
         here = context.device if context.hardware is None else context.hardware.name
         yield f"{prior}, and the run is on {here}: {kind.other_device}"
     elif context.hardware is not None and not loaded.match.is_same:
-        yield f"{prior} ({'; '.join(loaded.match.reasons)}): {kind.other_hardware}"
+        yield f"{prior}: {kind.other_hardware}"
     if context.optimizer not in (None, loaded.meta["optimizer"]):
         what_to_do = kind.other_optimizer.format(optimizer=context.optimizer)
         yield (

@@ -177,7 +177,8 @@ def _report(
     fullest = max(range(len(memory)), key=lambda rank: memory[rank].total)
     for rank, of_rank in enumerate(memory):
         if logs_all_ranks or rank == fullest:
-            log.info("memory that rank %d needs:\n%s", rank, memory_text(of_rank))
+            level = logging.INFO if logs_all_ranks else logging.DEBUG
+            log.log(level, "memory that rank %d needs:\n%s", rank, memory_text(of_rank))
     ranks, needed, available = needed_and_available(
         memory, available_bytes, ranks_per_host=ranks_per_host
     )

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from dlrm_sharded.checkpoint.folder import set_aside
-from dlrm_sharded.explain.text import cached_text, forecast, halves, profile_value_text, replicas
+from dlrm_sharded.explain.text import plan_lines
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.job.memory_check import CheckedMemory, check_memory, write_memory
@@ -95,20 +95,13 @@ def _plan(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
         task.batch_size,
     )
     plan, report = _kept_or_new(prepared)
-    shards = f"{len(plan.shards)} shards{replicas(plan)}{halves(plan)}"
-    summary_of_plan = f"{report.sharder}: {shards} in {report.solve_s:.3f} s"
-    log.info("%s", "; ".join(filter(None, [summary_of_plan, forecast(report)])))
+    for line in plan_lines(plan, report, task):
+        log.info("%s", line)
     if plan.half_tables() and topology.compute_device == "cpu":
         log.warning(
             "on CPUs, FBGEMM rounds weights in fp16 to the nearest number, so that updates below "
             "a 2000th of a weight are lost; on GPUs it rounds at random"
         )
-    if report.cached is not None:
-        log.info("%s", cached_text(report.cached))
-    if report.profile_value is not None:
-        log.info("%s", profile_value_text(report.profile_value))
-    if report.standing is not None:
-        log.info("prices: %s", report.standing.text)
     return plan, report
 
 

@@ -2,8 +2,6 @@
 
 What a run does is not decided here.
 
-What a run does is not decided here.
-
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
 terminal.py             texts that a run shows in the terminal
@@ -19,14 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import replace_file
-from dlrm_sharded.runs.comparison import Comparison, summarize
-from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
-from dlrm_sharded.runs.discovery import find_runs
 
-__all__ = ["Comparison", "compare", "compare_sweep", "short_table"]
+if TYPE_CHECKING:  # loads polars
+    from dlrm_sharded.runs.comparison import Comparison
+
+__all__ = ["compare", "compare_sweep"]
 
 
 def compare(folders: Sequence[Path], out: Path) -> Comparison:
@@ -39,7 +38,11 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
         DataError: a folder does not exist, or none holds a run.
         ConfigError: `out` cannot be written.
     """
-    from dlrm_sharded.runs.comparison_events import write_comparison  # loads matplotlib
+    # These load polars and matplotlib, which neither a rank nor --help needs.
+    from dlrm_sharded.runs.comparison import summarize
+    from dlrm_sharded.runs.comparison_events import write_comparison
+    from dlrm_sharded.runs.comparison_text import comparison_markdown
+    from dlrm_sharded.runs.discovery import find_runs
 
     found = find_runs(folders)
     comparison = summarize(found.runs, found.problems)
@@ -57,5 +60,7 @@ def compare(folders: Sequence[Path], out: Path) -> Comparison:
 
 def compare_sweep(sweep_dir: Path) -> str:
     """Compare the runs of a sweep in its own folder; return the table for the terminal."""
+    from dlrm_sharded.runs.comparison_text import short_table
+
     table = short_table(compare([sweep_dir], sweep_dir))
     return f"comparison in {sweep_dir / 'summary.md'}; tensorboard --logdir {sweep_dir}\n{table}"

@@ -57,7 +57,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
         f"the critical path is {factor:.2f} x the predicted one, more than the "
         f"{100 * standing.error:.0f} % that {standing.short_text.split(',')[0]} prices of "
         f"{standing.hardware} are expected to be off: {stages}; `make calibrate` (2 minutes, on an "
-        "idle machine) mends it, and this run corrects the next prediction on this hardware"
+        "idle machine) mends it"
     )
 
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torchmetrics.classification import BinaryAUROC
 
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.ranks.distributed import reported_by_rank_zero
@@ -33,6 +32,8 @@ class Evaluator:
     """Collects the predictions of each rank and evaluates them together."""
 
     def __init__(self, device: torch.device) -> None:
+        from torchmetrics.classification import BinaryAUROC  # loads matplotlib, for half a second
+
         self._auroc = BinaryAUROC(thresholds=None, validate_args=False).to(device)
         # Sum of log losses, number of positives, number of samples.
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)

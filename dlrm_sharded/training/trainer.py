@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
-from tqdm import tqdm
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
+from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.ranks.distributed import Rank, all_or_none, reported_by_rank_zero
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ class Trainer:
         hidden = {} if self.rank.is_zero else {"disable": True}
         with ExitStack() as stack:
             bar = stack.enter_context(
-                tqdm(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
+                ProgressBar(total=self._num_steps, initial=self.start.step, unit="step", **hidden)
             )
             stack.enter_context(self._batches)
             if self._tracer is not None:
@@ -120,7 +120,7 @@ class Trainer:
             check_dense_weights(self.model, self._num_steps)
         return self._result()
 
-    def _train(self, bar: tqdm[None]) -> None:
+    def _train(self, bar: ProgressBar) -> None:
         first_step = self.start.step - len(self.start.window_losses)
         if self.start.step > self.config.num_warmup_steps:
             self._steady_since_s = time.perf_counter() - self.start.steady_s
@@ -181,7 +181,7 @@ class Trainer:
             if self._evaluated_step != step:  # interrupted again
                 self._checkpoint(step, Window(step, self.rank), None)
 
-    def _checkpoint(self, step: int, window: Window, bar: tqdm[None] | None) -> None:
+    def _checkpoint(self, step: int, window: Window, bar: ProgressBar | None) -> None:
         """Write a checkpoint if one is due, and end the training if a signal asks for it."""
         if self.checkpoints is not None:
             self.checkpoints.after_step(
@@ -190,7 +190,7 @@ class Trainer:
                 progress=functools.partial(self._progress, bar, step, window),
             )
 
-    def _progress(self, bar: tqdm[None] | None, step: int, window: Window) -> Progress:
+    def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         if window.num_steps:
@@ -221,7 +221,7 @@ class Trainer:
     def _earlier_losses(self) -> list[Tensor]:
         return list(self.start.window_losses.to(self.rank.device))
 
-    def _report(self, bar: tqdm[None] | None, *, num_unread: int) -> None:
+    def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""
         while len(self._unread) > num_unread:
             window = self._unread.popleft()

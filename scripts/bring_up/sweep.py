@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlrm_sharded.ranks.gpus import visible_gpus
-from dlrm_sharded.runs import Comparison, compare
+from dlrm_sharded.runs import compare
+from dlrm_sharded.runs.comparison import Comparison
 from studies.processes import module_command
 from studies.study import StudyRun
 

@@ -225,6 +225,17 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     assert result_of(tmp_path)["world_size"] == 1
 
 
+def test_log_lines_are_short_and_said_once(run_dir: Path) -> None:
+    """Details are in train.log only; a path may be longer than a line."""
+    lines = (run_dir / "train.log").read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and " " in line.strip()] == []
+    assert any(
+        line.endswith("memory that rank 0 needs:") or "rank 1 needs:" in line for line in lines
+    )
+    told = [line[11:] for line in lines if line.startswith("[")]
+    assert len(told) == len({*told})
+
+
 def test_memory_is_estimated_before_training(run_dir: Path) -> None:
     """For each rank, and beside what was used; the estimate of a small run is mostly measured."""
     ranks = json.loads((run_dir / "memory.json").read_text())["ranks"]

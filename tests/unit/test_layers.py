@@ -4,13 +4,19 @@ The layers and the homes of other libraries are contracts in pyproject.toml (`ma
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.commands import console
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.testing import small_tasks
+
 ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {name for name, value in vars(console).items() if isinstance(value, functools.partial)}
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
@@ -80,6 +86,44 @@ def test_loads_light(module: str, heavy: list[str]) -> None:
     loaded = python.stdout.split()
     assert module in loaded
     assert not set(heavy) & set(loaded)
+
+
+@pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
+def test_planning_loads_no_torch(tmp_path: Path, sharder: str) -> None:
+    """A whole `dlrm-plan` of a task.json, with prices, the lower bound and the diagnosis."""
+    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
+    code = (
+        "import atexit, sys; from dlrm_sharded.commands.console import plan; "
+        "atexit.register(lambda: print(*sys.modules)); plan()"
+    )
+    overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=plan.json"]
+    python = subprocess.run(
+        [sys.executable, "-c", code, *overrides],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (tmp_path / "plan.json").exists()
+    loaded = python.stdout.split()
+    assert "dlrm_sharded.explain.diagnosis" in loaded
+    assert not {"torch", "torchrec", "fbgemm_gpu", "polars", "matplotlib"} & {*loaded}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS - {"torchrun"}))
+def test_help_loads_light(command: str) -> None:
+    """But for torchrun, whose arguments are torch's."""
+    code = (
+        "import atexit, sys; from dlrm_sharded.commands import console; "
+        "atexit.register(lambda: print(*sys.modules)); "
+        f"sys.argv = ['{command}', '--help']; sys.exit(console.{command}())"
+    )
+    python = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    *said, loaded = python.stdout.splitlines()
+    assert said
+    assert not {"torch", "polars", "scipy", "matplotlib"} & {*loaded.split()}
 
 
 def test_listing_hydras_plugins_loads_light() -> None:

@@ -1,11 +1,13 @@
 """A log that cannot be written costs a line, and no run."""
 
 import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dlrm_sharded.commands.log_file import LogFile
+from dlrm_sharded.commands.log_file import LineFormatter, LogFile
 
 
 def test_a_file_that_cannot_be_opened_is_said_once(
@@ -19,3 +21,44 @@ def test_a_file_that_cannot_be_opened_is_said_once(
         logger.warning("line %d", number)
     path = tmp_path / "gone" / "train.log"
     assert capsys.readouterr().err == f"the log ends here: {path}: No such file or directory\n"
+
+
+LONG = "the run will take 1.931 GiB of 14.445 GiB that are available " * 4
+MESSAGES = {
+    "short": ("done", 120, "[now] done"),
+    "long": (LONG, 120, None),
+    "narrow": (LONG, 60, None),
+    "indented": (f"summary:\n  {LONG}", 80, None),
+    "table": (f"rows:\n| {LONG} |", 80, f"[now] rows:\n| {LONG} |"),
+    "path": (f"in /{'x' * 130}", 120, f"[now] in\n  /{'x' * 130}"),
+}
+
+
+@pytest.mark.parametrize(("message", "columns", "expected"), MESSAGES.values(), ids=MESSAGES)
+def test_breaks_long_messages_between_words(
+    message: str, columns: int, expected: str | None
+) -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, message, None, None)
+    written = LineFormatter("[%(asctime)s] %(message)s", "now", columns).format(record)
+    assert written.split() == ["[now]", *message.split()]
+    if expected is not None:
+        assert written == expected
+    else:
+        assert max(map(len, written.split("\n"))) <= columns
+
+
+@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("200", 120), (None, len(LONG))])
+def test_terminals_show_up_to_120_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, most: int
+) -> None:
+    """Programs that read the messages get them whole."""
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: columns is not None))
+    monkeypatch.setenv("COLUMNS", columns or "80")
+    record = logging.LogRecord("x", logging.ERROR, "", 0, LONG, None, None)
+    written = LineFormatter("%(message)s", "now").format(record)
+    assert most - 20 < max(map(len, written.split("\n"))) <= most
+
+
+def test_errors_in_a_file_stay_whole() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "", 0, LONG, None, None)
+    assert LineFormatter("%(message)s", "now", 120).format(record) == LONG
