@@ -1,11 +1,13 @@
-"""Makes a job the owner of its run's folder, before Hydra or the job writes to it.
+"""The folder of a run before the run begins: its owner, Hydra's files and the log.
 
 Drivers of sweeps load this module, so it loads no torch.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,22 @@ def write_hydra_files(cfg: DictConfig, folder: Path) -> None:
     target.mkdir(exist_ok=True)
     for name, content in files.items():
         replace_file(target / f"{name}.yaml", OmegaConf.to_yaml(content).encode())
+
+
+class LogFile(logging.FileHandler):
+    """A log file that gives up after the first line that it cannot write, as on a full disk."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; the file is opened for the first one, and may be another user's."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's own name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self.setLevel(logging.CRITICAL + 1)
+        print(f"the log ends here: {self.baseFilename}: {error.strerror}", file=sys.stderr)

@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.hardware.context import RunContext

@@ -15,8 +15,8 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
+from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.model.dlrm import Dlrm

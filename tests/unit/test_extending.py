@@ -18,8 +18,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import ShardingPlan, ShardingTask, Table, Topology, validate
-from dlrm_sharded.commands.dataset import build_dataset
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec

@@ -1,13 +1,15 @@
-"""A job owns the folder of its run before Hydra writes there, whatever its name is made of."""
+"""A job owns the folder of its run before Hydra writes there; its log costs no run."""
 
+import logging
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.own_folder import OwnRunFolder
+from dlrm_sharded.commands.own_folder import LogFile, OwnRunFolder
 from dlrm_sharded.ranks.attempt import started
 from dlrm_sharded.runs.owner import claim
 
@@ -27,3 +29,16 @@ def test_a_name_with_parts_of_hydras_config(tmp_path: Path) -> None:
     finally:
         HydraConfig.instance().cfg = None
         claim(claimed.parent).release()
+
+
+def test_a_file_that_cannot_be_opened_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is opened for its first line: by then it may be another user's, or its folder gone."""
+    handler = LogFile(tmp_path / "gone" / "train.log", delay=True)
+    logger = logging.Logger("of a run")
+    logger.addHandler(handler)
+    for number in range(3):
+        logger.warning("line %d", number)
+    path = tmp_path / "gone" / "train.log"
+    assert capsys.readouterr().err == f"the log ends here: {path}: No such file or directory\n"
