@@ -6,7 +6,6 @@ Every field of `RunResult` is a key of the file.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,8 @@ if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.training.trainer import TrainingResult
 
 FILE_NAME = "result.json"
+MAX_FIGURE = 1e30
+"""Limit beyond any real figure, below which means and pictures of figures are finite."""
 
 Setting = tuple[tuple[str, str], ...]
 """Pairs of (key, value), in order of keys."""
@@ -36,10 +37,10 @@ def known_text(value: object) -> str | None:
 
 
 def known_number(value: object) -> float | None:
-    """Return the value if it is a finite number, else None."""
+    """Return the value if it is a number within `MAX_FIGURE`, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    return float(value) if abs(value) <= MAX_FIGURE else None
 
 
 def known_count(value: object) -> int | None:
@@ -295,6 +296,8 @@ def read_result(folder: Path) -> RunResult | None:
     path = folder / FILE_NAME
     if not path.exists():
         return None
+    if not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is no file")
     try:
         fields = read_json_object(path, noun="result")
     except ConfigError as error:

@@ -98,12 +98,10 @@ def test_sharder(project: Path, task: ShardingTask) -> None:
 
 def test_sharder_without_a_yaml(project: Path) -> None:
     write_json(project / "task.json", TASK.to_json())
-    (command,) = re.findall(
-        r"^    python (scripts/plan\.py .*RoundRobinSharder.*)$", PAGE.read_text(), re.M
-    )
-    script, *overrides = command.split()
+    (command,) = re.findall(r"^    dlrm-plan (.*RoundRobinSharder.*)$", PAGE.read_text(), re.M)
+    script = [sys.executable, "-m", "dlrm_sharded.commands.plan"]
 
-    subprocess.run([sys.executable, ROOT / script, *overrides], cwd=project, check=True)
+    subprocess.run([*script, *command.split()], cwd=project, check=True)
 
     plan = read_plan(project / "plan.json")
     largest = max(plan.shards, key=lambda shard: shard.bytes_on(TASK.topology))
