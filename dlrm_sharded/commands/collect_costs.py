@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import hydra
@@ -18,7 +17,12 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import (
+    CONF_DIR,
+    ignore_library_warnings,
+    instantiate,
+    run_hydra,
+)
 from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.files.json_files import check_file_to_write
 from dlrm_sharded.ranks.devices import device_type
@@ -45,8 +49,7 @@ def hydra_main(cfg: DictConfig) -> None:
                 check_count("num_ranks", cfg.num_ranks, least=1)
             num_ranks = cfg.num_ranks or default_num_ranks()
         sys.exit(_start_ranks(num_ranks))
-    # TorchRec uses what torch deprecates; users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    ignore_library_warnings()
     with exit_codes(), process_group(timeout_s=1800) as rank:
         with all_or_none():
             check_file_to_write("out", cfg.out, may_be_stream=False)

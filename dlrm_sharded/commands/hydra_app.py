@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +52,14 @@ def instantiate(node: object, **arguments: object) -> Any:
     return hydra.utils.instantiate(node, _convert_="all", **arguments)
 
 
+def ignore_library_warnings() -> None:
+    """Do not show warnings that users cannot do anything about."""
+    # TorchRec uses what torch deprecates: ShardedTensor, and an argument of DDP.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
+    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
+    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
+
+
 def command_line() -> list[Any]:
     """Return Hydra's overrides of the command line."""
     texts = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
@@ -81,7 +90,8 @@ def refuse_lists(*but: str) -> None:
     Args:
         but: groups of which the command takes several options.
     """
-    groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()} - {*but}
+    groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
+    groups -= {"experiment", *but}  # experiments are made to be merged
     for override in command_line():
         if override.key_or_group in groups and isinstance(override.value(), list):
             raise ConfigError(

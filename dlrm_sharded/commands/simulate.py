@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, ignore_library_warnings, run_hydra
 from dlrm_sharded.commands.sharders import (
     build_planner,
     config_of_sharder,
@@ -74,10 +73,7 @@ log = logging.getLogger("dlrm_sharded.simulate")
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
-    # TorchRec uses what torch deprecates; users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
-    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
+    ignore_library_warnings()
     with exit_codes():
         if not cfg.out:
             raise ConfigError("out is not set; name the folder of the results")

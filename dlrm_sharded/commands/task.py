@@ -117,6 +117,8 @@ def check_effects(cfg: DictConfig) -> None:
         keys = KEYS_OF_TRAINING if "model" in cfg else (*KEYS_OF_TRAINING, "dense")
         says = "no plan and no time depends on it; dlrm-train has it"
         reasons |= {f"optimizer.{key}": says for key in keys}
+    if cfg.get("journal") == "none":  # which asks for no effect
+        reasons.pop("journal", None)
     refuse_unused(reasons)
 
 

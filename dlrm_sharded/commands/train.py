@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import warnings
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.commands.hydra_app import instantiate
+from dlrm_sharded.commands.hydra_app import ignore_library_warnings, instantiate
 from dlrm_sharded.commands.own_folder import write_hydra_files
 from dlrm_sharded.commands.sharders import asked_precision, build_planner
 from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
@@ -39,10 +38,7 @@ MAX_TIMEOUT_S = 1e8
 
 def train(cfg: DictConfig) -> float:
     """Run on all ranks together; return the entry of result.json that `objective` names."""
-    # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument); users cannot change that.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
-    # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
-    warnings.filterwarnings("ignore", category=UserWarning, message="fbgemm::dense_embedding")
+    ignore_library_warnings()
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
     except ConfigError as error:

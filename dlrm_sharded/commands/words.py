@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,12 @@ Keys = Mapping[str, tuple[Callable[[str], object], object]]
 
 
 def read_words(
-    usage: str | None, keys: Keys, *, names: str | None = None, choices: tuple[str, ...] = ()
+    usage: str | None,
+    keys: Keys,
+    *,
+    names: str | None = None,
+    choices: tuple[str, ...] = (),
+    arguments: Sequence[str] | None = None,
 ) -> SimpleNamespace:
     """Return the values of all keys, and the words that are no `key=value` as `names`.
 
@@ -24,13 +29,14 @@ def read_words(
         usage: what --help prints.
         names: what the other words name; None if there are none.
         choices: the words that are known; all are if this is empty.
+        arguments: None for those of the command line.
 
     Raises:
         ConfigError: a word or a value cannot be used, or a name is missing.
     """
     found: dict[str, Any] = {key: default for key, (_, default) in keys.items()}
     words, seen = [], set()
-    for word in sys.argv[1:]:
+    for word in sys.argv[1:] if arguments is None else arguments:
         key, sign, text = word.partition("=")
         if word in ("-h", "--help"):
             print(usage)

@@ -100,6 +100,7 @@ def test_an_override_without_an_effect(
     [
         ("plan", [FILE, "optimizer=sgd", "explain=true", "seed=1", "topology.memory_gib=null"]),
         ("plan", [FILE, "hardware=here", "journal=x"]),
+        ("plan", [FILE, "journal=none"]),
         ("plan", [DATA, "task_out=x", "topology=h100_80gb", "batch_size=64"]),
         ("simulate", [DATA, "topology.memory_fraction=0.5", "measure.iterations=3", "minutes=1"]),
         ("simulate", ["experiment=mlperf_dcnv2", "hardware=h100_sxm", "spread=0"]),
