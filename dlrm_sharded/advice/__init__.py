@@ -3,8 +3,6 @@ them.
 
 It measures nothing.
 
-It measures nothing.
-
 Glossary:
     machine     a kind of hardware: GPUs of one kind in hosts, or the CPUs of this machine
     case        a machine, a number of ranks and a sharder

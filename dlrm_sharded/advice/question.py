@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from dlrm_sharded.advice.candidates import Candidate, Case, Failure, Outcome, evaluate
-from dlrm_sharded.advice.dense import DenseModel, error_of_dense
 from dlrm_sharded.advice.workers import Refusal, in_processes
+from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
+from dlrm_sharded.dense.model import DenseModel
 from dlrm_sharded.dense.work import DenseWork
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.step.parts import DenseTimes
 
@@ -118,16 +123,14 @@ def _dense_times(
         if isinstance(task, Failure):
             continue
         local_batch_size = task.batch_size // case.num_ranks
-        if case.machine.is_gpu:
+        if case.machine.spec is not None:
             if local_batch_size not in works:
                 works[local_batch_size] = question.dense.work(task.tables, local_batch_size)
-            found[case] = question.dense.priced(case.machine, works[local_batch_size])
+            found[case] = question.dense.priced(case.machine.spec, works[local_batch_size])
             continue
         key = (local_batch_size, task.topology.ranks_per_host)
         if key not in measured:
-            measure = functools.partial(
-                question.dense.measured, task.tables, key[0], ranks_per_host=key[1]
-            )
+            measure = functools.partial(_measured, question.dense, task)
             [measured[key]] = in_processes([measure], limit_s=MEASURE_LIMIT_S, num_workers=1)
         times = measured[key]
         if isinstance(times, Refusal):
@@ -137,12 +140,20 @@ def _dense_times(
     return found
 
 
+def _measured(dense: DenseModel, task: ShardingTask) -> DenseTimes:
+    """Measure the dense part of one rank here, with the threads that it has beside the others."""
+    topology = task.topology
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
+    batch = dense.random_batch(task.batch_size // topology.world_size)
+    return dense.measured(task.tables, [batch], torch.device("cpu"))
+
+
 def _evaluate(question: Question, case: Case, dense: DenseTimes, box_s: float) -> Outcome | Failure:
     task = question.task(case)
     planner = question.planner_of(case, case.machine.context(task.topology), box_s)
-    return evaluate(
-        case, planner, task, dense, dense_error=error_of_dense(case.machine), seed=question.seed
-    )
+    dense_error = DENSE_ERROR if case.machine.is_gpu else 0.0
+    return evaluate(case, planner, task, dense, dense_error=dense_error, seed=question.seed)
 
 
 def _candidate(

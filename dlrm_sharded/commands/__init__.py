@@ -1,6 +1,4 @@
 """One module for each command, and what turns a config into objects.
 
 No room below knows Hydra or a config.
-
-No room below knows Hydra or a config.
 """

@@ -11,7 +11,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.advice.candidates import Case
-from dlrm_sharded.advice.dense import DenseModel
 from dlrm_sharded.advice.machines import (
     CPU_NAMES,
     Machine,
@@ -21,14 +20,21 @@ from dlrm_sharded.advice.machines import (
     with_prices,
 )
 from dlrm_sharded.advice.question import Question
-from dlrm_sharded.commands.dataset import build_dataset
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate
+from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate, refuse_unused
 from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.commands.planner import build_planner, plain
-from dlrm_sharded.commands.task_file import TaskOfFile, command_line, task_of_file
-from dlrm_sharded.commands.task_from_data import stated_topology
+from dlrm_sharded.commands.sharders import asked_precision, build_planner, plain
+from dlrm_sharded.commands.task import (
+    AskedTask,
+    build_dataset,
+    check_batch_size,
+    check_question,
+    stated_topology,
+    task_of_file,
+)
+from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.datasets.base import Dataset
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
+from dlrm_sharded.dense.model import DenseModel
 from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.hardware.artifact import has_artifact
 from dlrm_sharded.hardware.artifact_kinds import policy_kind
@@ -36,7 +42,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_hardware
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology
+from dlrm_sharded.plans.task import MAX_BATCH_SIZE, MAX_RANKS, ShardingTask, Topology, memory_of
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.sharders.planning import Planner
 
@@ -56,21 +62,21 @@ GPU_PRICES = {"_target_": "dlrm_sharded.cost.learned.prior_cost_model", "_partia
 """Cost model of GPUs: calibrated prices would be of one of them alone."""
 
 
-def stated_task(cfg: DictConfig) -> TaskOfFile | None:
+def stated_task(cfg: DictConfig) -> AskedTask | None:
     """Return the task of the file to advise on; None to advise on data.
 
     Raises:
         ConfigError: a config names both or none, or the file cannot be used.
     """
-    if (cfg.task is None) == (cfg.get("data") is None):
-        raise ConfigError(
-            "name either task=task.json or data=, one of conf/data, and not both, to advise on"
-        )
+    check_question(cfg, "advise on")
+    if cfg.get("cost_model") is None:
+        raise ConfigError("cost_model is none; advice needs prices: cost_model=learned")
+    asked_precision(cfg)  # once, and not for every case
     # the machines decide what the ranks compute on
     return None if cfg.task is None else task_of_file(cfg, compute_device="cuda")
 
 
-def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, float | None]:
+def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, float | None]:
     """Return the question of a config, and the samples of an epoch if they are known.
 
     Raises:
@@ -83,6 +89,8 @@ def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, 
     of_tables = optimizer.embedding if task is None else task.known_optimizer
     machines = _machines(cfg, of_tables)
     sizes = _sizes(cfg.ranks)
+    if len(sizes) == 1:
+        refuse_unused({"least_gain": "ranks= has one number, and a gain is of more ranks"})
     nodes = _sharders(cfg, is_only_question=len(machines) == len(sizes) == 1, machines=machines)
     _check_caching(cfg, nodes)
     batch_size_of = _batch_sizes(cfg, sizes, task)
@@ -96,12 +104,8 @@ def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, 
         dataset = dataset_of(batch_size_of(sizes[0]))
         num_dense = dataset.num_dense
         samples = samples or _epoch(dataset)
-    build = instantiate(cfg.model)
     dense = DenseModel(
-        lambda tables, device: build(tables, num_dense, device=device),
-        num_dense=num_dense,
-        optimizer=optimizer,
-        bf16=bool(cfg.model.get("bf16", False)),
+        instantiate(cfg.model), num_dense, optimizer, bf16=bool(cfg.model.get("bf16", False))
     )
     question = Question(
         cases=[Case(*parts) for parts in product(machines, sizes, nodes)],
@@ -116,7 +120,7 @@ def question_of(cfg: DictConfig, of_file: TaskOfFile | None) -> tuple[Question, 
     return question, samples
 
 
-def same_in_run(of_file: TaskOfFile | None) -> list[str]:
+def same_in_run(of_file: AskedTask | None) -> list[str]:
     """Return the overrides that runs of all candidates need: of the file and the command line."""
     return [
         *(() if of_file is None else of_file.overrides),
@@ -132,7 +136,7 @@ def _machines(cfg: DictConfig, of_tables: str | None) -> list[Machine]:
     node = cfg.topology
     memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
     machines = []
-    for name in _names("hardware", cfg.hardware):
+    for name in checked_names("hardware", _as_list(cfg.hardware), example="[h100,a100]"):
         if name in CPU_NAMES:
             if name == "here" and device_type() == "cuda":
                 raise ConfigError("hardware is here, which has GPUs; name their kind, or cpu")
@@ -143,19 +147,13 @@ def _machines(cfg: DictConfig, of_tables: str | None) -> list[Machine]:
     return with_prices(machines, cfg.prices)
 
 
-def _names(key: str, value: Any) -> list[str]:
-    """Return a list of different names, from a list or from one name."""
-    names = [value] if isinstance(value, str) else plain(value)
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"{key} is {names!r}, must be a name or a list of names: [h100,a100]")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{key} names {max(names, key=names.count)!r} twice")
-    return names
+def _as_list(value: Any) -> list[Any]:
+    """Return a list of a config, or a single value as one."""
+    return value if isinstance(value := plain(value), list) else [value]
 
 
 def _sizes(value: Any) -> list[int]:
-    sizes = plain(value)
-    sizes = sizes if isinstance(sizes, list) else [sizes]
+    sizes = _as_list(value)
     if not sizes:
         raise ConfigError("ranks is an empty list, must have numbers of ranks: [8,16,32]")
     for size in sizes:
@@ -178,13 +176,8 @@ def _batch_sizes(
     batch_size = cfg.batch_size
     if batch_size is None:
         batch_size = DEFAULT_BATCH_SIZE if task is None else task.batch_size
-    check_count("batch_size", batch_size, least=1, most=MAX_BATCH_SIZE)
     for size in sizes:
-        if batch_size % size:
-            raise ConfigError(
-                f"batch_size is {batch_size:,}; it is global and must be a multiple of {size} "
-                "(ranks); or set batch_per_rank"
-            )
+        check_batch_size(batch_size, size)
     return lambda num_ranks: batch_size
 
 
@@ -206,20 +199,11 @@ def _stated(cfg: DictConfig, optimizer: OptimizerConfig, task: ShardingTask | No
     node = cfg.topology.copy()
     node.world_size = 1 if node.ranks_per_host is None else node.ranks_per_host
     node.memory_gib, node.reserved_gib = 1.0, 0.0
-    stated = stated_topology(node, optimizer)
     if task is None:
-        return stated
-    return Topology(
-        stated.world_size,
-        stated.memory_bytes,
-        local_world_size=stated.local_world_size,
-        bytes_per_element=task.topology.bytes_per_element,
-        optimizer_bytes_per_row=task.topology.optimizer_bytes_per_row,
-        intra_host_bytes_per_s=stated.intra_host_bytes_per_s,
-        inter_host_bytes_per_s=stated.inter_host_bytes_per_s,
-        host_memory_bytes=stated.host_memory_bytes,
-        host_bytes_per_s=stated.host_bytes_per_s,
-    )
+        return stated_topology(node, memory_of(optimizer.embedding))
+    topology = task.topology
+    memory = (topology.bytes_per_element, topology.optimizer_bytes_per_row)
+    return stated_topology(node, memory)
 
 
 def _check_caching(cfg: DictConfig, nodes: Mapping[str, DictConfig]) -> None:
@@ -249,24 +233,19 @@ def _sharders(
         named = [DEFAULT_SHARDER]
         if is_only_question:
             named = [name for name in _all_sharders() if _applies(name, machines[0])]
-    elif any(key.startswith("sharder.") for key in _override_keys()):
+    elif any(override.key_or_group.startswith("sharder.") for override in command_line()):
         raise ConfigError("sharder.* needs one sharder; sharder= names several")
     return {name: _sharder_node(cfg, name) for name in named}
 
 
 def _named_sharders() -> str | list[str] | None:
     """Return what the command line says of the sharder; None for nothing."""
-    for override in command_line():
-        if override.key_or_group == "sharder":
-            value = override.value()
-            if value == []:
-                raise ConfigError("sharder is an empty list; name sharders: [neuroshard,dim]")
-            return list(value) if isinstance(value, list) else value
-    return None
-
-
-def _override_keys() -> list[str]:
-    return [override.key_or_group for override in command_line()]
+    named = [o.value() for o in command_line() if o.key_or_group == "sharder"]
+    if not named or not isinstance(named[-1], list):
+        return named[-1] if named else None
+    if not named[-1]:
+        raise ConfigError("sharder is an empty list; name sharders: [neuroshard,dim]")
+    return checked_names("sharder", named[-1], example="[neuroshard,dim]")
 
 
 def _all_sharders() -> list[str]:

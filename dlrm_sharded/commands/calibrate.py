@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.words import Keys, read_words
 from dlrm_sharded.files.errors import ConfigError, check_number
 from dlrm_sharded.hardware.artifact_kinds import RETUNE
 from dlrm_sharded.ranks.process import LAUNCHER_VARIABLE
@@ -53,10 +54,11 @@ def main() -> int:
         if overrides in (["--help"], ["-h"]):
             print(__doc__)
             return 0
-        minutes, policies = _minutes(overrides), _policies(overrides)
-        overrides = [
-            override for override in overrides if not override.startswith(("minutes=", "policies="))
-        ]
+        keys: Keys = {"minutes": (float, DEFAULT_MINUTES), "policies": (_flag, False)}
+        own = [word for word in overrides if word.partition("=")[0] in keys]
+        asked = read_words(__doc__, keys, arguments=own)
+        check_number("minutes", asked.minutes, above=True)
+        overrides = [override for override in overrides if override not in own]
         for override in overrides:
             if override.startswith(("out=", "costs=")):
                 raise ConfigError(
@@ -69,12 +71,12 @@ def main() -> int:
                 path.unlink(missing_ok=True)
         fit_overrides = [override for override in overrides if override.startswith("fit.")]
         collection_overrides = [override for override in overrides if override not in fit_overrides]
-        collection_overrides = [*time_overrides(minutes), *collection_overrides]
+        collection_overrides = [*time_overrides(asked.minutes), *collection_overrides]
         failed = _run("collect_costs", collection_overrides)
         if failed or not is_rank_zero:
             return failed
         return _run("fit_cost_model", fit_overrides) or _retune_policies(
-            retuning_overrides(collection_overrides), policies
+            retuning_overrides(collection_overrides), asked.policies
         )
     raise AssertionError("exit_codes ends the process after an error")
 
@@ -114,27 +116,10 @@ def _retune_policies(overrides: Sequence[str], policies: bool) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _policies(overrides: list[str]) -> bool:
-    given = [override for override in overrides if override.startswith("policies=")]
-    if not given:
-        return False
-    text = given[-1].removeprefix("policies=")
+def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ConfigError(f"policies is {text!r}, must be true or false")
+        raise ValueError("true or false")
     return text.lower() == "true"
-
-
-def _minutes(overrides: list[str]) -> float:
-    given = [override for override in overrides if override.startswith("minutes=")]
-    if not given:
-        return DEFAULT_MINUTES
-    text = given[-1].removeprefix("minutes=")
-    try:
-        minutes = float(text)
-    except ValueError:
-        raise ConfigError(f"minutes is {text!r}, must be a number") from None
-    check_number("minutes", minutes, above=True)
-    return minutes
 
 
 def _run(command: str, overrides: list[str], *, alone: bool = False) -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dlrm_sharded.commands.exit_codes import EXIT_USER_ERROR, exit_codes
+from dlrm_sharded.commands.words import read_words
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.ranks.devices import device_type
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     with exit_codes():
-        if sys.argv[1:] in (["--help"], ["-h"]):
-            print(__doc__)
-            return
+        read_words(__doc__, {})
         if version_problem(installed_versions()) is not None:
             sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
         print(installation())

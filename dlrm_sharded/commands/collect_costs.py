@@ -17,7 +17,11 @@ from omegaconf import DictConfig
 
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import (
+    CONF_DIR,
+    instantiate,
+    run_hydra,
+)
 from dlrm_sharded.files.errors import check_count
 from dlrm_sharded.files.json_files import check_file_to_write
 from dlrm_sharded.ranks.devices import device_type

@@ -1,92 +1,72 @@
 """Convert Criteo TSV files to the blocks that training reads: `dlrm-convert-criteo`.
 
-    dlrm-convert-criteo data/train.txt --out data/criteo_kaggle
-    dlrm-convert-criteo 'days/day_*.gz' --val-files 'days/day_23.gz' \
-        --max-ind-range 40000000 --out data/criteo_1tb
+    dlrm-convert-criteo data/train.txt out=data/criteo_kaggle
+    dlrm-convert-criteo 'days/day_*.gz' val_files='days/day_23.gz' \
+        max_ind_range=40000000 out=data/criteo_1tb
 
-The files may be compressed with gzip. A conversion that was stopped leaves `<out>.partial`, which
-the next one discards.
+The files, or globs, are in the order of their rows, and may be compressed with gzip. A conversion
+that was stopped leaves `<out>.partial`, which the next one discards.
+
+    out                   folder to write
+    val_files             files for validation only: [day_22.gz,day_23.gz]
+    val_share             share of the last rows for validation, without val_files [1/7]
+    id_mapping            vocabulary or hash [vocabulary]
+    min_count             ids that occur less often share one row [3]
+    max_ind_range         take ids modulo this: one number, or one for each of the 26 tables
+    block_rows            samples per block [2048]
+    max_malformed_share   share of a file's lines that may be malformed [0.001]
+    threads               threads that parse; by default one per core
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.words import Keys, read_words, split_list
+from dlrm_sharded.files.errors import ConfigError, check_count
 from dlrm_sharded.files.json_files import folder_to_write
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in split_list(text)]
+
+
+SOURCE_KEYS: Keys = {
+    "val_files": (split_list, []),
+    "val_share": (float, 1 / 7),
+    "id_mapping": (str, "vocabulary"),
+    "min_count": (int, 3),
+    "max_ind_range": (_integers, []),
+    "block_rows": (int, 2048),
+    "max_malformed_share": (float, 0.001),
+}
+"""Arguments of `CriteoSource`, which checks them."""
 
 
 def main() -> int:
     with exit_codes():
-        options = _options()
+        keys: Keys = {"out": (str, None), "threads": (int, None), **SOURCE_KEYS}
+        asked = read_words(__doc__, keys, names="the TSV files to convert")
+        if asked.out is None:
+            raise ConfigError("out is not set; name the folder to write")
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
-        if options.threads:
-            os.environ["POLARS_MAX_THREADS"] = str(options.threads)  # polars reads it at import
+        if asked.threads is not None:
+            check_count("threads", asked.threads, least=1)
+            os.environ["POLARS_MAX_THREADS"] = str(asked.threads)  # polars reads it at import
         from dlrm_sharded.datasets.blocks import BlockReader
         from dlrm_sharded.datasets.criteo import CriteoSource, convert
 
-        max_ind_range = options.max_ind_range
-        out = folder_to_write("--out", options.out)
-        source = CriteoSource(
-            options.files,
-            val_files=options.val_files,
-            val_share=options.val_share,
-            id_mapping=options.id_mapping,
-            min_count=options.min_count,
-            max_ind_range=max_ind_range[0] if len(max_ind_range) == 1 else max_ind_range or None,
-            block_rows=options.block_rows,
-            max_malformed_share=options.max_malformed_share,
-        )
-        convert(source, out)
-        manifest = BlockReader(out).manifest
-        print(f"{options.out}: {manifest.num_rows:,} samples")
+        out = folder_to_write("out", asked.out)
+        arguments = {key: getattr(asked, key) for key in SOURCE_KEYS}
+        limits = arguments.pop("max_ind_range")
+        max_ind_range = limits[0] if len(limits) == 1 else limits or None
+        convert(CriteoSource(asked.names, max_ind_range=max_ind_range, **arguments), out)
+        print(f"{asked.out}: {BlockReader(out).manifest.num_rows:,} samples")
     return 0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", nargs="+", help="TSVs or globs, in the order of their rows")
-    parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument(
-        "--val-files", nargs="*", default=[], help="files for validation only, such as day_23"
-    )
-    parser.add_argument(
-        "--val-share",
-        type=float,
-        default=1 / 7,
-        help="share of the last rows for validation, without --val-files [1/7]",
-    )
-    parser.add_argument("--id-mapping", choices=["vocabulary", "hash"], default="vocabulary")
-    parser.add_argument(
-        "--min-count",
-        type=int,
-        default=3,
-        help="ids that occur less often share one row [%(default)s]",
-    )
-    parser.add_argument(
-        "--max-ind-range",
-        type=int,
-        nargs="+",
-        default=[],
-        help="take ids modulo this: one number, or one for each of the 26 tables",
-    )
-    parser.add_argument(
-        "--block-rows", type=int, default=2048, help="samples per block [%(default)s]"
-    )
-    parser.add_argument(
-        "--max-malformed-share",
-        type=float,
-        default=0.001,
-        help="share of a file's lines that may be malformed [%(default)s]",
-    )
-    parser.add_argument("--threads", type=int, help="threads that parse; by default one per core")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

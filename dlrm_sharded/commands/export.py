@@ -1,7 +1,7 @@
 """Write the weights of a checkpoint for serving: the command `dlrm-export`.
 
-    dlrm-export runs/2026-11-20_09-45-08-481104/dim --out serving/model    newest good checkpoint
-    dlrm-export runs/.../checkpoints/step-0000004000 --out serving/model   this one
+    dlrm-export runs/2026-11-20_09-45-08-481104/dim out=serving/model    newest good checkpoint
+    dlrm-export runs/.../checkpoints/step-0000004000 out=serving/model   this one
 
 The folder then has dense.safetensors, a safetensors file for each table, and
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
@@ -10,7 +10,6 @@ little memory, as they are copied a block of rows at a time.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from pathlib import Path
@@ -18,7 +17,8 @@ from pathlib import Path
 from dlrm_sharded.checkpoint.folder import checkpoints, is_checkpoint
 from dlrm_sharded.checkpoint.manifest import Manifest, check_parts, read_manifest
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.files.errors import CheckpointError
+from dlrm_sharded.commands.words import read_words
+from dlrm_sharded.files.errors import CheckpointError, ConfigError
 from dlrm_sharded.files.json_files import folder_to_write
 
 log = logging.getLogger(__name__)
@@ -26,15 +26,17 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     with exit_codes():
-        options = _options()
+        asked = read_words(__doc__, {"out": (str, None)}, names="a checkpoint or a run's folder")
+        if asked.out is None or len(asked.names) > 1:
+            raise ConfigError("name one checkpoint or run's folder, and out, the folder to make")
         logging.basicConfig(format="%(message)s")
         from dlrm_sharded.checkpoint.export import export  # loads torch
 
-        out = folder_to_write("--out", options.out)
-        manifest = _readable(options.checkpoint)
+        out = folder_to_write("out", asked.out)
+        manifest = _readable(Path(asked.names[0]))
         done = export(manifest, out)
         print(
-            f"{options.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
+            f"{asked.out}: {done.num_tables} tables and {done.num_dense} dense weights, "
             f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
         )
     return 0
@@ -59,15 +61,6 @@ def _checked(path: Path) -> Manifest:
     check_parts(manifest)
     check_finite(manifest, weights_only=True)
     return manifest
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path, help="checkpoint, or folder of a run")
-    parser.add_argument("--out", required=True, help="folder to make")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

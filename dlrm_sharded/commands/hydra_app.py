@@ -1,4 +1,4 @@
-"""Starts the commands that Hydra configures, and knows the folder of their yaml files."""
+"""Starts the commands that Hydra configures, and knows their yaml files and overrides."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra.utils
 from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.exit_codes import exit_codes
@@ -52,6 +54,46 @@ def instantiate(node: object, **arguments: object) -> Any:
     OmegaConf's own lists do not hold objects, such as tables that a data yaml lists.
     """
     return hydra.utils.instantiate(node, _convert_="all", **arguments)
+
+
+def command_line() -> list[Any]:
+    """Return Hydra's overrides of the command line."""
+    texts = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    return OverridesParser.create().parse_overrides(texts)
+
+
+def refuse_unused(reasons: Mapping[str, str]) -> None:
+    """Refuse overrides that cannot have an effect.
+
+    A key is unused with all keys below it. An override that sets nothing (null) is not refused.
+
+    Args:
+        reasons: why a key has no effect, and what would have one, by the key.
+
+    Raises:
+        ConfigError: the command line has such an override.
+    """
+    for override in command_line():
+        key = override.key_or_group
+        for unused, reason in reasons.items():
+            if f"{key}.".startswith(f"{unused}.") and override.value() is not None:
+                raise ConfigError(f"{override.input_line} has no effect: {reason}")
+
+
+def refuse_lists(*but: str) -> None:
+    """Refuse lists of options of a group, of which Hydra would merge the options.
+
+    Args:
+        but: groups of which the command takes several options.
+    """
+    groups = {folder.name for folder in CONF_DIR.iterdir() if folder.is_dir()}
+    groups -= {"experiment", *but}  # experiments are made to be merged
+    for override in command_line():
+        if override.key_or_group in groups and isinstance(override.value(), list):
+            raise ConfigError(
+                f"{override.input_line} is a list, and one {override.key_or_group} is used; "
+                "dlrm-train -m tries several, dlrm-simulate and dlrm-advise several sharders"
+            )
 
 
 def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:

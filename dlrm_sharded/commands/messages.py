@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -62,7 +62,7 @@ def _message(error: BaseException) -> str | None:
         return f"{error.full_key} is not set"
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
-        return f"{error}{details}{_known_keys(cause)}"
+        return f"{error}{details}{_known_keys(cause)}{_known_options(error)}"
     return None
 
 
@@ -95,6 +95,16 @@ def _with_short_values(message: str) -> str:
     half = MAX_MESSAGE // 2
     left_out = len(message) - 2 * half
     return f"{message[:half]} ... ({left_out:,} characters) ... {message[-half:]}"
+
+
+def _known_options(error: BaseException) -> str:
+    """Return a line that lists the options of a group, after Hydra's error that does not do so."""
+    if not isinstance(error, MissingConfigException) or error.options or not error.missing_cfg_file:
+        return ""
+    from dlrm_sharded.commands.hydra_app import CONF_DIR  # which imports this module
+
+    group = (CONF_DIR / error.missing_cfg_file).parent
+    return f"\nknown there: {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}"
 
 
 def _known_keys(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""Makes a job the owner of its run's folder, before Hydra or the job writes to it.
+"""The folder of a run before the run begins: its owner, Hydra's files and the log.
 
 Drivers of sweeps load this module, so it loads no torch.
 """

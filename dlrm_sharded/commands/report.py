@@ -1,29 +1,30 @@
 """Compare runs in tables, and in pictures for TensorBoard: the command `dlrm-report`.
 
     dlrm-report runs/2026-11-20_09-45-08-481104     a sweep
-    dlrm-report runs --out comparisons/all          all runs in a folder
+    dlrm-report runs out=comparisons/all            all runs in a folder
 
-It writes summary.md, summary.csv (a row for each sharder and setting), runs.csv (a row for each
-run) and comparison/ (for TensorBoard).
+It takes runs, sweeps, and folders of them. `out` is the folder to write: by default that of the
+runs if there is only one, else comparison/ here. It then has summary.md, summary.csv (a row for
+each sharder and setting), runs.csv (a row for each run) and comparison/ (for TensorBoard).
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.words import read_words
 from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.runs import compare
 
 
 def main() -> int:
     with exit_codes():
-        options = _options()
-        folders: list[Path] = options.folders
-        if options.out is not None:
-            out = folder_to_write("--out", options.out)
+        asked = read_words(__doc__, {"out": (str, None)}, names="runs, sweeps, or folders of them")
+        folders = [Path(name) for name in asked.names]
+        if asked.out is not None:
+            out = folder_to_write("out", asked.out)
         else:
             out = folders[0] if len(folders) == 1 else Path("comparison")
         comparison = compare(folders, out)
@@ -32,21 +33,6 @@ def main() -> int:
         print(short_table(comparison))
         print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
     return 0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="DIR", help="runs, sweeps, or folders of them"
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="folder to write; by default DIR if there is only one, else comparison/ here",
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -26,21 +26,23 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.rank_bench import RankBench, TableIds
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
-from dlrm_sharded.commands.planner import plain
-from dlrm_sharded.commands.sharder_list import checked_sharders, with_sharder_list
+from dlrm_sharded.commands.sharders import (
+    build_planner,
+    config_of_sharder,
+    plain,
+    with_sharder_list,
+)
 from dlrm_sharded.commands.simulated_cluster import (
     SimulatedCluster,
     build_cluster,
-    checked_out,
-    measured_dense,
+    dense_times,
     memory_workload,
-    priced_dense,
 )
-from dlrm_sharded.commands.simulated_plans import CONFIG, Planned, plans_of, sharder_planner
+from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
-from dlrm_sharded.files.errors import DataError, check_count, check_number
-from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.plans.plan import with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport
@@ -50,6 +52,7 @@ from dlrm_sharded.simulation.accesses import drawn_ids, ids_source
 from dlrm_sharded.simulation.cluster import Cluster, SimulatedRun, simulate
 from dlrm_sharded.simulation.files import write_simulation
 from dlrm_sharded.simulation.neighbors import busy_neighbors
+from dlrm_sharded.simulation.plans import Planned, plans_of
 from dlrm_sharded.simulation.ranks import (
     RankTimer,
     RankTimes,
@@ -61,6 +64,7 @@ from dlrm_sharded.simulation.text import comparison, details, measured_heading, 
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart
 
+CONFIG = "simulate"
 AUTO, ALL, MEASURED = "auto", "all", "measured"
 
 log = logging.getLogger("dlrm_sharded.simulate")
@@ -69,15 +73,17 @@ log = logging.getLogger("dlrm_sharded.simulate")
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG)
 def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
-        out = checked_out(cfg.out)
+        if not cfg.out:
+            raise ConfigError("out is not set; name the folder of the results")
+        out = folder_to_write("out", str(cfg.out))
         check_count("seed", cfg.seed, least=0)
         check_number("minutes", cfg.minutes, above=True, most=1e6)
-        sharders = checked_sharders(plain(cfg.sharders))
+        sharders = checked_names("sharder", plain(cfg.sharders), example="sharder=dim")
         _check_measured_ranks(cfg.measured_ranks)
         if cfg.spread != MEASURED:
             check_number("spread (a share, or measured)", cfg.spread, most=1.0)
         cluster = build_cluster(cfg)
-        planners = {name: sharder_planner(name, cluster) for name in sharders}
+        planners = {name: _planner(name, cluster) for name in sharders}
         settings = _settings(cfg, cluster)
         store = Store(out, settings)
         try:
@@ -103,11 +109,11 @@ def _simulate(
     """Plan, measure or price, simulate and write."""
     out, task = store.folder, cluster.task
     write_json(out / "task.json", task.to_json())
-    planned, failed = plans_of(planners, cluster, out)
+    planned, failed = plans_of(planners, task, out)
     model = next(iter(planners.values())).cost_model
     draw, source = ids_source(task, cluster.dataset, seed=cfg.seed)
     ids = drawn_ids(task, draw, num_batches=cluster.measure.num_batches)
-    dense = _dense(cfg, cluster, store)
+    dense = _dense(cluster, store)
     if cfg.spread != MEASURED:
         dense = dataclasses.replace(dense, spread=float(cfg.spread))
     all_reduce_ms = 0.0
@@ -121,7 +127,7 @@ def _simulate(
             (dense,) * task.topology.world_size, all_reduce_ms, DENSE_ERROR if cluster.gpu else 0.0
         ),
         overlap=cluster.overlap,
-        workload=memory_workload(cfg, cluster),
+        workload=memory_workload(cluster),
         seed=cfg.seed,
         sharing=cluster.sharing,
     )
@@ -148,10 +154,18 @@ def _simulate(
     _show(heading, notes, runs, failed, out)
 
 
-def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTimes:
+def _planner(name: str, cluster: SimulatedCluster) -> Planner:
+    """Build the planner of a sharder; ConfigError without prices, as nothing predicts exchanges."""
+    planner = build_planner(config_of_sharder(CONFIG, name), cluster.context)
+    if planner.cost_model is None:
+        raise ConfigError("cost_model is none; a simulation needs one to predict exchanges")
+    return dataclasses.replace(planner, value_profiles=None)
+
+
+def _dense(cluster: SimulatedCluster, store: Store) -> DenseTimes:
     """Return the times of the dense part: priced, of the store, or measured."""
     if cluster.gpu is not None:
-        return priced_dense(cfg, cluster)
+        return dense_times(cluster)
     key = store.key("dense")
     known = store.get(key)
     if known is not None:
@@ -160,7 +174,7 @@ def _dense(cfg: DictConfig, cluster: SimulatedCluster, store: Store) -> DenseTim
         except DataError as error:
             log.warning("the dense part is measured again: its times are damaged (%s)", error)
     with busy_neighbors(cluster.num_neighbors):
-        times = measured_dense(cfg, cluster)
+        times = dense_times(cluster)
     store.put(key, times.to_json())
     return times
 
@@ -183,7 +197,7 @@ def _measure(
         bench = RankBench(
             cluster.measure,
             rank.device,
-            optimizer=cluster.optimizer.embedding,
+            optimizer=cluster.dense.optimizer.embedding,
             table_bytes=min(fullest, cluster.table_limit_bytes),
         )
         for entry in planned:
@@ -272,7 +286,7 @@ def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:
         "task": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "data": plain(cfg.get("data")),
         "model": plain(cfg.model),
-        "optimizer": plain(cfg.optimizer) | {"embedding": cluster.optimizer.embedding},
+        "optimizer": plain(cluster.optimizer),
         "overlap": dataclasses.asdict(cluster.overlap),
         "exchange_precision": plain(cfg.exchange_precision),
         "hardware": cfg.hardware,

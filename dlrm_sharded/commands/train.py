@@ -1,21 +1,36 @@
-"""Trains once, on the ranks that were started together."""
+"""Trains once, on the ranks that were started together, with the settings of a config."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from dlrm_sharded.commands.job_settings import job_settings
-from dlrm_sharded.files.errors import ConfigError, check_number
+from dlrm_sharded.commands.hydra_app import instantiate
+from dlrm_sharded.commands.own_folder import write_hydra_files
+from dlrm_sharded.commands.sharders import asked_precision, build_planner
+from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_effects
+from dlrm_sharded.explain.diagnosis import diagnose
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.job.run import run
+from dlrm_sharded.job.settings import JobSettings
+from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.precision import why_not_exchanged
+from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import (
+    Rank,
     all_or_none,
     on_rank_zero,
     process_group,
     reported_by_rank_zero,
 )
+from dlrm_sharded.runs.result import OBJECTIVES
+from dlrm_sharded.sharders.planning import Planner
 
 MAX_TIMEOUT_S = 1e8
 """Limit of the time that a rank waits for the others: three years."""
@@ -33,3 +48,57 @@ def train(cfg: DictConfig) -> float:
         with all_or_none():
             settings = job_settings(cfg, rank)
         return run(settings, rank, run_dir)
+
+
+def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
+    """Build the objects of a config.
+
+    Raises:
+        ConfigError: a value cannot be used; the message names its key.
+    """
+    for group in ("data", "model", "optimizer", "topology", "sharder", "trainer", "measure"):
+        if cfg.get(group) is None:
+            raise ConfigError(f"{group} is null; name one of conf/{group}")
+    check_effects(cfg)
+    check_batch_size(cfg.batch_size, rank.world_size)
+    check_count("seed", cfg.seed, least=0)
+    for key in ("explain", "check_memory", "dry_run"):
+        check_flag(key, cfg[key])
+    if cfg.objective not in OBJECTIVES:
+        raise ConfigError(f"objective is {cfg.objective!r}; known: {', '.join(OBJECTIVES)}")
+    optimizer: OptimizerConfig = instantiate(cfg.optimizer)
+    optimizer.check_device(rank.device)
+    local_batch_size = cfg.batch_size // rank.world_size
+    if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
+        raise ConfigError(reason)
+    topology: Topology = instantiate(cfg.topology)
+    return JobSettings(
+        dataset=build_dataset(cfg),
+        topology=dataclasses.replace(
+            topology,
+            bytes_per_element=optimizer.bytes_per_element,
+            optimizer_bytes_per_row=optimizer.bytes_per_row,
+        ),
+        optimizer=optimizer,
+        trainer=instantiate(cfg.trainer),
+        measure=instantiate(cfg.measure),
+        batch_size=cfg.batch_size,
+        seed=cfg.seed,
+        new_model=instantiate(cfg.model),
+        new_planner=functools.partial(_planner, cfg),
+        journal=cfg.journal,
+        resume=cfg.resume,
+        init_from=cfg.init_from,
+        objective=cfg.objective,
+        check_memory=cfg.check_memory,
+        dry_run=cfg.dry_run,
+        config=json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=True), default=str)),
+        config_yaml=OmegaConf.to_yaml(cfg, resolve=True),
+        write_config=functools.partial(write_hydra_files, cfg),
+    )
+
+
+def _planner(cfg: DictConfig, context: RunContext) -> Planner:
+    return build_planner(
+        cfg, context, diagnose=functools.partial(diagnose, alternatives=cfg.explain)
+    )

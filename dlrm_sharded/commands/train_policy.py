@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.calibration.rank_bench import PlanBench, RankBench
 from dlrm_sharded.commands.exit_codes import exit_codes
-from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, run_hydra
+from dlrm_sharded.commands.hydra_app import CONF_DIR, instantiate, refuse_unused, run_hydra
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_count, check_path
@@ -233,6 +233,8 @@ class Progress:
 def _cost_model(cfg: DictConfig, pool: TaskPool, hardware: Hardware, device: str) -> CostModel:
     if cfg.costs not in COSTS:
         raise ConfigError(f"costs is {cfg.costs!r}; known: {', '.join(COSTS)}")
+    if cfg.costs != "measured":
+        refuse_unused({"measure": "costs=predicted measures nothing; costs=measured does"})
     if cfg.get("cost_model") is None:
         raise ConfigError("plans are judged by a cost model; choose cost_model=learned")
     model: CostModel = instantiate(cfg.cost_model)(

@@ -27,6 +27,9 @@ on those of one host, or as a replica on every rank."""
 NUM_REUSE_BINS = 17
 """Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
 
+HISTOGRAM_SLACK = 0.01
+"""Difference from 1 that the sum of a histogram may have, as its shares are rounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -61,6 +64,11 @@ class Table:
             object.__setattr__(self, "miss_ratio_curve", tuple(map(tuple, self.miss_ratio_curve)))
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a table is named {self.name!r}; give every table a unique name")
+        if not self.name.isprintable() or not self.name.strip(". "):
+            raise ConfigError(
+                f"a table is named {self.name!r}; a name needs more than dots and spaces, and must "
+                "have no control characters"
+            )
         where = f"table {self.name!r}"
         check_count(f"{where}: num_embeddings", self.num_embeddings, least=1, most=MAX_ROWS)
         check_count(f"{where}: embedding_dim", self.embedding_dim, least=4, most=MAX_COLUMNS)
@@ -78,6 +86,9 @@ class Table:
                 )
             for share in self.reuse_histogram:
                 check_number(f"{where}: a share of reuse_histogram", share, most=1.000001)
+            total = sum(self.reuse_histogram)
+            if abs(total - 1) > HISTOGRAM_SLACK and (total or self.pooling_factor):
+                raise ConfigError(f"{where}: reuse_histogram sums to {total:g}, must sum to 1")
         if self.miss_ratio_curve is not None:
             _check_curve(f"{where}: miss_ratio_curve", self.miss_ratio_curve)
 

@@ -68,15 +68,27 @@ def find_runs(folders: Sequence[Path]) -> FoundRuns:
     if all(run.state == SKIPPED for run in runs):
         raise DataError(f"all {len(runs)} runs in {root} were skipped: {runs[0].reason}")
     problems += [f"{run.name}: {SKIPPED}: {run.reason}" for run in runs if run.state == SKIPPED]
-    return FoundRuns(
-        tuple(run for run in runs if run.state != SKIPPED), tuple(dict.fromkeys(problems))
-    )
+    originals: dict[tuple[bytes, ...], Run] = {}
+    for run in runs:
+        original = originals.setdefault(_contents(run.folder), run)
+        if original is not run:
+            problems.append(f"{run.name}: not counted, as it is a copy of {original.name}")
+    counted = (run for run in originals.values() if run.state != SKIPPED)
+    return FoundRuns(tuple(counted), tuple(dict.fromkeys(problems)))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path, below, _ in os.walk(folder):
         below[:] = [name for name in below if not name.startswith(".")]
         yield Path(path)
+
+
+def _contents(folder: Path) -> tuple[bytes, ...]:
+    """Return what only a copy of the folder has, too: Hydra's files name the folder of a run."""
+    paths = [folder / ".hydra" / "hydra.yaml", folder / "result.json"]
+    if not all(path.is_file() for path in paths):
+        return (str(folder).encode(),)
+    return tuple(path.read_bytes() for path in paths)
 
 
 def _is_run(folder: Path) -> bool:

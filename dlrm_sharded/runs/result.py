@@ -18,7 +18,7 @@ from msgspec import Meta
 from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Finite, Int, Text
+from dlrm_sharded.files.limited import Int, Text
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
@@ -30,6 +30,11 @@ if TYPE_CHECKING:  # both load torch
     from dlrm_sharded.training.result import TrainingResult
 
 FILE_NAME = "result.json"
+
+MAX_FIGURE = 1e30
+"""Limit beyond any real figure, below which means and pictures of figures are finite."""
+
+Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 
 Objective = Annotated[Finite, "objective"]
 """A figure that a sweep can optimize."""
@@ -269,6 +274,8 @@ def read_result(folder: Path) -> RunResult | None:
     path = folder / FILE_NAME
     if not path.exists():
         return None
+    if not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is no file")
     try:
         fields = read_json_object(path, noun="result")
     except ConfigError as error:

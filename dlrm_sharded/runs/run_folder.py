@@ -80,7 +80,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Mapping[str, Any]) -
             state, reason = SUCCEEDED, None
         elif state in (None, SUCCEEDED):
             state = "unfinished" if state is None else "without result.json"
-            reason = reason or _last_error(log)
+            reason = reason or _last_error(log, sweep)
     overrides = _overrides(folder, job)
     known_overrides = overrides or {}
     return Run(
@@ -173,9 +173,9 @@ def _log(folder: Path, sweep: Path, job: Mapping[str, Any]) -> Path | None:
     return log if named is not None or log.is_file() else None
 
 
-def _last_error(log: Path | None) -> str | None:
-    """Return the last line of a log that reports an error, without its time."""
-    if log is None:
+def _last_error(log: Path | None, sweep: Path) -> str | None:
+    """Return the last error of a log, without its time, if the log is in the sweep's folder."""
+    if log is None or not log.is_file() or not log.resolve().is_relative_to(sweep.resolve()):
         return None
     try:
         with log.open("rb") as file:
@@ -189,6 +189,8 @@ def _last_error(log: Path | None) -> str | None:
 
 def _read_yaml(path: Path) -> Any:
     """Return the content; None where there is no such file, or it is not YAML."""
+    if not path.is_file():
+        return None
     try:
         return yaml.load(
             path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)

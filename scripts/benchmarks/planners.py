@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import ShardingTask

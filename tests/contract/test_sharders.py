@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.context import RunContext

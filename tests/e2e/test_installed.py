@@ -160,7 +160,7 @@ def test_trains_under_torchx(installation: Installation) -> None:
 def test_sweeps_and_reports(installation: Installation) -> None:
     overrides = [*SMALL_RUN, "sharder=random,dim", "hydra.launcher.j=1x1", "hydra.sweep.dir=sweep"]
     assert "#1 sharder=dim: succeeded" in installation.run("dlrm-train", "-m", *overrides)
-    installation.run("dlrm-report", "sweep", "--out", "a comparison")
+    installation.run("dlrm-report", "sweep", "out=a comparison")
     assert "size" not in (installation.folder / "a comparison/summary.md").read_text().split()
     assert (installation.folder / "a comparison/summary.csv").read_text().count("\n") == 3
 

@@ -22,8 +22,8 @@ from safetensors.numpy import load_file
 from dlrm_sharded.calibration.journal import Journal
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.job_settings import job_settings
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.train import job_settings
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.base import check_batch

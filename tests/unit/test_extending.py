@@ -18,8 +18,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_sharded import ShardingPlan, ShardingTask, Table, Topology, validate
-from dlrm_sharded.commands.dataset import build_dataset
-from dlrm_sharded.commands.planner import build_planner
+from dlrm_sharded.commands.sharders import build_planner
+from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
@@ -98,12 +98,10 @@ def test_sharder(project: Path, task: ShardingTask) -> None:
 
 def test_sharder_without_a_yaml(project: Path) -> None:
     write_json(project / "task.json", TASK.to_json())
-    (command,) = re.findall(
-        r"^    python (scripts/plan\.py .*RoundRobinSharder.*)$", PAGE.read_text(), re.M
-    )
-    script, *overrides = command.split()
+    (command,) = re.findall(r"^    dlrm-plan (.*RoundRobinSharder.*)$", PAGE.read_text(), re.M)
+    script = [sys.executable, "-m", "dlrm_sharded.commands.plan"]
 
-    subprocess.run([sys.executable, ROOT / script, *overrides], cwd=project, check=True)
+    subprocess.run([*script, *command.split()], cwd=project, check=True)
 
     plan = read_plan(project / "plan.json")
     largest = max(plan.shards, key=lambda shard: shard.bytes_on(TASK.topology))

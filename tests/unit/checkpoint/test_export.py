@@ -97,7 +97,7 @@ def test_weights_alone_are_exported_a_block_of_rows_at_a_time(
     monkeypatch.setattr(exports, "BLOCK_BYTES", largest)
     monkeypatch.setattr(PartReader, "read_piece", spied)
     checkpoint = write(tmp_path / "run", rank)
-    assert run(monkeypatch, checkpoint, "--out", tmp_path / "new" / "model") == 0
+    assert run(monkeypatch, checkpoint, f"out={tmp_path / 'new' / 'model'}") == 0
     assert max(sizes) <= largest < TABLE.nbytes / 30
     check_equal(exported(tmp_path / "new" / "model"))
     names = {path.name for path in (tmp_path / "new" / "model").iterdir()}
@@ -116,7 +116,7 @@ def test_newest_good_checkpoint_of_a_run(
         newest = write(tmp_path, rank, step=step, add=add)
     os.truncate(newest / "rank-00000-00000.safetensors", 100)
     with caplog.at_level(logging.WARNING):
-        assert run(monkeypatch, tmp_path, "--out", tmp_path / "model") == 0
+        assert run(monkeypatch, tmp_path, f"out={tmp_path / 'model'}") == 0
     assert "passed over" in caplog.text
     assert newest.name in caplog.text
     check_equal(exported(tmp_path / "model"), add=1.0)
@@ -133,15 +133,15 @@ def test_weights_that_are_not_finite_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(storage, "num_not_finite", lambda *args, **kwargs: 0)
         bad = write(tmp_path, rank, step=10, add=math.nan)
-        assert run(monkeypatch, bad, "--out", tmp_path / "model") == 0
+        assert run(monkeypatch, bad, f"out={tmp_path / 'model'}") == 0
         shutil.rmtree(tmp_path / "model")
-    assert run(monkeypatch, bad, "--out", tmp_path / "model") == 2
+    assert run(monkeypatch, bad, f"out={tmp_path / 'model'}") == 2
     message = "tables.t.weight has 6,000 values that are not finite"
     assert message in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
     write(tmp_path, rank, step=5)
     with caplog.at_level(logging.WARNING):
-        assert run(monkeypatch, tmp_path, "--out", tmp_path / "model") == 0
+        assert run(monkeypatch, tmp_path, f"out={tmp_path / 'model'}") == 0
     assert message in caplog.text
     check_equal(exported(tmp_path / "model"))
 
@@ -161,13 +161,13 @@ def test_errors_are_one_message_and_leave_nothing(
         (checkpoint, file / "model", "Not a directory"),
         (tmp_path, tmp_path / "model", f"{tmp_path} is neither a checkpoint nor a run's folder"),
     ):
-        assert run(monkeypatch, given, "--out", out) == 2
+        assert run(monkeypatch, given, f"out={out}") == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert message in error
         assert error.count("\n") == 1
     os.truncate(checkpoint / "rank-00000-00000.safetensors", 100)
-    assert run(monkeypatch, checkpoint, "--out", tmp_path / "model") == 2
+    assert run(monkeypatch, checkpoint, f"out={tmp_path / 'model'}") == 2
     assert "is damaged" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"run", "taken", "file"}
 
@@ -184,6 +184,6 @@ def test_an_export_that_fails_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert run(monkeypatch, checkpoint, "--out", tmp_path / "model") == 2
+    assert run(monkeypatch, checkpoint, f"out={tmp_path / 'model'}") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

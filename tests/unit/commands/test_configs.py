@@ -15,11 +15,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.accesses.profiles import with_expected_profile
-from dlrm_sharded.commands.dataset import build_dataset
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.hydra_app import instantiate as build
-from dlrm_sharded.commands.planner import build_planner, drop_keys_of_replaced_class
-from dlrm_sharded.commands.task_from_data import task_from_data
+from dlrm_sharded.commands.sharders import build_planner, drop_keys_of_replaced_class
+from dlrm_sharded.commands.task import asked_task, build_dataset
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import ConfigError
@@ -316,7 +315,7 @@ def test_a_plan_is_of_a_task_or_of_data() -> None:
     assert "data" not in cfg
     assert composed("task=task.json", config="plan").task == "task.json"
     of_data = composed("data=rm1", "topology=h100_80gb", "topology.world_size=16", config="plan")
-    assert task_from_data(of_data).topology.intra_host_bytes_per_s == 450e9
+    assert asked_task(of_data, "plan").task.topology.intra_host_bytes_per_s == 450e9
 
 
 @pytest.mark.parametrize(
@@ -331,7 +330,7 @@ def test_a_plan_is_of_a_task_or_of_data() -> None:
 def test_what_a_plan_of_data_needs(override: str, message: str) -> None:
     cfg = composed("data=rm1", "topology.memory_gib=1", override, config="plan")
     with pytest.raises(ConfigError, match=message):
-        task_from_data(cfg)
+        asked_task(cfg, "plan")
 
 
 @pytest.fixture

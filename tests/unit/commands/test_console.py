@@ -53,7 +53,7 @@ def test_plans_without_torch(sharder: str, tmp_path: Path) -> None:
 
 
 def test_makes_tasks_without_torch(tmp_path: Path) -> None:
-    done = run(tmp_path, "make_tasks", "models", "--num", "1", "--out", "tasks")
+    done = run(tmp_path, "make_tasks", "models", "num=1", "out=tasks")
     assert done.returncode == 0, done.stderr
 
 

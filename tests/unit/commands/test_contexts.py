@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.advice.machines import TableMemory, cpu_machine
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.plan import _context_here
+from dlrm_sharded.commands.sharders import context_here
 from dlrm_sharded.commands.simulated_cluster import build_cluster
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
@@ -19,7 +19,7 @@ ON_CPUS = Topology(2, 10**9, compute_device="cpu")
 
 
 def of_plan() -> RunContext:
-    return _context_here(ON_CPUS, "sgd")
+    return context_here(ON_CPUS, "sgd")
 
 
 def of_advice() -> RunContext:

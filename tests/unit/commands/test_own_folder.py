@@ -1,4 +1,4 @@
-"""A job owns the folder of its run before Hydra writes there, whatever its name is made of."""
+"""A job owns the folder of its run before Hydra writes there; its log costs no run."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.commands.dataset import build_dataset
+from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.datasets import presets
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.tables import Table

@@ -145,7 +145,7 @@ def test_script_writes_the_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tasks"
-    arguments = ("feasibility", "--out", str(out), "--num", "12", "--seed", "3")
+    arguments = ("feasibility", f"out={out}", "num=12", "seed=3")
     assert make_tasks(monkeypatch, *arguments) == 0
     expected = FEASIBILITY[:12]
     names = [f"task_{number:03d}.json" for number in range(12)]
@@ -160,5 +160,5 @@ def test_script_writes_the_tasks(
 def test_script_refuses_no_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert make_tasks(monkeypatch, "paper", "--out", str(tmp_path / "x"), "--num", "0") == 2
-    assert "--num is 0" in capsys.readouterr().err
+    assert make_tasks(monkeypatch, "paper", f"out={tmp_path / 'x'}", "num=0") == 2
+    assert "num is 0" in capsys.readouterr().err

@@ -175,6 +175,12 @@ def test_bad_task(change: dict[str, object], message: str) -> None:
         (("t", 1, 4, "abc"), "pooling_factor is 'abc'"),
         (("t", 1, 4, 1e300), "pooling_factor is 1e.300"),
         (("t", 1, 4, 1.0, (float("nan"),) * 17), "share of reuse_histogram is nan"),
+        (("t", 1, 4, 1.0, (0.0,) * 17), "sums to 0, must sum to 1"),
+        (("t", 1, 4, 0.0, (1.0,) * 17), "sums to 17, must sum to 1"),
+        *(
+            (((name, 1, 4, 1.0), "control characters"))
+            for name in ("a\0b", "a\n", "\x1b[1m", ".", " ")
+        ),
         (("t", 0, 4, 1.0), "num_embeddings is 0"),
         (("t", 1, 6, 1.0), "embedding_dim is 6"),
         (("t", 1, 4, -1.0), "pooling_factor is -1"),

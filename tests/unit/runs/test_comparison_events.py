@@ -247,7 +247,7 @@ def report(monkeypatch: pytest.MonkeyPatch, cwd: Path, *arguments: str | Path) -
     ("arguments", "out", "runs"),
     [
         (["sweep"], "sweep", 5),
-        (["sweep", "--out", "there/it"], "there/it", 5),
+        (["sweep", "out=there/it"], "there/it", 5),
         (["sweep/random_0", "sweep/dim_2"], "comparison", 2),
     ],
     ids=["one", "out", "several"],

@@ -1,6 +1,8 @@
 """Runs are found wherever they lie, each once, and what is broken or missing has a reason."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +271,40 @@ def test_skipped_jobs_are_no_runs(tmp_path: Path) -> None:
     found = find_runs([tmp_path])
     assert [run.name for run in found.runs] == ["dim_0"]
     assert found.problems == ("plan_file_1: skipped: sharder.path is not set",)
+
+
+def test_a_copied_run_counts_once(tmp_path: Path) -> None:
+    """It would be a second one without any spread; Hydra's file has the first one's folder."""
+    for name in ("first", "second", "third"):
+        write_run(tmp_path / name, ["sharder=dim"], RESULT)
+        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(f"hydra: {{run: {{dir: {name}}}}}")
+    shutil.copytree(tmp_path / "second", tmp_path / "second (copy)")
+    found = find_runs([tmp_path])
+    assert [run.name for run in found.runs] == ["first", "second", "third"]
+    assert found.problems == ("second (copy): not counted, as it is a copy of second",)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", ["sharder=dim"], RESULT)
+    write_run(tmp_path / "pipe", [])
+    (tmp_path / "pipe" / ".hydra" / "overrides.yaml").unlink()
+    for name in ("result.json", ".hydra/overrides.yaml"):
+        os.mkfifo(tmp_path / "pipe" / name)
+    assert [(run.name, run.state) for run in find_runs([tmp_path]).runs] == [
+        ("good", "succeeded"),
+        ("pipe", "unreadable"),
+    ]
+
+
+def test_figures_beyond_any_real_one_are_not_known(tmp_path: Path) -> None:
+    write_run(tmp_path, [], {**RESULT, "samples_per_s": 1e308})
+    result = only(tmp_path).result
+    assert result is not None
+    assert result.samples_per_s is None
+
+
+def test_logs_outside_of_the_sweep_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "other.log").write_text("[time] error: secret")
+    write_sweep(tmp_path / "sweep", {"folder": "dim_0", "log": "../other.log"})
+    (tmp_path / "sweep" / "dim_0").mkdir()
+    assert only(tmp_path / "sweep").reason is None

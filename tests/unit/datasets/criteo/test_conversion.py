@@ -74,7 +74,7 @@ def run_script(monkeypatch, *arguments) -> int:
 
 def test_the_script(tmp_path, sample, monkeypatch, capsys):
     out = tmp_path / "out"
-    assert run_script(monkeypatch, sample, "--out", out, "--max-ind-range", 90) == 0
+    assert run_script(monkeypatch, sample, f"out={out}", "max_ind_range=90") == 0
     assert capsys.readouterr().out == f"{out}: 700 samples\n"
     manifest = BlockReader(out).manifest
     assert manifest.num_rows == NUM_ROWS
@@ -82,7 +82,7 @@ def test_the_script(tmp_path, sample, monkeypatch, capsys):
 
 
 def test_the_script_with_an_error_of_the_user(tmp_path, monkeypatch, capsys):
-    assert run_script(monkeypatch, tmp_path / "no", "--out", tmp_path / "out") == 2
+    assert run_script(monkeypatch, tmp_path / "no", f"out={tmp_path / 'out'}") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"error: {tmp_path / 'no'} does not exist" in printed.err
@@ -110,7 +110,7 @@ def test_the_sample_has_a_signal():
 
 def test_a_full_disk(tmp_path, sample):
     """One message, and nothing is left; a limit on the size of files stands for the disk."""
-    command = [sys.executable, "-m", COMMAND, str(sample), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", COMMAND, str(sample), f"out={tmp_path / 'out'}"]
     done = subprocess.run(
         ["bash", "-c", 'ulimit -f 20; exec "$@"', "bash", *command],
         capture_output=True,

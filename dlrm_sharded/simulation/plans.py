@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_sharded.commands.planner import build_planner
-from dlrm_sharded.commands.sharder_list import config_of_sharder
-from dlrm_sharded.commands.simulated_cluster import SimulatedCluster
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, ShardingError, UserError
+from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError, UserError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.simulation.files import folder_of
-
-CONFIG = "simulate"
 
 log = logging.getLogger("dlrm_sharded.simulate")
 
@@ -39,20 +34,8 @@ class Planned:
         return self.report.cost
 
 
-def sharder_planner(name: str, cluster: SimulatedCluster) -> Planner:
-    """Build the planner of a sharder.
-
-    Raises:
-        ConfigError: there is no cost model, without which exchanges are not known.
-    """
-    planner = build_planner(config_of_sharder(CONFIG, name), cluster.context)
-    if planner.cost_model is None:
-        raise ConfigError("cost_model is none; a simulation needs one to predict exchanges")
-    return dataclasses.replace(planner, value_profiles=None)
-
-
 def plans_of(
-    planners: Mapping[str, Planner], cluster: SimulatedCluster, out: Path
+    planners: Mapping[str, Planner], task: ShardingTask, out: Path
 ) -> tuple[list[Planned], dict[str, str]]:
     """Return the plans of the sharders that find one, and the messages of those that do not.
 
@@ -65,7 +48,7 @@ def plans_of(
         path = folder_of(out, name) / "plan.json"
         path.parent.mkdir(exist_ok=True)
         try:
-            plan, report = _kept_plan(path, planner, cluster) or planner.plan(cluster.task)
+            plan, report = _kept_plan(path, planner, task) or planner.plan(task)
         except ShardingError as error:
             failed[name] = str(error)
             log.warning("%s: no plan: %s", name, error)
@@ -80,7 +63,7 @@ def plans_of(
 
 
 def _kept_plan(
-    path: Path, planner: Planner, cluster: SimulatedCluster
+    path: Path, planner: Planner, task: ShardingTask
 ) -> tuple[ShardingPlan, PlanReport] | None:
     """Return the plan that an interrupted simulation has made; None if there is none."""
     if not path.exists():
@@ -89,7 +72,7 @@ def _kept_plan(
         fields = read_json_object(path, noun="plan")
         plan = ShardingPlan.from_json(fields)
         solve_s = float(fields.get("solve_s") or 0.0)
-        return planner.adopt(plan, cluster.task, solve_s=solve_s)
+        return planner.adopt(plan, task, solve_s=solve_s)
     except (UserError, TypeError, ValueError) as error:
         log.warning("%s cannot be used and is made anew: %s", path, error)
         return None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dlrm_sharded.commands.sharder_list import checked_sharders, split_list, with_sharder_list
+from dlrm_sharded.commands.sharders import with_sharder_list
+from dlrm_sharded.commands.words import checked_names, split_list
 from dlrm_sharded.files.errors import ConfigError
 
 
@@ -38,7 +39,7 @@ def test_what_is_not_clear_is_refused(arguments: list[str]) -> None:
 @pytest.mark.parametrize("names", ["dim", [], None, [3], ["dim", "dim"]])
 def test_the_list_of_a_config_is_checked(names: object) -> None:
     with pytest.raises(ConfigError):
-        checked_sharders(names)
+        checked_names("sharder", names, example="sharder=dim")
 
 
 def test_commas_in_brackets_do_not_separate() -> None:

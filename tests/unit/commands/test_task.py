@@ -10,8 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.commands.task_file import OPTIMIZER_FILES, task_of_file
-from dlrm_sharded.commands.task_from_data import task_from_data
+from dlrm_sharded.commands.task import OPTIMIZER_FILES, asked_task, task_of_file
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
@@ -116,9 +115,10 @@ def test_every_optimizer_of_tables_has_a_file() -> None:
 
 def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
     data = ["data=synthetic", "data.max_rows=100", "batch_size=64", "topology.memory_gib=1"]
-    assert task_from_data(composed("plan", *data, "optimizer=adam")).optimizer == "adam"
+    assert asked_task(composed("plan", *data, "optimizer=adam"), "plan").task.optimizer == "adam"
+    on_cpus = composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu")
     with pytest.raises(ConfigError, match=r"'adam', which FBGEMM fuses on CUDA only"):
-        task_from_data(composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu"))
+        asked_task(on_cpus, "plan")
 
 
 @pytest.mark.parametrize(

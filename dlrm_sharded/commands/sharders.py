@@ -1,0 +1,184 @@
+"""The sharders that a command names, and their planners: a sharder, a cost model and a context."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dlrm_sharded.commands.hydra_app import command_line, instantiate
+from dlrm_sharded.commands.task import HERE
+from dlrm_sharded.commands.words import split_list
+from dlrm_sharded.explain.profile_value import value_profiles
+from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.provenance import fbgemm_version, versions
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.plans.precision import ExchangePrecision
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
+from dlrm_sharded.ranks.devices import device_type
+from dlrm_sharded.ranks.process import threads_of_a_rank
+from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.planning import Diagnose, Planner
+
+KEY, LIST = "sharder", "sharders"
+SEPARATOR = ";"
+"""Character between a sharder's name and its settings: neuroshard;replicate=never."""
+
+
+def build_planner(
+    cfg: DictConfig, context: RunContext, *, diagnose: Diagnose | None = None
+) -> Planner:
+    """Build the sharder and the cost model of a config.
+
+    Nodes with `_partial_: true` are called with their context: the cost model with the run's, a
+    sharder with a `SharderContext`, which has the cost model too.
+    """
+    cost_model = None
+    if cfg.get("cost_model") is not None:
+        cost_model = _with_context("cost_model", instantiate(cfg.cost_model), context)
+        if not hasattr(cost_model, "predict"):
+            raise ConfigError(
+                f"cost_model._target_ makes {cost_model!r}, which has no method `predict`"
+            )
+    precision = asked_precision(cfg)
+    sharder_context = SharderContext(context, cost_model, precision)
+    node = drop_keys_of_replaced_class(cfg.sharder)
+    sharder = _with_context(KEY, instantiate(node), sharder_context)
+    if not hasattr(sharder, "shard"):
+        raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
+    return Planner(sharder, cost_model, diagnose, value_profiles, precision)
+
+
+def asked_precision(cfg: DictConfig) -> ExchangePrecision:
+    """Return the precision of exchanges; ConfigError if there is none like it."""
+    return ExchangePrecision.parse(plain(cfg.get("exchange_precision", "fp32")))
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a config without OmegaConf's types."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _with_context(group: str, made: Any, context: RunContext | SharderContext) -> Any:
+    """Call what a node with `_partial_: true` made; leave anything else as it is."""
+    if not isinstance(made, functools.partial):
+        return made
+    try:
+        return made(context)
+    except TypeError as error:  # a key that the function does not have
+        raise ConfigError(f"{group}: {error}") from error
+
+
+def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
+    """Return the sharder's node without the keys of a class that the command line replaced.
+
+    `sharder._target_=my.module.MySharder` names another class. The arguments in the chosen yaml
+    do not belong to that class, but those on the command line do.
+    """
+    paths = [override.key_or_group.split(".") for override in command_line()]
+    if [KEY, "_target_"] not in paths:
+        return sharder
+    kept = {path[1] for path in paths if path[0] == KEY and path[1:]}
+    node = sharder.copy()  # keeps its parent, for values such as ${seed}
+    with open_dict(node):
+        for key in set(sharder) - kept:
+            del node[key]
+    return node
+
+
+def run_context(hardware: str | None, task: ShardingTask, optimizer: str) -> RunContext:
+    """Return what the ranks of a task compute on: any device, a GPU with a name, or this machine.
+
+    Raises:
+        ConfigError: there is no such hardware, or the task is for other devices.
+    """
+    topology = task.topology
+    if hardware is None:
+        return RunContext(device=topology.compute_device)
+    if hardware == HERE:
+        return context_here(topology, optimizer)
+    spec = named_gpu_spec(hardware, key="hardware")
+    if topology.compute_device != "cuda":
+        raise ConfigError(
+            f"hardware is {hardware!r}, a GPU, and the task is for CPUs; set hardware to {HERE}, "
+            "or topology.compute_device to cuda in task.json"
+        )
+    spec.check_memory(max(topology.rank_memory_bytes) / GIB)
+    return RunContext("cuda", Hardware(spec.device_name), optimizer, topology.ranks_per_host)
+
+
+def context_here(topology: Topology, optimizer: str) -> RunContext:
+    """Return ranks that compute on this machine, with as many threads as those of a run."""
+    device = topology.compute_device
+    if device == "cuda" and device_type() != "cuda":
+        raise ConfigError(
+            "hardware is here, the task is for GPUs, and this machine has none; name their kind, "
+            "or set topology.compute_device to cpu in task.json"
+        )
+    import torch
+
+    from dlrm_sharded.hardware.detect import local_hardware
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_of_a_rank(topology.ranks_per_host))
+    hardware = local_hardware(torch.device(device))
+    fbgemm = fbgemm_version(versions())
+    return RunContext(device, hardware, optimizer, topology.ranks_per_host, fbgemm)
+
+
+def with_sharder_list(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which `sharder=a,b` is the list `sharders` of the config.
+
+    Raises:
+        ConfigError: the line asks for multirun, names sharders twice, or sets a key of a sharder
+            that it does not name.
+    """
+    found, others = [], []
+    for argument in arguments:
+        if argument in ("-m", "--multirun"):
+            raise ConfigError("leave -m out: one simulation has several sharders, sharder=a,b")
+        if argument.startswith(f"{KEY}="):
+            found.append(argument.removeprefix(f"{KEY}="))
+        elif argument.lstrip("+~").startswith(f"{KEY}."):
+            setting = argument.lstrip("+~").removeprefix(f"{KEY}.")
+            raise ConfigError(
+                f"{argument} does not say which sharder it is for; write it behind its name: "
+                f"'{KEY}=neuroshard{SEPARATOR}{setting}'"
+            )
+        else:
+            others.append(argument)
+    if not found:
+        return others
+    num_named = len(found) + sum(other.startswith(f"{LIST}=") for other in others)
+    if num_named > 1:
+        raise ConfigError(f"sharder is there {num_named} times; name all in one: sharder=a,b")
+    names = split_list(found[0])
+    if not names:
+        raise ConfigError(f"sharder is {found[0]!r}, names no sharder")
+    quoted = ",".join("'{}'".format(name.replace("'", "\\'")) for name in names)
+    return [*others, f"{LIST}=[{quoted}]"]
+
+
+def config_of_sharder(config_name: str, sharder: str) -> DictConfig:
+    """Compose the running command's config with a sharder and its settings.
+
+    Raises:
+        ConfigError: a setting is not of the form key=value.
+        Hydra's errors: there is no such sharder, or it has no such setting.
+    """
+    name, *settings = (part.strip() for part in sharder.split(SEPARATOR))
+    for setting in settings:
+        if "=" not in setting:
+            raise ConfigError(f"sharder {sharder!r} has the setting {setting!r}, must be key=value")
+    overrides = list(HydraConfig.get().overrides.task)
+    return compose(
+        config_name,
+        [*overrides, f"+{KEY}={name}", *(f"{KEY}.{setting}" for setting in settings)],
+    )
