@@ -1,8 +1,6 @@
 import dataclasses
 import json
-import logging
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +114,6 @@ def test_the_latest_runs_count(journal: RunJournal) -> None:
     assert [found.number for found in journal.read(SGD).values()] == list(range(5, MAX_RUNS + 5))
 
 
-DAMAGE = {
-    "no_json": b"{",
-    "a_number": b"7",
-    "empty": b"",
-    "binary": b"\xff\x00\xfe",
-    "no_format": b'{"run": {}}',
-    "format_is_no_number": b'{"format": true}',
-    "no_run": b'{"format": 1, "optimizer": "sgd", "ranks_per_host": 2}',
-    "deep": b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_lines_are_passed_over(
-    journal: RunJournal, caplog: pytest.LogCaptureFixture, line: bytes
-) -> None:
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    journal.append(SGD, run)
-    with journal.path.open("ab") as file:
-        file.write(line + b"\n")
-    journal.append(SGD, run)
-    before = journal.path.read_bytes()
-    assert journal.read(SGD) == {1: run, 3: run}
-    [said] = caplog.messages
-    assert "1 of 3 lines of the journal" in said
-    assert "line 2" in said
-    assert journal.path.read_bytes() == before, "nothing is deleted"
-
-
 @pytest.mark.parametrize("time_ms", [-1.0, float("nan"), float("inf"), "fast", None])
 def test_times_that_no_measurement_gives(
     journal: RunJournal, caplog: pytest.LogCaptureFixture, time_ms: object
@@ -158,19 +126,6 @@ def test_times_that_no_measurement_gives(
     journal.path.write_text(json.dumps(fields) + "\n")
     assert journal.read(SGD) == {}
     assert len(caplog.messages) == 1
-
-
-def test_a_line_of_a_later_version_is_not_called_damaged(
-    journal: RunJournal, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    journal.append(SGD, run)
-    journal.path.write_bytes(b'{"format": 9}\n' + journal.path.read_bytes())
-    assert journal.read(SGD) == {2: run}
-    [said] = caplog.messages
-    assert "is of a later version of dlrm_sharded" in said
-    assert said.endswith("line 1")
 
 
 IMPOSSIBLE = {
@@ -258,39 +213,3 @@ def test_what_real_runs_may_write_is_read(journal: RunJournal) -> None:
     assert journal.append(SGD, on_first)
     assert journal.read(Conditions("sgd", 1)) == {1: on_one}
     assert journal.read(SGD) == {2: on_first}
-
-
-def test_a_line_that_was_cut_off_does_not_damage_the_next(journal: RunJournal) -> None:
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    journal.append(SGD, run)
-    whole = journal.path.read_bytes()
-    journal.path.write_bytes(whole + whole[: len(whole) // 2])
-    journal.append(SGD, run)
-    assert list(journal.read(SGD).values()) == [run, run]
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "runs").write_text("a file is in the way")
-    journal = RunJournal(tmp_path / "runs" / "hardware.jsonl")
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    with caplog.at_level(logging.WARNING):
-        assert not journal.append(SGD, run)
-        assert journal.read(SGD) == {}
-    [said] = caplog.messages
-    assert "is not noted in the journal" in said
-
-
-def test_a_pipe_is_not_waited_at(journal: RunJournal, caplog: pytest.LogCaptureFixture) -> None:
-    journal.path.parent.mkdir()
-    os.mkfifo(journal.path)
-    run = measured_run(PLAN, TASK, COST)
-    assert run is not None
-    assert journal.read(SGD) == {}
-    assert not journal.append(SGD, run)
-    cannot_read, not_noted = caplog.messages
-    assert "cannot be read: [Errno 22] it is not a regular file" in cannot_read
-    assert "is not noted in the journal" in not_noted

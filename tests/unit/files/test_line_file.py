@@ -1,0 +1,134 @@
+"""A damaged line costs no other one, and what cannot be written costs a warning."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.files import line_file
+from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> LineFile:
+    return LineFile(tmp_path / "deep" / "runs.jsonl", "run", 1)
+
+
+def number(fields: Mapping[str, Any]) -> int | None:
+    """Read a line; numbers above 100 are impossible, and those below 0 are left out."""
+    if fields["number"] > 100:
+        raise DataError("its number is too large")
+    return int(fields["number"]) if fields["number"] >= 0 else None
+
+
+DAMAGE = {
+    "no_json": b"{",
+    "a_number": b"7",
+    "a_list": b"[]",
+    "empty": b"",
+    "zeros": bytes(200),
+    "binary": b"\xff\x00\xfe",
+    "no_format": b'{"number": 5}',
+    "format_is_no_number": b'{"format": true, "number": 5}',
+    "no_fields": b'{"format": 1}',
+    "text": b'{"format": 1, "number": "5"}',
+    "impossible": b'{"format": 1, "number": 101}',
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_lines_are_passed_over(
+    file: LineFile, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    assert file.latest(number, most=9) == {}
+    assert file.note({"number": 3})
+    with file.path.open("ab") as appended:
+        appended.write(line + b"\n")
+    assert file.note({"number": -1})
+    assert file.note({"number": 4})
+    before = file.path.read_bytes()
+    assert file.read(number) == {1: 3, 4: 4}
+    assert file.latest(number, most=1) == {4: 4}
+    [said] = caplog.messages
+    assert f"1 of 4 lines of the journal of runs {file.path} cannot be used and is passed" in said
+    assert "line 2 (" in said
+    assert file.path.read_bytes() == before, "nothing is deleted"
+
+
+def test_lines_of_a_later_version_are_not_called_damaged(
+    file: LineFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.note({"number": 3})
+    file.path.write_bytes(b'{"format": 9}\n' + file.path.read_bytes())
+    assert file.read(number) == {2: 3}
+    [said] = caplog.messages
+    assert "is of a later version of dlrm_sharded" in said
+    assert said.endswith("line 1")
+
+
+def test_lines_without_a_version(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "lines", "run")
+    file.append({"number": 1})
+    assert json.loads(file.path.read_text()) == {"number": 1}
+    assert file.read(number) == {1: 1}
+
+
+def test_a_line_that_was_cut_off_does_not_damage_the_next(file: LineFile) -> None:
+    file.note({"number": 1})
+    whole = file.path.read_bytes()
+    file.path.write_bytes(whole + whole[: len(whole) // 2])
+    file.note({"number": 2})
+    assert file.read(number) == {1: 1, 3: 2}
+
+
+def test_a_long_file_loses_its_earlier_half(
+    file: LineFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(4):
+        file.note({"number": i})
+    monkeypatch.setattr(line_file, "MAX_FILE_BYTES", 50)
+    file.note({"number": 4})
+    assert list(file.read(number).values()) == [2, 3, 4]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    file: LineFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.path.parent.write_text("a file is in the way")
+    assert not file.note({"number": 1})
+    assert file.latest(number, most=9) == {}
+    [said] = caplog.messages
+    assert "the run is not noted in the journal" in said
+
+
+def test_a_pipe_is_not_waited_at(file: LineFile, caplog: pytest.LogCaptureFixture) -> None:
+    file.path.parent.mkdir()
+    os.mkfifo(file.path)
+    assert file.latest(number, most=9) == {}
+    assert not file.note({"number": 1})
+    cannot_read, not_noted = caplog.messages
+    assert "cannot be read: [Errno 22] it is not a regular file" in cannot_read
+    assert "is not noted in the journal" in not_noted
+
+
+def test_a_lock_is_refused_with_the_reason(tmp_path: Path) -> None:
+    lock = locked(tmp_path / "lock", refusal="somebody else works here")
+    with pytest.raises(ConfigError, match="somebody else works here"):
+        locked(tmp_path / "lock", refusal="somebody else works here")
+    lock.release()
+    with pytest.raises(ConfigError, match="cannot lock"):
+        locked(tmp_path, refusal="never said")
+
+
+def test_what_other_settings_are() -> None:
+    before = {"seed": 1, "sizes": [1, 2], "gone": 3}
+    assert changed_settings(before, {"seed": 1, "sizes": (1, 2), "gone": 3}) == ""
+    assert (
+        changed_settings(before, {"seed": 2, "sizes": (1, 2)})
+        == "seed: 1, now 2; gone: 3, now None"
+    )
