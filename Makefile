@@ -24,9 +24,11 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # More threads than cores cost far more than fewer.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
-.PHONY: run sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
+.PHONY: run install sweep calibrate simulate advise bringup test check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
+
+install: $(VENV)/installed  ## make the environment, which every other target does by itself
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(ARGS) "sharder=glob(*,exclude=plan_file)" \

@@ -13,11 +13,12 @@ from filelock import FileLock
 from hypothesis import settings
 
 from tests import preloaded
+from tests.preloaded import ROOT as ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL_RUN = [
     *("batch_size=256", "trainer.num_steps=12", "trainer.log_every_steps=4"),
-    "data.max_rows=500",
+    *("data.max_rows=500", "data.num_train_batches=24", "data.num_val_batches=4"),
+    *("measure.iterations=4", "measure.warmup=1"),
 ]
 GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -37,10 +38,24 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, so that no worker is left with one of them at the end."""
-    folders = ["slurm", "launch", "e2e"]
-    items.sort(key=lambda item: [*folders, item.path.parent.name].index(item.path.parent.name))
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to load the libraries for the processes that tests of all workers start."""
+    if config.getoption("numprocesses", None):  # this is the process above the workers
+        os.environ[preloaded.SHARED] = str(preloaded.start_server())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no worker is left with one of them at the end.
+
+    Long trials, of `make soak`, run if they are asked for.
+    """
+    if "soak" not in config.getoption("markexpr"):
+        long = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+    folders = ("slurm", "launch", "e2e", "contract", "browser", "gpu", "distributed")
+    place = {name: number for number, name in enumerate(folders)}
+    items.sort(key=lambda item: place.get(item.path.parent.name, len(folders)))
 
 
 def pytest_collection_finish() -> None:
@@ -70,8 +85,6 @@ def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             done = preloaded.run(
                 *("-m", "dlrm_sharded.train", "-m", "seed=0,1", "sharder=random,size_lookup"),
                 *(*SMALL_RUN, f"hydra.sweep.dir={sweep}"),
-                cwd=ROOT,
-                timeout=300,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             output.write_text(done.stdout)

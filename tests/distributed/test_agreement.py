@@ -20,7 +20,7 @@ from dlrm_sharded.ranks.distributed import (
     with_memory_of_all_ranks,
 )
 from dlrm_sharded.ranks.job_store import wait_for_all_ranks
-from tests.distributed.ranks import gathered, run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
 
 WORLD_SIZE = 2
 RunOnZero = Callable[[Callable[[], Any]], Any]

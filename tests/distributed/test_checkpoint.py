@@ -21,7 +21,6 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.pipeline import make_pipeline
 from dlrm_sharded.training.progress import Progress
-from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     PLANS,
     TABLES,
@@ -30,6 +29,7 @@ from tests.distributed.small_model import (
     make_sharded,
     share,
 )
+from tests.preloaded.ranks import gathered, run_ranks
 
 RUN = "the run"
 NUM_STEPS = 2000

@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_sharded.calibration.collect import CollectConfig, schedule
@@ -15,7 +14,8 @@ from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.codecs import CodecTimes
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan_cost import STAGES
-from tests.conftest import ROOT
+from tests import preloaded
+from tests.e2e.runs import LAUNCHERS, environment
 
 NUM_SAMPLES = 10
 TINY = [
@@ -24,31 +24,14 @@ TINY = [
     *("collect.measure.iterations=3", "collect.measure.warmup=1"),
     "collect.measure.time_budget_s=0.01",
 ]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 COLLECT = ("-m", "dlrm_sharded.commands.collect_costs")
 
 
-def start(command: list[str], out: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, *COLLECT, f"out={out}", *TINY, *overrides],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def collect(command: list[str], out: Path, *overrides: str) -> tuple[int, str]:
+def collect(out: Path, *overrides: str, launcher: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code and all output."""
-    process = start(command, out, *overrides)
-    try:
-        output, _ = process.communicate(timeout=120)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return process.returncode, output
+    arguments = (*launcher, *COLLECT, f"out={out}", *TINY, *overrides)
+    done = preloaded.run(*arguments, env=environment())
+    return done.returncode, done.stdout + done.stderr
 
 
 def assert_codecs(collected: CollectedCosts) -> None:
@@ -94,12 +77,11 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     out = tmp_path / "calibration" / "costs.parquet"
     lines = out.with_name("costs.parquet.partial") / "samples.jsonl"
     ranks = "num_ranks=3"
-    process = start([sys.executable], out, ranks)
-    deadline = time.monotonic() + 100
+    process = preloaded.start(
+        *COLLECT, f"out={out}", *TINY, ranks, env=environment(), own_process=True
+    )
     while not lines.exists() or lines.read_bytes().count(b"\n") < 3:
         assert process.poll() is None, process.communicate()[0]
-        if time.monotonic() > deadline:
-            break
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -108,7 +90,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     with lines.open("a") as file:
         file.write('{"kind": "computation", "number": 9')
 
-    code, output = collect([sys.executable], out, ranks)
+    code, output = collect(out, ranks)
     assert code == 0, output
     collected = read_costs(out)
     computing = collected.manifest["computation_ranks"]
@@ -138,7 +120,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
 
 def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
     out = tmp_path / "costs.parquet"
-    code, output = collect([*TORCHRUN, "1"], out)
+    code, output = collect(out, launcher=[*LAUNCHERS["torchrun"], "1"])
     assert code == 0, output
     collected = read_costs(out)
     assert_whole(collected, 1, [])
@@ -146,7 +128,7 @@ def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
 
 
 def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
-    code, output = collect([sys.executable], tmp_path / "c.parquet", "collect.time_budget_s=-5")
+    code, output = collect(tmp_path / "c.parquet", "collect.time_budget_s=-5")
     assert code == 2, output
     assert output.count("error: ") == 1
     assert "time_budget_s is -5, must be a number > 0" in output
@@ -157,7 +139,7 @@ def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
 def test_what_the_ranks_find_wrong_is_said_once(tmp_path: Path) -> None:
     out = tmp_path / "costs.parquet"
     out.write_bytes(b"precious")
-    code, output = collect([sys.executable], out, "num_ranks=2")
+    code, output = collect(out, "num_ranks=2")
     assert code == 2, output
     assert output.count("error: ") == 1
     assert f"{out} exists already" in output

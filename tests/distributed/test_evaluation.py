@@ -7,7 +7,7 @@ import torch
 
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluator
-from tests.distributed.ranks import gathered, run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
 
 LOGITS = torch.tensor([-2.0, 0.5, -1.0, 0.25, 1.5, -0.5, 2.0, 1.0])
 LABELS = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])

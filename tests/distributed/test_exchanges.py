@@ -14,7 +14,6 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import Rank
 from tests.distributed import small_model
-from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     TABLES,
     global_batches,
@@ -26,6 +25,7 @@ from tests.distributed.small_model import (
     share,
 )
 from tests.distributed.test_sharded_equals_unsharded import initial_tables, train_unsharded
+from tests.preloaded.ranks import gathered, run_ranks
 
 NUM_SAMPLES = 8
 """Samples of a rank: rows of int8 have 32 numbers, and shards are 4 columns wide or more."""

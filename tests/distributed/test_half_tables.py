@@ -18,7 +18,6 @@ from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     TABLES,
@@ -29,6 +28,7 @@ from tests.distributed.small_model import (
     share,
 )
 from tests.distributed.test_sharded_equals_unsharded import initial_tables
+from tests.preloaded.ranks import gathered, run_ranks
 
 HALF = ("a", "c")
 """Tables in fp16, beside one in fp32."""

@@ -6,7 +6,7 @@ import pytest
 
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import gathered, run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
 
 
 def detected(rank: Rank) -> list[list[float]]:

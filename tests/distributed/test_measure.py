@@ -21,7 +21,6 @@ from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     NUM_STEPS,
     TABLES,
@@ -30,6 +29,7 @@ from tests.distributed.small_model import (
     make_sharded,
     share,
 )
+from tests.preloaded.ranks import gathered, run_ranks
 
 ITERATIONS = 4
 

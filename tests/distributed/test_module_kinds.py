@@ -37,7 +37,7 @@ from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.baselines.halving import HalvingSharder
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from tests.distributed.ranks import gathered, run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
 
 CPU = torch.device("cpu")
 ROWS = (40, 32, 24, 20)

@@ -9,7 +9,6 @@ from dlrm_sharded.model.optimizers import OptimizerConfig, Schedule
 from dlrm_sharded.model.sharded_model import shard_model
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import run_ranks
 from tests.distributed.small_model import (
     TABLES,
     global_batches,
@@ -18,6 +17,7 @@ from tests.distributed.small_model import (
     make_plan,
     share,
 )
+from tests.preloaded.ranks import run_ranks
 
 
 def train(rank: Rank, clip_norm: float | None, schedule: Schedule) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ import torch
 
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.pipeline import make_pipeline
-from tests.distributed.ranks import run_ranks
 from tests.distributed.small_model import global_batches, make_sharded, share
+from tests.preloaded.ranks import run_ranks
 
 
 def train(rank: Rank, name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.distributed import Rank, detect_topology
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from tests.distributed.ranks import gathered, run_ranks
+from tests.preloaded.ranks import gathered, run_ranks
 
 META = torch.device("meta")
 

@@ -15,7 +15,7 @@ from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import run_ranks
+from tests.preloaded.ranks import run_ranks
 
 TABLES = (Table("a", 50, 16, 3.0), Table("b", 40, 8, 5.5), Table("c", 70, 32, 2.0))
 BATCH_SIZE = 24

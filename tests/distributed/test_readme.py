@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import run_ranks
+from tests.preloaded.ranks import run_ranks
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 EXAMPLE = re.compile(r"^    from dlrm_sharded import .*?\n\n(?=\S)", re.M | re.S)

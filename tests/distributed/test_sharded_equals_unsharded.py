@@ -12,7 +12,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from dlrm_sharded.model.sharded_model import fill_table, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import bag_configs
 from dlrm_sharded.ranks.distributed import Rank
-from tests.distributed.ranks import gathered, run_ranks
 from tests.distributed.small_model import (
     CPU,
     LEARNING_RATE,
@@ -27,6 +26,7 @@ from tests.distributed.small_model import (
     make_sharded,
     share,
 )
+from tests.preloaded.ranks import gathered, run_ranks
 
 EPSILON = 1e-8
 """FBGEMM's default, of rowwise Adagrad and of Adam."""
@@ -229,9 +229,14 @@ def table_of(result: dict[str, Any], name: str) -> Tensor:
     return torch.cat([weight for _, weight in sorted(shards, key=lambda s: s[0])], dim=1)
 
 
+@functools.cache
+def results_on_two_hosts() -> dict[str, Any]:
+    cases = [("host_rows", embedding) for embedding in ("sgd", "rowwise_adagrad")]
+    return run_ranks(train_sharded, 4, cases, local_world_size=2)
+
+
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
 def test_rows_over_one_host(embedding: str) -> None:
-    cases = [("host_rows", embedding)]
-    sharded = run_ranks(train_sharded, 4, cases, local_world_size=2)[f"host_rows-{embedding}"]
+    sharded = results_on_two_hosts()[f"host_rows-{embedding}"]
     assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
     assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host

@@ -3,25 +3,23 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import preloaded
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.preloaded import ROOT as ROOT
 
 LAUNCHERS = {
-    "ours": ["-m", "dlrm_sharded.ranks.torchrun"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+    "ours": ["-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"],
 }
 
 
 def command(ranks: int, launcher: str = "torchrun") -> list[str]:
-    torchrun = [sys.executable, *LAUNCHERS[launcher]]
-    return [*torchrun, "--nproc-per-node", str(ranks), "-m", "dlrm_sharded.train"]
+    """Return the arguments of Python that train with so many ranks."""
+    return [*LAUNCHERS[launcher], str(ranks), "-m", "dlrm_sharded.train"]
 
 
 def environment() -> dict[str, str]:
@@ -35,24 +33,19 @@ def train(
     python_path: Path | None = None,
     launcher: str = "torchrun",
 ) -> subprocess.CompletedProcess[str]:
-    run = [*command(ranks, launcher), f"hydra.run.dir={folder}", *overrides]
     env = environment() | ({"PYTHONPATH": str(python_path)} if python_path else {})
-    if launcher == "torchrun":
-        return preloaded.run(*run[1:], cwd=ROOT, env=env)
-    # which of our launcher's ranks ends first is part of what tests see
-    return subprocess.run(
-        run, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=150
-    )
+    run = [*command(ranks, launcher), f"hydra.run.dir={folder}", *overrides]
+    return preloaded.run(*run, env=env)
 
 
 def train_alone(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Without torchrun."""
     arguments = ["-m", "dlrm_sharded.train", f"hydra.run.dir={folder}", *overrides]
-    return preloaded.run(*arguments, cwd=ROOT, env=environment())
+    return preloaded.run(*arguments, env=environment())
 
 
-def result_of(folder: Path) -> dict[str, object]:
-    fields: dict[str, object] = json.loads((folder / "result.json").read_text())
+def result_of(folder: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return fields
 
 

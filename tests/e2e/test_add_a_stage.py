@@ -4,13 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import preloaded
+from tests.preloaded import ROOT
+
 DIFF_BLOCK = re.compile(r'^```diff title="([^"]+)"\n(.*?)^```$', re.M | re.S)
 TIME_MS = 25.0
 CHANGES = {
@@ -50,17 +50,9 @@ def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text.replace(before, after))
     path = os.pathsep.join([str(tmp_path), str(ROOT / "launch")])
     variables = {"PYTHONPATH": path, "DLRM_SHARDED_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "dlrm_sharded.train", *SMALL_RUN, "hydra.run.dir=run"]
+    command = ["-m", "dlrm_sharded.train", *SMALL_RUN, "hydra.run.dir=run"]
 
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = preloaded.run(*command, cwd=tmp_path, env=os.environ | variables)
 
     assert done.returncode == 0, done.stderr
     assert len(diffs) == 4

@@ -5,28 +5,20 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.e2e.runs import ROOT, environment
 
 TESTS = ("--small", "--steps", "tests")
-TIMEOUT_S = 300
-"""A step that takes longer hangs."""
+SCRIPT = ROOT / "scripts" / "bringup.py"
 
 
 def bring_up(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "bringup.py"), str(out), *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
+    return preloaded.run(str(SCRIPT), str(out), *options, env=environment())
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +57,10 @@ def test_what_succeeded_is_not_run_again(rehearsal: Path) -> None:
 
 
 def test_a_kill_loses_no_finished_test(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "bringup.py"), str(tmp_path), *TESTS]
-    killed = subprocess.Popen(command, env=environment(), start_new_session=True)
+    command = [str(SCRIPT), str(tmp_path), *TESTS]
+    killed = preloaded.start(*command, env=environment(), stdout=None, own_process=True)
     cases = tmp_path / "tests.cases.jsonl"
-    ends_at = time.monotonic() + TIMEOUT_S
     while not (cases.exists() and cases.read_text().count('"failures": []}\n') >= 3):
-        assert time.monotonic() < ends_at
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,40 +14,29 @@ from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.runs.owner import claim
+from tests import preloaded
 from tests.e2e.runs import ROOT, children_of, environment
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"
-TIMEOUT_S = 600
-"""A rehearsal that takes longer hangs."""
-
+STEPS = "environment,kernels,train,mlperf,collect,fit,ranks,measured"
 KILLED = "environment,kernels,train,mlperf"
 KILLED_AFTER = {"kernels": 2, "train": 1, "mlperf": 3}
 """Steps in which it is killed, and the number of cases that it finishes before."""
 
-WHOLE = "collect,fit,ranks,measured"
-
 
 def start(out: Path, steps: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(out), "--small", "--steps", steps],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = [str(SCRIPT), str(out), "--small", "--steps", steps]
+    return preloaded.start(*command, env=environment(), own_process=True)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=TIMEOUT_S)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
 
 
 def wait_for(condition: Any) -> None:
-    ends_at = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < ends_at
         time.sleep(0.05)
 
 
@@ -73,22 +61,11 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def rehearsals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two rehearsals beside each other; one of them is killed in several steps, and continues."""
-    killed, whole = (tmp_path_factory.mktemp(name) for name in ("killed", "whole"))
-    other = start(whole, WHOLE)
-    first = start(killed, KILLED)
-    finished_before = {}
-    for step, num_cases in KILLED_AFTER.items():
-        finished_before[step] = kill(first, killed / f"{step}.cases.jsonl", num_cases)
-        first = start(killed, KILLED)
-    return {
-        "killed": killed,
-        "whole": whole,
-        "finished_before": finished_before,
-        "continued": finish(first),
-        "output": finish(other),
-    }
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a rehearsal."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    finish(start(folder, STEPS))
+    return folder
 
 
 def figures_of(out: Path, step: str) -> dict[str, Any]:
@@ -101,35 +78,34 @@ def figures_of(out: Path, step: str) -> dict[str, Any]:
     return figures
 
 
-def test_a_killed_rehearsal_continues(rehearsals: dict[str, Any]) -> None:
-    """No case that had finished before a kill is run again."""
+@pytest.mark.soak
+def test_a_killed_rehearsal_continues(tmp_path: Path) -> None:
+    """No case that had finished before a kill is run again, as `Cases` promises for any step."""
+    rehearsal = start(tmp_path, KILLED)
+    finished_before = {}
+    for step, num_cases in KILLED_AFTER.items():
+        finished_before[step] = kill(rehearsal, tmp_path / f"{step}.cases.jsonl", num_cases)
+        rehearsal = start(tmp_path, KILLED)
+    continued = finish(rehearsal)
     for step in ("environment", "kernels", "train"):
-        assert f"{step}: ok, earlier" in rehearsals["continued"]
-    assert "| mlperf | ok | " in rehearsals["continued"]
-    for step, before in rehearsals["finished_before"].items():
-        log = (rehearsals["killed"] / f"{step}.log").read_text()
-        assert log.count(": finished earlier\n") == before
+        assert f"{step}: ok, earlier" in continued
+    assert "| mlperf | ok | " in continued
+    for step, before in finished_before.items():
+        assert (tmp_path / f"{step}.log").read_text().count(": finished earlier\n") == before
 
 
-def test_what_succeeded_is_not_run_again(rehearsals: dict[str, Any]) -> None:
-    out = rehearsals["whole"]
-    names = WHOLE.split(",")
+def test_what_succeeded_is_not_run_again(out: Path) -> None:
+    names = STEPS.split(",")
     before = [(out / f"{name}.json").stat().st_mtime_ns for name in names]
-    output = finish(start(out, WHOLE))
+    output = finish(start(out, STEPS))
     assert all(f"{name}: ok, earlier" in output for name in names)
     assert [(out / f"{name}.json").stat().st_mtime_ns for name in names] == before
     summary = json.loads((out / "summary.json").read_text())["steps"]
     assert {name: step["status"] for name, step in summary.items()} == dict.fromkeys(names, "ok")
 
 
-def test_another_kind_of_run_needs_another_folder(rehearsals: dict[str, Any]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(rehearsals["whole"]), "--steps", "fit"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_another_kind_of_run_needs_another_folder(out: Path) -> None:
+    done = preloaded.run(str(SCRIPT), str(out), "--steps", "fit", env=environment())
     assert done.returncode == 2
     assert "has steps with other settings" in done.stderr
 
@@ -138,7 +114,7 @@ def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
     """They would measure each other."""
     owner = claim(tmp_path)
     process = start(tmp_path, "environment")
-    output, _ = process.communicate(timeout=TIMEOUT_S)
+    output, _ = process.communicate()
     assert process.returncode == 2
     assert f"belongs to a job that is in progress: process {os.getpid()}" in output
     owner.release()
@@ -146,23 +122,21 @@ def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_only_rehearsals_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "real"), "--steps", "kernels"]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-    )
+    command = [str(SCRIPT), str(tmp_path / "real"), "--steps", "kernels"]
+    done = preloaded.run(*command, env=environment())
     assert done.returncode == 1
     assert "finds no GPU" in json.loads((tmp_path / "real/kernels.json").read_text())["failures"][0]
 
 
-def test_environment(rehearsals: dict[str, Any]) -> None:
-    figures = figures_of(rehearsals["killed"], "environment")
+def test_environment(out: Path) -> None:
+    figures = figures_of(out, "environment")
     assert figures["machine"]["packages"]["torch"]
     assert figures["gb_per_s"]["device"] > 0
     assert figures["matmul_tflop_per_s"]["fp32"] > 0
 
 
-def test_kernels(rehearsals: dict[str, Any]) -> None:
-    figures = figures_of(rehearsals["killed"], "kernels")
+def test_kernels(out: Path) -> None:
+    figures = figures_of(out, "kernels")
     assert figures["adam"] == "not fused on a CPU"
     for optimizer in ("sgd", "rowwise_adagrad"):
         found = figures[f"{optimizer}, all widths"]
@@ -172,8 +146,8 @@ def test_kernels(rehearsals: dict[str, Any]) -> None:
         assert found["changed_by_zeros"] == []
 
 
-def test_train(rehearsals: dict[str, Any]) -> None:
-    figures = figures_of(rehearsals["killed"], "train")
+def test_train(out: Path) -> None:
+    figures = figures_of(out, "train")
     runs = [figures[name] for name in ("adagrad, base", "adagrad, sparse_dist")]
     assert [run["exit_code"] for run in runs] == [0, 0]
     assert [run["with_torchrun"] for run in runs] == [False, True]
@@ -182,8 +156,7 @@ def test_train(rehearsals: dict[str, Any]) -> None:
     assert figures["adagrad, difference of the pipelines' losses"] < 1e-4
 
 
-def test_mlperf(rehearsals: dict[str, Any]) -> None:
-    out = rehearsals["killed"]
+def test_mlperf(out: Path) -> None:
     figures = figures_of(out, "mlperf")
     for case in ("64 bf16 sparse_dist", "32 bf16 base"):
         profiled = figures[case]["profiled"]
@@ -194,8 +167,7 @@ def test_mlperf(rehearsals: dict[str, Any]) -> None:
     assert figures["64 fp32 sparse_dist"]["loss"] > 0
 
 
-def test_collected_costs_make_a_model(rehearsals: dict[str, Any]) -> None:
-    out = rehearsals["whole"]
+def test_collected_costs_make_a_model(out: Path) -> None:
     collection = figures_of(out, "collect")["collection"]
     costs = read_costs(out / "costs.parquet")
     assert collection["measurements"] == len(costs.samples) >= 125
@@ -207,8 +179,8 @@ def test_collected_costs_make_a_model(rehearsals: dict[str, Any]) -> None:
     assert fit["held_out_errors"]["forward computation"]["mape"] > 0
 
 
-def test_ranks(rehearsals: dict[str, Any]) -> None:
-    figures = figures_of(rehearsals["whole"], "ranks")
+def test_ranks(out: Path) -> None:
+    figures = figures_of(out, "ranks")
     for sharder in ("neuroshard", "torchrec"):
         by_rank = figures["mlperf"][sharder]["by_rank_ms"]
         assert len(by_rank) == 8
@@ -219,9 +191,8 @@ def test_ranks(rehearsals: dict[str, Any]) -> None:
     assert figures["launches"]["batch 64"]["without_sleep_ms"]["bwd_compute"] > 0
 
 
-def test_measured(rehearsals: dict[str, Any]) -> None:
+def test_measured(out: Path) -> None:
     """Under the model that `fit` made, not under the package's."""
-    out = rehearsals["whole"]
     figures = figures_of(out, "measured")
     assert figures["tasks"] == 2
     assert figures["cost_model"] == str(out / figures_of(out, "fit")["artefact"])

@@ -62,7 +62,6 @@ def run(command: list[str], folder: Path, exit_code: int = 0) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
     assert done.returncode == exit_code, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr

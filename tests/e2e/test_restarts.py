@@ -1,30 +1,23 @@
 """A job that is started again goes on in its own folder."""
 
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.runs import environment, result_of
+from tests.e2e.runs import LAUNCHERS, environment, result_of
 
 OWN_DATASETS = Path(__file__).parent
 
 
 def run(folder: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
     """Train in `folder`, where the runs go to the default place."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", "2"),
-            *("--max-restarts", "1", "-m", "dlrm_sharded.train", "sharder=dim"),
-            *(*SMALL_RUN, "data._target_=own_datasets.KillsRankZeroOnce"),
-            *("data.pregenerate=false", *overrides),
-        ],
+    return preloaded.run(
+        *(*LAUNCHERS["ours"], "2", "--max-restarts", "1", "-m", "dlrm_sharded.train"),
+        *("sharder=dim", *SMALL_RUN, "data._target_=own_datasets.KillsRankZeroOnce"),
+        *("data.pregenerate=false", *overrides),
         cwd=folder,
         env=environment() | {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{OWN_DATASETS}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
     )
 
 

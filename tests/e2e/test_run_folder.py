@@ -3,15 +3,15 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.runs import ROOT, environment, events_of, train, train_alone
+from tests.e2e.runs import environment, events_of, train, train_alone
 
 NUM_STEPS = 400
 
@@ -31,20 +31,15 @@ def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subp
     first, *overrides = getattr(
         request, "param", ("checkpoints/step-*", "trainer.checkpoint.every_steps=10")
     )
-    job = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
-            *(*overrides, f"trainer.num_steps={NUM_STEPS}"),
-        ],
-        cwd=ROOT,
+    job = preloaded.start(
+        *("-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
+        *(*overrides, f"trainer.num_steps={NUM_STEPS}"),
         env=environment(),
         stderr=subprocess.PIPE,
-        text=True,
+        own_process=True,
     )
     try:
-        deadline = time.monotonic() + 100
         while not list(tmp_path.glob(first)):
-            assert time.monotonic() < deadline, "the job did not start"
             assert job.poll() is None, "the job ended early"
             time.sleep(0.05)
         os.kill(job.pid, signal.SIGSTOP)
@@ -90,7 +85,7 @@ def test_a_run_that_was_taken_for_dead_writes_no_result(
     kept = sorted(tmp_path.glob("checkpoints/step-*"))
     (tmp_path / ".owner-2").write_bytes((tmp_path / ".owner-1").read_bytes())
     os.kill(living_run.pid, signal.SIGCONT)
-    _, errors = living_run.communicate(timeout=100)
+    _, errors = living_run.communicate()
     assert living_run.returncode == 1
     assert "was taken over by process" in errors
     assert "Traceback" not in errors

@@ -18,9 +18,8 @@ from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.ranks.distributed import Rank
-from tests.gpu.ranks import NUM_CPU_RANKS, ON_GPUS, run_on
-
-HERE = "tests.gpu.test_measuring"
+from tests.distributed.test_measure import measure_plan
+from tests.gpu.devices import NUM_CPU_RANKS, ON_GPUS, run_on
 
 
 def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ def collect_in_groups(rank: Rank) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
 def test_collects_in_groups_of_the_ranks(device: str) -> None:
-    rows = run_on(device, f"{HERE}:collect_in_groups")
+    rows = run_on(device, collect_in_groups)
     if device == "cpu":
         assert [row["world_size"] for row in rows] == [1, 2, 2, NUM_CPU_RANKS, NUM_CPU_RANKS]
     assert len(rows) >= 1
@@ -72,7 +71,7 @@ def test_collects_in_groups_of_the_ranks(device: str) -> None:
 @pytest.mark.parametrize("device", [ON_GPUS])
 def test_measuring_leaves_weights_and_states(device: str) -> None:
     """As it does on CPUs in `tests/distributed`."""
-    result = run_on(device, "tests.distributed.test_measure:measure_plan")
+    result = run_on(device, measure_plan)
     assert result["num_states"] > 4
     assert not any(result["changed"]), result["changed"]
     assert result["agree"]
@@ -146,7 +145,7 @@ def once_ms(work: Callable[[], Any], *, on_gpu: bool, times: int = 20) -> float:
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
 def test_measures_what_a_row_of_lookups_takes(device: str) -> None:
     """Kernels of a millisecond, so that the reference has no launches in it either."""
-    found = run_on(device, f"{HERE}:measure_beside_a_reference", num_ranks=1)
+    found = run_on(device, measure_beside_a_reference, num_ranks=1)
     for measured_ms, reference_ms in zip(found["measured_ms"], found["reference_ms"], strict=True):
         assert measured_ms > 0
         assert reference_ms > 0

@@ -1,7 +1,6 @@
 """Training on the device that it is for: NCCL, kernels on CUDA, the overlapping pipeline."""
 
 import functools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.task import CAN_REPLICATE, GIB, read_task
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-from tests.distributed.ranks import gathered
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     PLANS,
@@ -38,10 +36,9 @@ from tests.distributed.test_sharded_equals_unsharded import (
     train_unsharded,
 )
 from tests.e2e.runs import command, events_of, result_of
-from tests.gpu.ranks import ON_GPUS, environment, finish_all, gpus, needs_gpus, run_on
+from tests.gpu.devices import ON_GPUS, gpus, needs_gpus, run_on
+from tests.preloaded.ranks import environment, finish_all, gathered
 
-HERE = "tests.gpu.test_training"
-COMPILE_TIMEOUT_S = 600
 WIDEST = 2048
 """Columns that one shard can have in FBGEMM's kernels on CUDA."""
 
@@ -57,6 +54,10 @@ JOBS = [
 ]
 
 
+KINDS = {"cpu": ["rows_and_columns", "replicas"], "cuda": list(PLANS)}
+"""Kinds of plans; `tests/distributed` trains all of them on CPUs."""
+
+
 def can_train(kind: str, embedding: str) -> bool:
     """Return whether a kind of plan has no replicas, or the optimizer can train them."""
     return not kind.startswith("replicas") or embedding in CAN_REPLICATE
@@ -66,14 +67,15 @@ CASES = [
     pytest.param(device, num_ranks, embedding, kind, marks=marks)
     for device, num_ranks, marks in JOBS
     for embedding in EMBEDDING_OPTIMIZERS[device]
-    for kind in PLANS
+    for kind in KINDS[device]
     if can_train(kind, embedding)
 ]
 
 
 def train_under_all_plans(rank: Rank) -> dict[str, Any]:
     optimizers = EMBEDDING_OPTIMIZERS[rank.device.type]
-    cases = [(kind, name) for kind in PLANS for name in optimizers if can_train(kind, name)]
+    kinds = KINDS[rank.device.type]
+    cases = [(kind, name) for kind in kinds for name in optimizers if can_train(kind, name)]
     return train_sharded(rank, cases)
 
 
@@ -81,9 +83,7 @@ def train_under_all_plans(rank: Rank) -> dict[str, Any]:
 def sharded_results(device: str, num_ranks: int) -> dict[str, Any]:
     """All plans and optimizers in one start of the ranks, which is not repeated if it fails."""
     try:
-        results: dict[str, Any] = run_on(
-            device, f"{HERE}:train_under_all_plans", num_ranks=num_ranks
-        )
+        results: dict[str, Any] = run_on(device, train_under_all_plans, num_ranks=num_ranks)
     except AssertionError as error:
         return {"error": str(error)}
     return results
@@ -103,8 +103,7 @@ def test_trains_like_one_cpu_in_fp64(
 def test_rows_over_one_of_two_hosts(device: str) -> None:
     optimizers = EMBEDDING_OPTIMIZERS[device]
     cases = [("host_rows", embedding) for embedding in optimizers]
-    function = "tests.distributed.test_sharded_equals_unsharded:train_sharded"
-    results = run_on(device, function, cases, num_ranks=4, num_hosts=2)
+    results = run_on(device, train_sharded, cases, num_ranks=4, local_world_size=2)
     for embedding in optimizers:
         sharded = results[f"host_rows-{embedding}"]
         assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
@@ -132,7 +131,7 @@ def test_options_that_leave_the_losses(device: str) -> None:
         "sparse_dist": {"pipeline": "sparse_dist"},
         short: {"pipeline": "sparse_dist", "exchange_precision": short},
     }
-    losses = run_on(device, f"{HERE}:losses_of", variants)
+    losses = run_on(device, losses_of, variants)
     assert losses["sparse_dist"] == pytest.approx(losses["base"], rel=1e-5)
     assert losses[short] == pytest.approx(losses["base"], rel=2e-2)
     assert len(set(losses["base"])) > 1
@@ -143,7 +142,7 @@ def test_compiled_layers_give_the_same_losses(device: str) -> None:
     variants = {
         str(mode): {"pipeline": "sparse_dist", "compile_mode": mode} for mode in (None, "default")
     }
-    losses = run_on(device, f"{HERE}:losses_of", variants, timeout_s=COMPILE_TIMEOUT_S)
+    losses = run_on(device, losses_of, variants)
     assert losses["default"] == pytest.approx(losses["None"], rel=1e-4)
 
 
@@ -179,7 +178,7 @@ def contexts_of_all_ranks(rank: Rank) -> list[list[int]]:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpus(2))])
 def test_ranks_take_memory_on_their_own_gpu_only(device: str) -> None:
     """A context takes half a GiB, and GPU 0 would have one of every rank."""
-    contexts = run_on(device, f"{HERE}:contexts_of_all_ranks")
+    contexts = run_on(device, contexts_of_all_ranks)
     if device == "cuda":
         assert contexts == [[rank] for rank in range(len(gpus()))]
     else:
@@ -197,14 +196,12 @@ def test_ranks_take_memory_on_their_own_gpu_only(device: str) -> None:
 )
 def test_training_command(num_ranks: int | None, optimizer: str, tmp_path: Path) -> None:
     """As a user starts it: on one GPU with and without torchrun, and on all of them."""
-    program = (
-        [sys.executable, "-m", "dlrm_sharded.train"] if num_ranks is None else command(num_ranks)
-    )
+    program = ["-m", "dlrm_sharded.train"] if num_ranks is None else command(num_ranks)
     overrides = [
         f"optimizer={optimizer}",
         *("trainer.num_steps=60", "trainer.eval_every_steps=20", "model.bf16=true"),
     ]
-    finish_all([[*program, f"hydra.run.dir={tmp_path}", *overrides]], [environment("cuda")])
+    finish_all([*program, f"hydra.run.dir={tmp_path}", *overrides], [environment(gpus())])
     result: Any = result_of(tmp_path)
     world_size = num_ranks or 1
     assert "cpu" not in result["device"]
@@ -250,6 +247,6 @@ def look_up(rank: Rank, widths: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("device", ["cpu", ON_GPUS])
 def test_widest_shard_of_the_kernels(device: str) -> None:
-    narrow, wide = run_on(device, f"{HERE}:look_up", [WIDEST, WIDEST + 4], num_ranks=1)
+    narrow, wide = run_on(device, look_up, [WIDEST, WIDEST + 4], num_ranks=1)
     assert narrow == ""
     assert (wide != "") == (device == "cuda")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import hydra
 
 def wait_for(path):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.05)
@@ -89,7 +88,7 @@ if __name__ == "__main__":
 """
 
 
-LISTENING = ["env", "--default-signal=INT,TERM,HUP"]
+LISTENING = ("env", "--default-signal=INT,TERM,HUP")
 """Before a command that is to be stopped: tests may run where signals are ignored."""
 
 
@@ -102,11 +101,11 @@ def application(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sweep_command(application: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """The command of a sweep of the application into `tmp_path / "sweep"`."""
+    """Arguments of Python for a sweep of the application into `tmp_path / "sweep"`."""
 
     def command(*overrides: str) -> list[str]:
         return [
-            *(sys.executable, str(application), "-m", "hydra/launcher=torchx"),
+            *(str(application), "-m", "hydra/launcher=torchx"),
             *(f"+folder={tmp_path}", f"hydra.sweep.dir={tmp_path / 'sweep'}", *overrides),
         ]
 
@@ -119,7 +118,7 @@ def run_sweep(
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*overrides: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"HYDRA_FULL_ERROR": "1"}
-        return preloaded.run(*sweep_command(*overrides)[1:], cwd=tmp_path, env=env)
+        return preloaded.run(*sweep_command(*overrides), cwd=tmp_path, env=env)
 
     return run
 
@@ -133,7 +132,7 @@ def states_of(sweep_dir: Path) -> list[str]:
     return [job["state"] for job in jobs_of(sweep_dir)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 600) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"

@@ -12,6 +12,7 @@ from torchx.specs.finder import get_component
 
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_torchx.app import JobShape, torchrun_command
+from tests import preloaded
 from tests.nvidia import install_nvidia_smi
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,15 +24,8 @@ CALIBRATION = "launch/component.py:calibrate"
 def torchx(
     *arguments: str, path: str | None = None, gpus: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TORCHX, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus} | ({"PATH": path} if path else {}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": gpus} | ({"PATH": path} if path else {})
+    return preloaded.run(TORCHX, *arguments, env=env)
 
 
 def dryrun(scheduler: str, *arguments: str) -> str:

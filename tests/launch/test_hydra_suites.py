@@ -1,6 +1,7 @@
 """Hydra's own tests of launchers, with jobs of one rank and of two."""
 
 import sys
+from typing import Any
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -28,11 +29,17 @@ def preloaded_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", preloaded.python())
 
 
-SHAPES = ["1x1", "1x2"]
-
-
-def overrides_for(shape: str) -> list[str]:
-    return [f"hydra.launcher.j={shape}", "hydra.launcher.max_parallel=2"]
+def shapes(always: str, *more: str, first: object = "torchx") -> list[Any]:
+    """Parameters for jobs of one rank and of two; one of them is a long trial."""
+    return [
+        pytest.param(
+            first,
+            [*more, f"hydra.launcher.j={shape}", "hydra.launcher.max_parallel=2"],
+            id=shape,
+            marks=[] if shape == always else pytest.mark.soak,
+        )
+        for shape in ("1x1", "1x2")
+    ]
 
 
 def test_is_discovered() -> None:
@@ -41,31 +48,21 @@ def test_is_discovered() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("launcher_name", "overrides"),
-    [("torchx", overrides_for(shape)) for shape in SHAPES],
-    ids=SHAPES,
-)
+@pytest.mark.parametrize(("launcher_name", "overrides"), shapes("1x2"))
 class TestLauncher(LauncherTestSuite):
     pass
 
 
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
-    [
-        ("torchx", [*overrides_for(shape), "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2"])
-        for shape in SHAPES
-    ],
-    ids=SHAPES,
+    shapes("1x1", "hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2"),
 )
 class TestBatchedSweeper(BatchedSweeperTestSuite):
     pass
 
 
 @pytest.mark.parametrize(
-    ("task_launcher_cfg", "extra_flags"),
-    [({}, ["-m", "hydra/launcher=torchx", *overrides_for(shape)]) for shape in SHAPES],
-    ids=SHAPES,
+    ("task_launcher_cfg", "extra_flags"), shapes("1x1", "-m", "hydra/launcher=torchx", first={})
 )
 class TestIntegration(IntegrationTestSuite):
     pass

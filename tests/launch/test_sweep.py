@@ -14,6 +14,7 @@ import pytest
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
+from tests import preloaded
 from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
@@ -74,15 +75,13 @@ def test_environment_and_objective(run_sweep: Run, tmp_path: Path) -> None:
 def test_max_parallel(most: int, sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
     """Two jobs that wait for each other end only if both run."""
     command = sweep_command("+do=meet_a,meet_b", f"hydra.launcher.max_parallel={most}")
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = preloaded.start(*command, cwd=tmp_path)
     if most == 1:
         wait_until(lambda: (tmp_path / "meet_a").exists(), "the first job runs")
         assert states_of(tmp_path / "sweep")[1] == "not_started"
         assert not (tmp_path / "meet_b").exists()
         (tmp_path / "meet_b").touch()
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
 
@@ -93,20 +92,16 @@ def test_max_parallel(most: int, sweep_command: Callable[..., list[str]], tmp_pa
 def test_stopping_ends_the_apps(
     number: int, code: int | None, sweep_command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [*LISTENING, *sweep_command("+do=hang,succeed")],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = sweep_command("+do=hang,succeed")
+    process = preloaded.start(*command, cwd=tmp_path, before=LISTENING, own_process=True)
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
     assert processes_naming(str(tmp_path / "sweep" / ".torchx"))
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate()
     assert process.returncode != 0
     assert code is None or process.returncode == code
     wait_until(
-        lambda: not processes_naming(str(tmp_path / "sweep" / ".torchx")), "no process is left", 15
+        lambda: not processes_naming(str(tmp_path / "sweep" / ".torchx")), "no process is left"
     )
     assert states_of(tmp_path / "sweep") == ["cancelled", "not_started"]
     reasons = [job["reason"] for job in jobs_of(tmp_path / "sweep")]
@@ -114,40 +109,35 @@ def test_stopping_ends_the_apps(
 
 
 def test_an_app_that_nobody_knows() -> None:
-    done = subprocess.run(
-        [TORCHX, "log", "local_cwd://torchx/mistyped"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = preloaded.run(TORCHX, "log", "local_cwd://torchx/mistyped")
     assert done.returncode == 1
     assert "mistyped is unknown" in done.stderr
+
+
+def torchx(*arguments: str) -> str:
+    done = preloaded.run(TORCHX, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_job_that_another_command_cancels(
     sweep_command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        sweep_command("+do=hang,succeed"), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    process = preloaded.start(
+        *sweep_command("+do=hang,succeed"), cwd=tmp_path, stderr=subprocess.PIPE
     )
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
     handle = jobs_of(tmp_path / "sweep")[0]["app"]
-    log = subprocess.run([TORCHX, "log", handle], capture_output=True, text=True, check=True)
-    assert "this job hangs" in log.stdout
-    listed = subprocess.run(
-        [TORCHX, "list", "-s", "local_cwd"], capture_output=True, text=True, check=True
-    )
-    assert [line.split()[1] for line in listed.stdout.splitlines() if handle in line] == ["RUNNING"]
-    status = subprocess.run([TORCHX, "status", handle], capture_output=True, text=True, check=True)
-    assert "State: RUNNING" in status.stdout
-    subprocess.run([TORCHX, "cancel", handle], capture_output=True, check=True)
-    _, said = process.communicate(timeout=60)
+    assert "this job hangs" in torchx("log", handle)
+    listed = torchx("list", "-s", "local_cwd").splitlines()
+    assert [line.split()[1] for line in listed if handle in line] == ["RUNNING"]
+    assert "State: RUNNING" in torchx("status", handle)
+    torchx("cancel", handle)
+    _, said = process.communicate()
     assert process.returncode == 1
     assert states_of(tmp_path / "sweep") == ["cancelled", "succeeded"]
     assert "#0 +do=hang: cancelled" in said
-    status = subprocess.run([TORCHX, "status", handle], capture_output=True, text=True, check=True)
-    assert "State: CANCELLED" in status.stdout
+    assert "State: CANCELLED" in torchx("status", handle)
 
 
 def test_torchrun_starts_the_ranks_again(run_sweep: Run, tmp_path: Path) -> None:
@@ -166,17 +156,11 @@ def test_reasons_are_those_of_the_last_attempt(run_sweep: Run, tmp_path: Path) -
 
 def test_nohup(sweep_command: Callable[..., list[str]], tmp_path: Path) -> None:
     """A signal that was ignored before stays ignored."""
-    process = subprocess.Popen(
-        ["nohup", *sweep_command("+do=meet_a")],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = preloaded.start(*sweep_command("+do=meet_a"), cwd=tmp_path, before=("nohup",))
     wait_until(lambda: (tmp_path / "meet_a").exists(), "the job runs")
     process.send_signal(signal.SIGHUP)
     (tmp_path / "meet_b").touch()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert states_of(tmp_path / "sweep") == ["succeeded"]
 
@@ -252,16 +236,16 @@ def test_a_sweep_whose_driver_was_killed(
 ) -> None:
     """Its job runs on; the sweep is taken up when the job has ended."""
     overrides = ["+do=meet_a,succeed", "hydra.launcher.after=json.loads"]
-    driver = subprocess.Popen(sweep_command(*overrides), cwd=tmp_path)
+    driver = preloaded.start(*sweep_command(*overrides), cwd=tmp_path, own_process=True)
     wait_until(lambda: (tmp_path / "meet_a").exists(), "the first job runs")
-    driver.kill()
-    driver.wait()
+    with driver:
+        driver.kill()
     refused = run_sweep(*overrides)
     assert refused.returncode == 1
     app = jobs_of(tmp_path / "sweep")[0]["app"]
     assert "#0 +do=meet_a of the stopped sweep still runs; wait for its end" in refused.stderr
     assert f"torchx cancel {app}" in refused.stderr
-    subprocess.run([TORCHX, "cancel", app], capture_output=True, check=True, timeout=60)
+    torchx("cancel", app)
     (tmp_path / "meet_b").touch()
     done = run_sweep(*overrides)
     assert done.returncode == 0, done.stderr
@@ -278,16 +262,10 @@ def test_jobs_have_folders_of_their_own(run_sweep: Run, tmp_path: Path) -> None:
 
 def test_folders_with_spaces(application: Path, tmp_path: Path) -> None:
     sweep_dir = tmp_path / "a sweep's $folder"
-    done = subprocess.run(
-        [
-            *(sys.executable, str(application), "-m", "hydra/launcher=torchx", "+do=succeed"),
-            *(f"+folder={tmp_path}", f'hydra.sweep.dir="{sweep_dir}"'),
-        ],
+    done = preloaded.run(
+        *(str(application), "-m", "hydra/launcher=torchx", "+do=succeed"),
+        *(f"+folder={tmp_path}", f'hydra.sweep.dir="{sweep_dir}"'),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert states_of(sweep_dir) == ["succeeded"]
@@ -360,17 +338,8 @@ def test_signals_wait_and_end_as_they_were() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refused_before_submission(override: str, said: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}"),
-            *("seed=0,1", override),
-        ],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = ("-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={tmp_path}", "seed=0,1")
+    done = preloaded.run(*command, override)
     assert done.returncode == 2, done.stderr
     for word in said:
         assert word in done.stderr

@@ -5,19 +5,16 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
+from tests.e2e.runs import LAUNCHERS, environment
 from tests.launch.conftest import LISTENING, wait_until
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
-LAUNCHERS = {
-    "ours": ["-m", "dlrm_sharded.ranks.torchrun", "--nproc-per-node", "2"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-}
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -32,17 +29,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         launcher: str = "ours",
         timeout_s: float = 300,
         env: dict[str, str] | None = None,
+        own_process: bool = False,
     ) -> "subprocess.Popen[str]":
-        job = subprocess.Popen(
-            [
-                *(*LISTENING, sys.executable, *LAUNCHERS[launcher], *options),
-                *(str(PROGRAM), what, str(tmp_path), str(timeout_s)),
-            ],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+        job = preloaded.start(
+            *(*LAUNCHERS[launcher], "2", *options, str(PROGRAM), what, str(tmp_path)),
+            str(timeout_s),
+            before=LISTENING,
+            env=environment() | (env or {}),
+            own_process=own_process,
         )
         jobs.append(job)
         return job
@@ -57,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def ended(job: "subprocess.Popen[str]") -> list[str]:
     """The lines of a job that ends by itself."""
-    output, _ = job.communicate(timeout=250)
+    output, _ = job.communicate()
     return [line for line in output.splitlines() if line.strip()]
 
 
@@ -198,7 +192,7 @@ def test_ranks_answer_a_signal_with_a_checkpoint(
 
 
 def test_a_killed_launcher_leaves_no_ranks(start: Start, tmp_path: Path) -> None:
-    job = start("ready")
+    job = start("ready", own_process=True)
     ranks = ranks_of(tmp_path)
     job.kill()
     wait_until(lambda: not any(map(is_alive, ranks)), "no rank is left")
@@ -223,7 +217,7 @@ def listening(pids: list[int]) -> set[str]:
 
 
 def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
-    job = start("ready")
+    job = start("ready", own_process=True)
     addresses = listening([job.pid, *ranks_of(tmp_path)])
     assert addresses == {"0100007F"}, "127.0.0.1, in the byte order of this machine"
     (tmp_path / "go").touch()
@@ -243,7 +237,7 @@ def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
 )
 def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, start: Start) -> None:
     env = {"HUNG_RANK": str(hung), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
-    job = start(what, launcher=launcher, timeout_s=20, env=env)
+    job = start(what, launcher=launcher, timeout_s=20, env=env, own_process=what == "stop")
     lines = ended(job)
     assert job.returncode == 1
     message = next(line for line in lines if "did not come to" in line)
@@ -257,7 +251,7 @@ def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, st
 def test_a_hung_rank_that_serves_the_store(start: Start) -> None:
     """So it is under torchrun with a store that restarts do not share."""
     env = {"HUNG_RANK": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    job = start("stop", launcher="torchrun", timeout_s=20, env=env)
+    job = start("stop", launcher="torchrun", timeout_s=20, env=env, own_process=True)
     output = "\n".join(ended(job))
     assert job.returncode == 1
     assert (

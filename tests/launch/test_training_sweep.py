@@ -1,33 +1,26 @@
 """Sweeps of real training runs, and what they leave behind."""
 
 import csv
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
 from tests import preloaded
 from tests.conftest import SMALL_RUN
+from tests.e2e.runs import events_of, result_of
 from tests.launch.conftest import jobs_of, states_of
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = ["random_0", "size_lookup_1", "random_2", "size_lookup_3"]
 
 
 def run_sweep(sweep_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """A sweep of small runs."""
     command = ["-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"]
-    return preloaded.run(*command, *SMALL_RUN, *overrides, cwd=ROOT, timeout=240)
-
-
-def result_of(folder: Path) -> dict[str, object]:
-    fields: dict[str, object] = json.loads((folder / "result.json").read_text())
-    return fields
+    return preloaded.run(*command, *SMALL_RUN, *overrides)
 
 
 def test_every_job_is_a_run(finished_sweep: Path) -> None:
@@ -64,7 +57,7 @@ def test_comparison(finished_sweep: Path) -> None:
     assert [row["sharder"] for row in rows] == ["random", "size_lookup"]
     for row, runs in zip(rows, (RUNS[0::2], RUNS[1::2]), strict=True):
         costs = [result_of(finished_sweep / run)["embedding_cost_ms"] for run in runs]
-        mean = sum(map(float, costs)) / 2  # type: ignore[arg-type]
+        mean = sum(map(float, costs)) / 2
         assert float(row["embedding_cost_ms_mean"]) == pytest.approx(mean)
         assert (row["runs"], row["succeeded"]) == ("2", "2")
         for place in (said, text):
@@ -75,9 +68,7 @@ def test_comparison(finished_sweep: Path) -> None:
 def test_figures_of_a_run_stand_at_both_ends(finished_sweep: Path) -> None:
     """A chart of one point a run hides the best and the worst."""
     folder = finished_sweep / RUNS[0]
-    (path,) = folder.glob("events.out.tfevents.*")
-    events = EventAccumulator(str(path))
-    events.Reload()
+    events = events_of(folder)
     result = result_of(folder)
     for tag, key in (
         ("embedding/cost_ms", "embedding_cost_ms"),
@@ -124,14 +115,14 @@ def test_optuna_finds_the_better_one(tmp_path: Path) -> None:
     """A maintained sweeper beside TorchX: it asks in batches, and optimises the objective."""
     done = run_sweep(
         tmp_path,
-        *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"),
+        *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2"),
         *("hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize"),
         *("hydra.sweeper.sampler.seed=1", "objective=loss"),
         "optimizer.embedding_learning_rate=choice(0.0001,1.0)",
     )
     assert done.returncode == 0, done.stderr
-    assert states_of(tmp_path) == ["succeeded"] * 3
-    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("neuroshard_*")]  # type: ignore[arg-type]
-    assert len(losses) == 3
+    assert states_of(tmp_path) == ["succeeded"] * 2
+    losses = [float(result_of(path)["loss"]) for path in tmp_path.glob("neuroshard_*")]
+    assert len(losses) == 2
     best = (tmp_path / "optimization_results.yaml").read_text()
     assert f"best_value: {min(losses)}" in best

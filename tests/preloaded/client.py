@@ -14,7 +14,13 @@ def main(address: str, arguments: list[str]) -> None:
     first = next(argument for argument in arguments if argument != "-u")
     if first.startswith("-") and first != "-m":  # other flags need an interpreter of its own
         os.execv(sys.executable, [sys.executable, *arguments])
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+    ignored = [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "ignored": ignored,
+    }
     data = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
@@ -22,7 +28,7 @@ def main(address: str, arguments: list[str]) -> None:
         server.sendall(data)
         answers = server.makefile()
         pid = int(answers.readline())
-        for number in PASSED_ON:
+        for number in set(PASSED_ON) - set(ignored):
             signal.signal(number, lambda number, _: os.kill(pid, number))
         exit_code = int(answers.readline())
     if exit_code < 0:  # by a signal

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from tests.slurm.configuration import SLURM_CONF, SLURMDBD_CONF
 from tests.slurm.namespace import kill, mount_namespace, processes_in
@@ -33,9 +32,9 @@ PROGRAMS = (
 # Daemons stand where the PATH of a user need not lead.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 300.0
 STOP_LIMIT_S = 5.0
-REQUEUE_LIMIT_S = 60.0
+REQUEUE_LIMIT_S = 600.0
 
 # Any device does for a GPU, but a plain file does not.
 NULL_DEVICE = os.makedev(1, 3)
@@ -57,7 +56,10 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A running Slurm; jobs go to partition `debug`, which preempts partition `low`."""
+    """A running Slurm; jobs go to partition `debug`.
+
+    It takes nodes from jobs of partition `low`, which run again, and of `low_cancel`, which end.
+    """
 
     folder: Path
     nodes: tuple[str, ...]
@@ -70,7 +72,7 @@ class Cluster:
         *,
         cwd: Path,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 600,
     ) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run`, but `env` is added to the cluster's, and no child is left behind."""
         with self.popen(argv, cwd=cwd, env=env) as process:
@@ -111,7 +113,7 @@ class Cluster:
         ).splitlines()
 
     def wait_for(
-        self, job_id: str, *states: str, components: int = 1, timeout: float = 60
+        self, job_id: str, *states: str, components: int = 1, timeout: float = 600
     ) -> list[str]:
         """The states of a job, once all its components are in one of these, given as one word."""
         deadline = time.monotonic() + timeout
@@ -130,7 +132,7 @@ class Cluster:
         self._ask("scontrol", "requeue", job_id)
 
     def preempt(self) -> str:
-        """The id of a job that takes all nodes for a moment from whatever runs on `low`."""
+        """The id of a job that takes all nodes for a moment from whatever can be preempted."""
         return self.submit(
             *(f"--nodes={len(self.nodes)}", "--exclusive", "--output=/dev/null", "--wrap=true"),
             cwd=self.folder,
@@ -167,14 +169,12 @@ def slurm_cluster(
     cpus: int = 4,
     memory_mb: int = 8000,
     fake_gpus: int = 0,
-    preempt_mode: Literal["REQUEUE", "CANCEL"] = "REQUEUE",
     kill_wait_s: int = 30,
 ) -> Iterator[Cluster]:
     """Nodes `dlrm1`, `dlrm2` and so on, each of this size whatever the machine has.
 
     Args:
         folder: for settings and logs, and the database while it runs.
-        preempt_mode: what happens to a job of partition `low` whose node is wanted on `debug`.
         kill_wait_s: from SIGTERM to SIGKILL, for a job that is cancelled or preempted and for the
             nodes on which a step goes on when it has failed on another.
 
@@ -198,7 +198,6 @@ def slurm_cluster(
             sockets,
             addresses,
             size=f"CPUs={cpus} RealMemory={memory_mb}" + (f" Gres=gpu:{fake_gpus}" if gpus else ""),
-            preempt_mode=preempt_mode,
             kill_wait_s=kill_wait_s,
         )
         with mount_namespace(folder / "hosts") as namespace:
@@ -221,7 +220,6 @@ def _write_settings(
     addresses: Mapping[str, str],
     *,
     size: str,
-    preempt_mode: str,
     kill_wait_s: int,
 ) -> None:
     controller_port, accounting_port, *node_ports = _free_ports(2 + len(addresses))
@@ -234,7 +232,6 @@ def _write_settings(
         **places,
         controller_port=controller_port,
         kill_wait_s=kill_wait_s,
-        preempt_mode=preempt_mode,
         nodes="\n".join(nodes),
     )
     (folder / "slurm.conf").write_text(slurm_conf)

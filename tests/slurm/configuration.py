@@ -36,7 +36,8 @@ AccountingStoragePass={sockets}/munge
 GresTypes=gpu
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES PriorityTier=2 PreemptMode=OFF
-PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode={preempt_mode}
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=low_cancel Nodes=ALL PriorityTier=1 PreemptMode=CANCEL
 """
 SLURMDBD_CONF = """\
 DbdHost=localhost

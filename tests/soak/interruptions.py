@@ -138,6 +138,7 @@ def new_run(folder: Path, *overrides: str, max_restarts: int) -> TrainingRun:
         *(f"trainer.num_steps={NUM_STEPS}", f"trainer.eval_every_steps={EVAL_INTERVAL}"),
         *(f"trainer.checkpoint.every_steps={INTERVAL}", "resume=auto", *overrides),
         max_restarts=max_restarts,
+        is_killed=True,
     )
 
 

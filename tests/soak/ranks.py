@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from dlrm_sharded.checkpoint.manifest import RunState
 from dlrm_sharded.checkpoint.model_state import ModelState
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
-from tests.soak.training_run import ROOT
+from tests import preloaded
+from tests.preloaded import ROOT
 
 
 def start(script: str, num_ranks: int, *arguments: str) -> None:
     """Run a script on so many ranks, and wait for its end."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(num_ranks), str(Path(script).resolve())]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     paths = (ROOT, ROOT / "launch")
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -25,7 +23,10 @@ def start(script: str, num_ranks: int, *arguments: str) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }
-    subprocess.run([*command, *arguments], env=environment, check=True)
+    command = [*torchrun, str(Path(script).resolve()), *arguments]
+    with preloaded.start(*command, env=environment, stdout=None, stderr=None) as process:
+        if process.wait() != 0:
+            raise RuntimeError(f"{script} failed on {num_ranks} ranks")
 
 
 def run_state(rank: Rank, plan: ShardingPlan, state: ModelState, *, step: int = 1) -> RunState:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.checkpoint.folder import FOLDER_NAME, checkpoints
+from tests import preloaded
+from tests.preloaded import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = "DLRM_SHARDED_SOAK_RUN"
 """Environment variable by which the processes of a run are found, also those without a parent."""
 
@@ -43,24 +43,31 @@ class TrainingRun:
         folder: folder of the run.
         overrides: of all its starts.
         max_restarts: how often torchrun restarts the ranks by itself.
+        is_killed: processes of the run may be killed, so they must not be forks of a server.
     """
 
     def __init__(
-        self, folder: Path, *overrides: str, num_ranks: int = 2, max_restarts: int = 0
+        self,
+        folder: Path,
+        *overrides: str,
+        num_ranks: int = 2,
+        max_restarts: int = 0,
+        is_killed: bool = False,
     ) -> None:
         self.folder = folder
         self._overrides = overrides
         self._num_ranks = num_ranks
         self._max_restarts = max_restarts
+        self._is_killed = is_killed
         self._mark = uuid.uuid4().hex
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: subprocess.Popen[str] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._output = folder.with_name(f"{folder.name}.output")
 
     def start(self, *overrides: str) -> None:
         """Start torchrun with further overrides; its output goes beside the folder."""
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", str(self._num_ranks), "--max-restarts", str(self._max_restarts)),
             *("-m", "dlrm_sharded.train", f"hydra.run.dir={self.folder}"),
             *(*self._overrides, *overrides),
@@ -74,13 +81,13 @@ class TrainingRun:
             # torchrun's store would otherwise keep the keys of ranks before a restart.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-        with self._output.open("ab") as output:
-            self._agent = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        with self._output.open("a") as output:
+            self._agent = preloaded.start(
+                *command, env=environment, stdout=output, own_process=self._is_killed
             )
 
     @property
-    def agent(self) -> subprocess.Popen[bytes]:
+    def agent(self) -> subprocess.Popen[str]:
         assert self._agent is not None, "the run is not started"
         return self._agent
 

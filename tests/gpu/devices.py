@@ -1,0 +1,54 @@
+"""The GPUs that tests were given; the same tests run on CPUs, as a rehearsal.
+
+`pytest -m gpu` runs the tests with parameters of `needs_gpus` on 1, 2 or 8 GPUs alike. The same
+tests with "cpu" show without a GPU that they run.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dlrm_sharded.ranks.gpus import visible_gpus
+from tests.conftest import GPUS
+from tests.preloaded.ranks import run_ranks
+
+NUM_CPU_RANKS = 3
+
+
+@functools.cache
+def gpus() -> list[str]:
+    """GPUs that the tests were given, which hide them from this process."""
+    given = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    if GPUS is not None:
+        given["CUDA_VISIBLE_DEVICES"] = GPUS
+    return visible_gpus(given)
+
+
+def needs_gpus(number: int) -> list[pytest.MarkDecorator]:
+    """Marks of a test that runs on so many GPUs."""
+    devices = "a CUDA device" if number == 1 else f"{number} CUDA devices"
+    return [
+        pytest.mark.gpu,
+        pytest.mark.skipif(len(gpus()) < number, reason=f"needs {devices}"),
+    ]
+
+
+ON_GPUS = pytest.param("cuda", marks=needs_gpus(1))
+
+
+def run_on(
+    device: str,
+    fn: Callable[..., Any],
+    *args: Any,
+    num_ranks: int | None = None,
+    local_world_size: int | None = None,
+) -> Any:
+    """`run_ranks` on a device; without `num_ranks` one for every GPU, or a few on a CPU."""
+    if device == "cpu":
+        num_ranks = num_ranks or NUM_CPU_RANKS
+        return run_ranks(fn, num_ranks, *args, local_world_size=local_world_size)
+    given = gpus()[:num_ranks]
+    return run_ranks(fn, len(given), *args, local_world_size=local_world_size, gpus=given)
