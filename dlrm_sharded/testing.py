@@ -108,9 +108,9 @@ def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
 def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     """Assert the properties of a cost model that runs, the search and the lower bound rely on.
 
-    The last two need an additive model and rely on the assumptions A1 to A4 of docs/lower_bound.md.
-    These are checked on random plans of the task, whose memory is ignored, with a relative
-    tolerance of 1e-9.
+    The last two need an additive model and rely on the assumptions A1 to A4 of
+    docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory is
+    ignored, with a relative tolerance of 1e-9.
     """
     topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
     task = with_profiles(dataclasses.replace(task, topology=topology))

@@ -7,7 +7,7 @@ are even (L3). So every table can take its cheapest pieces by itself (L4). A pie
 a rank cost more than T is in no plan of cost T, so a T that is lower than the mean of the cheapest
 of the other pieces is lower than the cost of every plan (L5).
 
-docs/lower_bound.md has the lemmas L1 to L10, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L10, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, W ranks.
 """

@@ -82,7 +82,7 @@ class NeuroShardSharder:
             plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
-            it (docs/measurements.md, "What does a split cost?").
+            it (docs/notes/measurements.md, "What does a split cost?").
         exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
             cheapest, see `precision_choice`; None for that of the run.
         table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see

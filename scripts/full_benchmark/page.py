@@ -72,7 +72,7 @@ def _opening(conditions: Mapping[str, Any]) -> str:
             "*simulated*: measured rank by rank on one device, with predicted exchanges. Every "
             "figure is a fact about this machine; on yours, run `make calibrate` and then the "
             "command. How each figure is made, and more of them, is in "
-            "[the measurements](measurements.md).",
+            "[the measurements](notes/measurements.md).",
             "",
             "| condition | |",
             "|---|---|",

@@ -7,7 +7,7 @@ python -m tests.soak cost             time of saving and loading, and the stall 
 python -m tests.soak large_model      6 GB of tables on ranks that may use 4 GB each
 python -m tests.soak bad_inputs       wrong inputs of every kind end with one message
 
-The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
+The exit code is 1 if a promise was broken. The results are in docs/notes/reliability.md.
 """
 
 from __future__ import annotations
