@@ -140,7 +140,7 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
     - Batches have the promised shapes and types, and ids that exist in the tables.
     - Batches are the same whenever and by whichever process they are requested.
     - A table's ids by themselves (`PerTableDataset`) are those of the batch.
-    - The shares of all ranks make up the global batch, whatever the world size.
+    - The shares of all ranks make up the global batch for every world size.
     - The global random states stay as they are.
 
     Args:
@@ -324,7 +324,7 @@ def _check_exchanges(priced: PricedTask) -> None:
 
 
 def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
-    """Return a plan with whole tables, column shards, row blocks and replicas, whatever fits."""
+    """Return a plan with whole tables, column shards, row blocks and replicas, as they fit."""
     topology = task.topology
     shards: list[Shard] = []
     for table in task.tables:

@@ -46,7 +46,7 @@ class DeviceWork:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Names of the parts, none of which falls when columns, ids or shards are added.
+        """Names of the parts; none falls when columns, ids or shards are added.
 
         Rows that a step uses again come from the cache that holds all the rows it uses. The
         backward pass reads each id's gradient from a matrix [batch, columns].
@@ -185,7 +185,7 @@ class Workload:
         return unique
 
     def _uses(self) -> Floats:
-        """Return [S], how often a step uses, in the mean, an id that it uses at all."""
+        """Return [S], how often a step uses, on average, an id that it uses at all."""
         uses: Floats = np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
         return uses
 

@@ -141,7 +141,7 @@ def _cached(
 
 
 def _between(sizes: tuple[float, ...], size: float) -> Floats:
-    """Return the weights of sizes, of which at most two next to each other are not 0."""
+    """Return the weights of sizes; at most two next to each other are not 0."""
     position = float(np.interp(math.log(size), np.log(sizes), np.arange(len(sizes))))
     weights: Floats = np.maximum(1.0 - np.abs(np.arange(len(sizes)) - position), 0.0)
     return weights

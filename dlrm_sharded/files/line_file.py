@@ -1,6 +1,6 @@
 """A file to which runs append lines of JSON, and from which later runs read what can be used.
 
-Whatever stands in a line, it stops no reader: lines that cannot be used are named and passed over.
+No line can stop a reader: lines that cannot be used are named and skipped.
 They stay in the file.
 """
 
@@ -141,7 +141,7 @@ class LineFile:
 
 
 def named(lines: list[str]) -> str:
-    """Return the texts of lines as a list, of which the latest are named."""
+    """Return the texts of lines as a list that names the latest ones."""
     more = len(lines) - MAX_NAMED
     return ", ".join(([f"{more} more"] if more > 0 else []) + lines[-MAX_NAMED:])
 

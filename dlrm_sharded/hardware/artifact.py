@@ -40,7 +40,7 @@ ARTIFACT_SUFFIX = ".safetensors"
 REQUIRED = {"hardware": str, "device": str, "cores": int, "optimizer": str}
 DEVICES = ("cpu", "cuda")
 UNNAMED = "the hardware is not named; hardware=here is this machine"
-"""Says why prices for ranks of which nothing is known are a prior."""
+"""Says why prices for unknown ranks are a prior."""
 
 MAX_NUMBER = 1e15
 """Limit of the arrays' values, far above any weight or scale."""

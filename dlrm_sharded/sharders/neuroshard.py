@@ -186,7 +186,7 @@ class NeuroShardSharder:
         return dataclasses.replace(plan, exchange_precision=self._precision)
 
     def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
-        """Return the best plan under the prices of a task, whatever their precision."""
+        """Return the best plan under the prices of a task, in any precision."""
         clock, task = _clock(time_budget_s), priced.task
         earlier = None if self._warm_start is None else _earlier(self._warm_start, task)
         problem = build_problem(
@@ -228,7 +228,7 @@ class NeuroShardSharder:
         # Plans that the search does not make are no reason for it to go on.
         replicas, priced = problem.replicas is not None, problem.priced
         bound_ms = lower_bound_ms(priced, replicas=replicas)
-        if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
+        if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
             unlimited = priced.with_task(without_memory_limit(priced.task))
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self._patience, GOOD_GAP, clock)

@@ -91,7 +91,7 @@ def planners_of(
 
 
 def cost_of(planner: Planner, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-    """Return the plan's cost under the planner's cost model, whatever the sharder predicts."""
+    """Return the plan's cost under the planner's cost model, not the sharder's own."""
     assert planner.cost_model is not None
     return planner.cost_model.predict(plan, task)
 

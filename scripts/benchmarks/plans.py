@@ -127,7 +127,7 @@ class Outcome:
 
 
 def outcome(number: int, benchmark_task: BenchmarkTask, sharder: str, planner: Planner) -> Outcome:
-    """Plan a task; the cost is that of the planner's cost model, whatever the sharder predicts."""
+    """Plan a task; the cost is that of the planner's cost model, not the sharder's own."""
     started = time.perf_counter()
     try:
         plan, report = planner.plan(benchmark_task.task)
