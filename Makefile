@@ -38,7 +38,7 @@ MINUTES ?= 2
 calibrate: $(VENV)/installed  ## fit the cost model to this machine, which must be idle; MINUTES=10
 	$(BIN)/dlrm-calibrate minutes=$(MINUTES) $(ARGS)
 
-simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/simulation.md
+simulate: $(VENV)/installed  ## a cluster on this machine; ARGS="data=... out=FOLDER", docs/guide/simulation.md
 	$(BIN)/dlrm-simulate $(or $(ARGS),data=synthetic topology.world_size=8 out=runs/simulation)
 
 bringup: $(VENV)/installed  ## everything that a new machine needs, and a report; ARGS="--small"
@@ -72,7 +72,7 @@ soak: $(VENV)/installed  ## long trials of reliability, one part a call; ARGS="i
 	$(BIN)/python -m tests.soak $(ARGS)
 
 docs: $(VENV)/installed  ## the documentation's site, in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict --clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20

@@ -108,9 +108,9 @@ def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
 def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     """Assert the properties of a cost model that runs, the search and the lower bound rely on.
 
-    The last two need an additive model and rely on the assumptions A1 to A4 of docs/lower_bound.md.
-    These are checked on random plans of the task, whose memory is ignored, with a relative
-    tolerance of 1e-9.
+    The last two need an additive model and rely on the assumptions A1 to A4 of
+    docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory is
+    ignored, with a relative tolerance of 1e-9.
     """
     topology = dataclasses.replace(task.topology, memory_bytes=MAX_BYTES, memory_bytes_by_rank=None)
     task = with_profiles(dataclasses.replace(task, topology=topology))
@@ -140,7 +140,7 @@ def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (
     - Batches have the promised shapes and types, and ids that exist in the tables.
     - Batches are the same whenever and by whichever process they are requested.
     - A table's ids by themselves (`PerTableDataset`) are those of the batch.
-    - The shares of all ranks make up the global batch, whatever the world size.
+    - The shares of all ranks make up the global batch for every world size.
     - The global random states stay as they are.
 
     Args:
@@ -324,7 +324,7 @@ def _check_exchanges(priced: PricedTask) -> None:
 
 
 def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
-    """Return a plan with whole tables, column shards, row blocks and replicas, whatever fits."""
+    """Return a plan with whole tables, column shards, row blocks and replicas, as they fit."""
     topology = task.topology
     shards: list[Shard] = []
     for table in task.tables:

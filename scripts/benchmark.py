@@ -1,4 +1,4 @@
-"""Measure the figures of docs/benchmark.md and docs/measurements.md on this machine.
+"""Measure the figures of docs/benchmark.md and docs/notes/measurements.md on this machine.
 
 python scripts/benchmark.py             docs/benchmark.md: all sharders, goes on where it ended
 python scripts/benchmark.py all --small a rehearsal of it in two minutes

@@ -47,16 +47,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The predicted step of a case, and the plan that it is of.
+    """The predicted step of a case, and its plan.
 
     Args:
-        parts_ms: `step.parts.PARTS` in the mean of all ranks; they sum to the step.
+        parts_ms: `step.parts.PARTS`, averaged over all ranks; they sum to the step.
         error: expected relative error of the step; None if it is not known.
         cost_error: the same of the plan's cost.
         dense_error: the same of the dense part.
         embedding_ms: the plan's cost.
         standing: origin of the prices.
-        cached_bytes: memory of tables in host memory of which GPUs cache rows.
+        cached_bytes: memory of tables in host memory whose rows GPUs cache in part.
         plan: plan.json.
     """
 

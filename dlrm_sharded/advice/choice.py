@@ -51,7 +51,7 @@ class Choice:
 
 
 def choose(candidates: Sequence[Candidate], *, least_gain: float) -> Choice:
-    """Choose among candidates, of which at least one has an outcome.
+    """Choose among candidates; at least one has an outcome.
 
     With prices, the cheapest one is the best. Without them the fastest one is, among the largest
     sizes of each machine and sharder that still scale.

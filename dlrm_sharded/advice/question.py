@@ -91,7 +91,7 @@ def candidates_of(question: Question, *, seconds: float, num_workers: int) -> li
 
 
 def no_outcome(candidates: Sequence[Candidate]) -> InfeasibleTaskError:
-    """Return the error of candidates of which none has an outcome.
+    """Return the error of candidates that all have no outcome.
 
     It names the memory that the largest size of every machine lacks.
     """

@@ -123,7 +123,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Lets each rank read its pieces from whatever pieces were written."""
+    """Lets each rank read its pieces from any pieces that were written."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

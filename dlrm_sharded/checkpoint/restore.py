@@ -1,4 +1,4 @@
-"""Reads a checkpoint into a model, whatever plan and number of ranks have written it."""
+"""Reads a checkpoint into a model, from any plan and number of ranks."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Saver:
         """Write a checkpoint, after the one before is finished.
 
         Args:
-            tensors: whatever training changes is copied before this returns.
+            tensors: those that training changes are copied before this returns.
 
         Raises:
             DivergenceError: see `finish`.

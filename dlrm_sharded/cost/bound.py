@@ -1,13 +1,13 @@
 """A lower bound of `PlanCost.cost_ms` over all plans of a task, under an additive cost model.
 
-The slowest rank costs no less than the ranks do in the mean (L1), and the mean is nearly a sum over
+The slowest rank costs no less than the ranks do on average (L1), and the mean is nearly a sum over
 the pieces into which the tables are cut, wherever these go: the work of a piece costs least on a
-rank that reads nothing else (L2), and exchanges cost least, in the mean, where the ranks' volumes
+rank that reads nothing else (L2), and exchanges cost least on average where the ranks' volumes
 are even (L3). So every table can take its cheapest pieces by itself (L4). A piece that alone makes
 a rank cost more than T is in no plan of cost T, so a T that is lower than the mean of the cheapest
 of the other pieces is lower than the cost of every plan (L5).
 
-docs/lower_bound.md has the lemmas L1 to L10, their proofs and an example with numbers.
+docs/notes/lower_bound.md has the lemmas L1 to L10, their proofs and an example with numbers.
 
 Letters: T tables, n sizes of pieces, W ranks.
 """
@@ -62,7 +62,7 @@ class Cuts:
         size_bytes: [n], memory of a piece.
         piece_ms: [n], least cost of a rank that holds a piece, without the costs of every rank.
         work_ms: [n], computation of the whole table in such pieces, on all ranks together.
-        mean_ms: [n], cost of the whole table in such pieces, in the mean over ranks.
+        mean_ms: [n], cost of the whole table in such pieces, averaged over ranks.
         every_rank_ms: [T], least time that every rank pays for the table: for its exchanges, and
             for a replica in all.
     """
@@ -85,7 +85,7 @@ class PlanKind:
     """Plans that cut tables in the same ways, and therefore have the same fixed costs (L8).
 
     Args:
-        fixed_ms: time of exchanges that does not depend on volumes, in the mean over ranks.
+        fixed_ms: time of exchanges that does not depend on volumes, averaged over ranks.
         every_rank_fixed_ms: the part of it that every rank pays.
         all_launch: whether every rank launches a lookup, as all of them hold the replicas.
     """
@@ -257,7 +257,7 @@ class Relaxation:
         )
 
     def _replicate(self, shapes: ReplicaShapes, *, least_memory: int) -> Cuts:
-        """Price replicas of every table, all of which every rank pays (L10)."""
+        """Price replicas of every table; every rank pays for all of them (L10)."""
         work_ms = self._compute.stand_alone_ms(shapes.replica.vectors)
         every_rank_ms = work_ms + self._prices.gradients.byte_ms * shapes.gradient_bytes
         return Cuts(

@@ -276,7 +276,7 @@ class CommunicationModel:
             own_ms, of_all_ms = times.of_columns(direction), times.of_samples(direction)
             added_ms = times.reduce if kind == FWD_COMM else 0.0  # gradients are gathered
             reduce[i, REDUCE_TERMS.index("bytes")] += own_ms + added_ms + REDUCED_SHARE * of_all_ms
-        # Gradients of replicas are averaged in fp32, whatever the vectors are exchanged in.
+        # Gradients of replicas are averaged in fp32, even if the vectors are exchanged in less.
         return CommunicationModel(exchange, reduce, self.all_reduce_weights)
 
     def parts_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:

@@ -52,7 +52,7 @@ SLOPE_FACTOR = 2.0
 
 REPLICA_BYTES = 16e6
 """Gradients of replicas at which the line of their all-reduce is taken; tables that pay off as
-replicas are small, whatever the task exchanges otherwise."""
+replicas are small, however much the task exchanges otherwise."""
 
 LEAST_BYTES = 1.0
 """Smallest volume at which a line is taken, for tasks that exchange nothing."""

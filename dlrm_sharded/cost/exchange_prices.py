@@ -2,7 +2,7 @@
 
 The time of an exchange depends on the volumes of all ranks at once, through maxima.
 `ExchangePrices` replaces it by prices per byte that hold near even volumes, where good plans are,
-and `LeastExchangePrices` by prices that no volumes undercut. docs/lower_bound.md proves the
+and `LeastExchangePrices` by prices that no volumes undercut. docs/notes/lower_bound.md proves the
 properties that the bound needs (L3 and L7).
 
 Letters: W ranks.
@@ -197,7 +197,7 @@ class _StepExchanges:
 
 @dataclass(frozen=True, slots=True)
 class LeastExchangePrices:
-    """Prices of a byte that no volumes undercut, on any rank: lemma L7 of docs/lower_bound.md.
+    """Prices of a byte that no volumes undercut, on any rank: L7 of docs/notes/lower_bound.md.
 
     With volumes v and their sum S, rank r's exchanges take at least
     fixed_ms + own_byte_ms * v[r] + any_byte_ms * S.

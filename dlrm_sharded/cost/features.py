@@ -47,7 +47,7 @@ class DeviceWork:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Names of the parts, none of which falls when columns, ids or shards are added.
+        """Names of the parts; none falls when columns, ids or shards are added.
 
         Rows that a step uses again come from the cache that holds all the rows it uses. The
         backward pass reads each id's gradient from a matrix [batch, columns].

@@ -1,8 +1,8 @@
 """Lookups on GPUs that nobody calibrated: a roofline of memory, L2 cache and launches.
 
 Every price is a number of bytes over the GPU's nominal memory bandwidth, or a time on an H100 that
-scales with it. docs/hardware_priors.md says how well these few figures meet the public measurements
-from which they were chosen:
+scales with it. docs/notes/hardware_priors.md says how well these few figures meet the public
+measurements from which they were chosen:
 
 - `ACCESS_SHARE`: rows are gathered, and written back, at this part of the nominal bandwidth. It is
   a compromise between FBGEMM's forward at 128 columns (2.05 TB/s), at 1,024 columns (1.5 TB/s) and
@@ -141,6 +141,6 @@ def _cached(
 
 
 def _between(sizes: tuple[float, ...], size: float) -> Floats:
-    """Return the weights of sizes, of which at most two next to each other are not 0."""
+    """Return the weights of sizes; at most two next to each other are not 0."""
     position = float(np.interp(math.log(size), np.log(sizes), np.arange(len(sizes))))
     return np.maximum(1.0 - np.abs(np.arange(len(sizes)) - position), 0.0)

@@ -21,7 +21,7 @@ long on the only host that was measured, and hosts differ by such factors.
 """
 
 UNKNOWN_ERROR = 1.0
-"""Relative error for a GPU of which nothing is known."""
+"""Relative error for an unknown GPU."""
 
 
 @dataclass(frozen=True, slots=True)

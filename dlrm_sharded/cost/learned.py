@@ -188,12 +188,12 @@ def learned_cost_model(
 ) -> LearnedCostModel:
     """Load the model of a run's hardware, or with a warning one of other hardware.
 
-    On GPUs of which none was calibrated, it is the prior of the run's GPU.
+    On GPUs, if none was calibrated, it is the prior of the run's GPU.
 
     Args:
         artifact: file of a fitted model; None to look for the one of the hardware.
         gpu: figures of a GPU that is in no data sheet of the package, see `GpuSpec.stated`; its
-            prior is used, whatever is calibrated.
+            prior is used, even if a GPU is calibrated.
 
     Raises:
         DataError: the file is missing or damaged, or there is none.

@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, of which the last may be padded."""
+        """Number of blocks; the last one may be padded."""
         return -(-self.num_rows // self.block_rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -270,7 +270,7 @@ class BlockReader:
         )
 
     def _mapped(self, name: str) -> npt.NDArray[Any]:
-        """Return the array in a file, of which only the pages that are read are loaded."""
+        """Return the array in a file; only the pages that are read are loaded."""
         path = self._folder / name
         try:
             array = np.asarray(np.load(path, mmap_mode="r"))

@@ -24,7 +24,7 @@ def read_batches(
 
     Args:
         stream: is left at another place.
-        first_step, num_steps: steps of the training, of which each takes a batch.
+        first_step, num_steps: steps of the training; each takes a batch.
         budget_s: time after which no more batches are read, but for the second one.
         num_kept: largest number of batches to return.
     """

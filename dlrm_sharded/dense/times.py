@@ -76,7 +76,7 @@ class DenseBench:
             self._steps_ms.append(self._time_once(batch))
 
     def times(self, *, data_ms: float = 0.0) -> DenseTimes:
-        """Return the median times of all steps so far, of which there must be one.
+        """Return the median times of all steps so far; there must be at least one.
 
         Args:
             data_ms: time to read a batch, which is not measured here.

@@ -38,7 +38,7 @@ class ModuleTables:
         tables: by the name of their parameter.
         sharding_types: TorchRec's types under which the module trains.
         is_pooled: whether the module pools; if not, it looks up sequences.
-        hosted: sets of tables each of which has to be on one host, as they are those of a tower.
+        hosted: sets of tables; each set is a tower and has to be on one host.
         averaged: parameters of the tables that pool by the mean.
         summed_and_averaged: features that tables pool by the sum, and others by the mean.
     """

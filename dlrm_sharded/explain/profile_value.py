@@ -32,7 +32,7 @@ def value_profiles(plan: ShardingPlan, task: ShardingTask, priced: PricedTask) -
     """Return the range of a plan's cost, and what a search gains from profiles, in about a second.
 
     The gain compares short searches that know the profiles with one that assumes them, as the
-    default sharder does, whatever sharder made the plan.
+    default sharder does, even if another sharder made the plan.
 
     Args:
         task: as it was given, with at least one table without a reuse histogram.

@@ -26,7 +26,7 @@ def error_bar(prediction: StepPrediction) -> str:
 
 
 def parts_text(breakdown: Breakdown) -> str:
-    """Write the parts of a step in the mean of its ranks, without the smallest ones."""
+    """Write the parts of a step, averaged over its ranks, without the smallest ones."""
     least_ms = LEAST_SHARE * breakdown.step_ms
     return ", ".join(
         f"{PART_LABELS[part]} {ms:.1f}"

@@ -194,7 +194,7 @@ def _is_later(ours: int, theirs: object) -> bool:
 
 
 def named(lines: list[str]) -> str:
-    """Return the texts of lines as a list, of which the latest are named."""
+    """Return the texts of lines as a list that names the latest ones."""
     more = len(lines) - MAX_NAMED
     return ", ".join(([f"{more} more"] if more > 0 else []) + lines[-MAX_NAMED:])
 

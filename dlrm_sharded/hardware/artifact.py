@@ -39,7 +39,7 @@ HEADER = "dlrm_sharded"
 
 ARTIFACT_SUFFIX = ".safetensors"
 UNNAMED = "the hardware is not named; hardware=here is this machine"
-"""Says why prices for ranks of which nothing is known are a prior."""
+"""Says why prices for unknown ranks are a prior."""
 
 MAX_NUMBER = 1e15
 """Limit of the arrays' values, far above any weight or scale."""

@@ -1,4 +1,4 @@
-"""Prices tables of which a GPU caches some rows: misses, updates in host memory, handling.
+"""Prices tables whose rows a GPU caches in part: misses, updates in host memory, handling.
 
 FBGEMM fetches the rows that a batch misses before it looks them up, and writes back the rows in
 whose place they come, as training has changed all rows that it read. Nothing else runs meanwhile,

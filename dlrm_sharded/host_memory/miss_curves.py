@@ -16,7 +16,8 @@ AUTO_BATCHES = 32
 """Batches that are measured where the tables exceed the memory of GPUs; half of them warm up."""
 
 MAX_ACCESSES = 2_000_000
-"""Accesses to a table that are followed; of more, a sample is (docs/planning.md has its error)."""
+"""Accesses to a table that are followed. Of a table with more, a sample of the rows is followed;
+docs/reference/cached_tables.md has the error of that."""
 
 MIN_SHARE = 1e-3
 """Tables with less than this share of the memory of all tables are not worth caching."""

@@ -1,10 +1,11 @@
 """Miss-ratio curves: how often a batch misses rows in a cache, by the share of rows that it holds.
 
 A curve is measured from stack distances, or expected from a Zipf distribution of the accesses. The
-ratio is of a batch's unique ids, each of which is fetched once, however often the batch uses it.
+ratio counts the unique ids of a batch; each is fetched once, however often the batch uses it.
 
 The model is a cache without sets that drops the row whose last batch is the longest ago. FBGEMM's
-cache has sets of 32 rows, chosen by a hash; docs/planning.md says how far that is apart.
+cache has sets of 32 rows, chosen by a hash;
+docs/reference/cached_tables.md says how far the two differ.
 """
 
 from __future__ import annotations

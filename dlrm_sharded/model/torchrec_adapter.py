@@ -28,7 +28,7 @@ DATA_TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 """TorchRec's types of weights, by precision."""
 
 CACHED_KERNEL = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-"""Kernel of tables in host memory, of which the device caches some rows."""
+"""Kernel of tables in host memory; the device caches some of their rows."""
 
 
 def sharding_env(group: dist.ProcessGroup | None = None) -> ShardingEnv:

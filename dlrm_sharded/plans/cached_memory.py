@@ -1,4 +1,4 @@
-"""Memory of tables in host memory, of which a device caches some rows (FBGEMM's UVM caching).
+"""Memory of tables in host memory whose rows a device caches in part (FBGEMM's UVM caching).
 
 FBGEMM (`split_table_batched_embeddings_ops_training.py`, version 1.8) keeps on the device:
 - the cached rows in fp32, in sets of 32, as many sets as hold `load_factor` of the rows
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dlrm_sharded.plans.task import Topology
 
 CACHE_WAYS = 32
-"""Rows of a set, of which a row can be in one only (DEFAULT_ASSOC of FBGEMM on CUDA)."""
+"""Rows of a set; each row belongs to one set (DEFAULT_ASSOC of FBGEMM on CUDA)."""
 
 WEIGHT_BYTES = 4
 SLOT_BYTES = 16
@@ -36,7 +36,7 @@ def cached_weight_bytes(num_rows: int, num_cols: int, load_factor: float) -> int
 
 
 def cached_shard_bytes(topology: Topology, num_rows: int, num_cols: int, load_factor: float) -> int:
-    """Return the memory on the device of a shard of which it caches a part of the rows."""
+    """Return the memory on the device of a shard if a part of its rows is cached there."""
     slots = num_slots(num_rows, load_factor) * SLOT_BYTES
     of_rows = num_rows * (INDEX_BYTES + topology.optimizer_bytes_per_row)
     return cached_weight_bytes(num_rows, num_cols, load_factor) + slots + of_rows

@@ -158,7 +158,7 @@ class Replicas:
 
     @classmethod
     def from_shards(cls, shards: Sequence[Shard], table: Table, topology: Topology) -> Replicas:
-        """Return the layout of shards of which some are replicas.
+        """Return the layout of shards if some of them are replicas.
 
         Raises:
             InvalidPlanError: some are not, or there is not one whole table on every rank.

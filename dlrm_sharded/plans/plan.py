@@ -182,7 +182,7 @@ class ShardingPlan:
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json says of the plan itself.
 
-        It names a precision other than fp32 only, of which older readers warn.
+        It names only precisions other than fp32; older readers warn of them.
         """
         fields: dict[str, Any] = {
             "world_size": self.world_size,

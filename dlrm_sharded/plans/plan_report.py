@@ -99,7 +99,7 @@ class ProfileValue:
         num_assumed: number of tables without a reuse histogram.
         least_ms, most_ms: range of the plan's predicted cost, if all of these tables have one of
             the skews that are assumed possible.
-        gain: share of the predicted cost that a search gains if it knows the profiles, in the mean
+        gain: share of the predicted cost that a search gains if it knows the profiles, as a mean
             over drawn ones; None if the task is too large, or nothing was found in time.
     """
 
@@ -120,7 +120,7 @@ class ProfileValue:
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
-    """A table in host memory, of which the ranks' devices cache some rows.
+    """A table in host memory; the ranks' devices cache some of its rows.
 
     Args:
         load_factor: share of the rows in the caches.

@@ -11,7 +11,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number
 
 COLUMN_MULTIPLE = 4
-"""fp32 columns of which widths are multiples: FBGEMM's fused lookup loads 16 bytes at a time."""
+"""Widths are multiples of this: FBGEMM's lookup loads 16 bytes, or four fp32 columns, at a time."""
 
 MAX_ROWS, MAX_COLUMNS, MAX_POOLING_FACTOR = 2**40, 2**14, 1e9
 """Limits beyond any real table, below which sums of sizes are exact in 64 bits."""

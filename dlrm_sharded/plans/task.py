@@ -69,7 +69,7 @@ class Topology:
         compute_device: "cuda" or "cpu"; TorchRec's planner offers fewer plans on a CPU.
         intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
             ranks of its host together, and to those of other hosts; None if not known.
-        host_memory_bytes: host memory of one rank for tables of which its device caches a part;
+        host_memory_bytes: host memory of one rank for tables that its device caches in part;
             the ranks of a host share theirs. None if it is not limited.
         host_bytes_per_s: bandwidth at which a device exchanges rows with host memory, both
             directions together; None if not known.

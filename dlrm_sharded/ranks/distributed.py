@@ -269,7 +269,7 @@ def detect_topology(
     Args:
         memory_gib: memory of a rank for tables; None for `memory_fraction` of the free memory.
         memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
-        reserved_gib: subtracted from either, for whatever else a rank holds.
+        reserved_gib: subtracted from either, for everything else that a rank holds.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
         host_memory_gib: host memory of a rank for tables that its device caches; None for no limit.
         host_gb_per_s: bandwidth between a device and host memory, both directions together.

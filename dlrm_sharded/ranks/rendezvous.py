@@ -32,7 +32,7 @@ STORE_TIMEOUT = timedelta(seconds=60)
 class StartRendezvous(RendezvousHandler):
     """A rendezvous whose agent serves a new store for every start of the ranks.
 
-    The ranks themselves are clients, so the store answers whatever happens to rank 0.
+    The ranks themselves are clients, so the store answers even if rank 0 dies.
 
     Args:
         parameters: what torchrun's command line says of the rendezvous.

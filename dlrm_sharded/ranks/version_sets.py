@@ -181,7 +181,7 @@ def minor(text: str) -> str:
 
 
 def _set_of(package: str, text: str) -> VersionSet | None:
-    """Return the set of an installed version, whatever its patch level and build."""
+    """Return the set of an installed version of any patch level and build."""
     found = (known for known in SETS if minor(known.version_of(package)) == minor(text))
     return next(found, None)
 

@@ -144,7 +144,7 @@ class AutoShard(PlacementNet):
         unit = table_costs[..., None]
         costs_before = self.cost(before, largest)
         costs = self.cost(sums, torch.maximum(largest, sums))
-        # an empty rank must not count as the slowest one, whatever the network predicts for it
+        # an empty rank must never count as the slowest one, even if the network predicts that
         used = before.amax(dim=-1) > 0
         slowest = costs_before.masked_fill(~used, -torch.inf).amax(dim=-1, keepdim=True)
         below = slowest - costs_before

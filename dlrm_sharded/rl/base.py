@@ -34,7 +34,7 @@ class Policy(Protocol):
         """
 
     def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        """Return all placements of which `place` chooses one, the most probable one first.
+        """Return all placements among which `place` chooses, the most probable one first.
 
         They are different, and all of them fit. The list is empty where `place` returns None.
         """

@@ -85,7 +85,7 @@ class LearnedPolicy:
 
     @torch.no_grad()
     def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
-        """Return the placements of which `place` chooses one."""
+        """Return the placements among which `place` chooses."""
         found = self._roll_outs(task, num_samples, seed)
         origins: dict[tuple[int, ...], str] = {}
         for i, origin in enumerate(found.origins):
@@ -163,7 +163,7 @@ def packaged_net(method: str, context: RunContext) -> PlacementNet:
 
 
 def read_net(method: str, path: Path) -> PlacementNet:
-    """Return the networks of a policy, of whatever hardware it is.
+    """Return the networks of a policy from any hardware.
 
     Raises:
         DataError: the file is missing, damaged, or of another method.

@@ -79,7 +79,7 @@ class RunResult:
         prices: what the prices of the prediction are, see `Standing.short_text`.
         expected_error: of `predicted_critical_path_ms`, relative.
         predicted_step_error: expected error of `predicted_step_ms`, relative.
-        predicted_parts_ms: parts of the predicted step in the mean of all ranks, see `step.parts`;
+        predicted_parts_ms: parts of the predicted step, averaged over all ranks, see `step.parts`;
             they sum to it.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.

@@ -2,7 +2,7 @@
 
 What a plan costs is decided in `cost`.
 
-`docs/search.md` explains the search along an example. Glossary of its code:
+`docs/notes/search.md` explains the search along an example. Glossary of its code:
 
 - **unit**: one table, or several tables that constraints keep together.
 - **step**: the number of columns in which widths are counted, 4 for all but very wide tables.

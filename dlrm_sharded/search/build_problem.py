@@ -179,7 +179,7 @@ class _KeptShapes:
         first_shape: [U + 1], as in `Problem`.
         table_shape: [n], shapes of tables that are kept.
         unit_shape: [n], the shape of a unit that each becomes part of.
-        num_shards: [N], tables in a unit's shape, each of which is a shard.
+        num_shards: [N], tables in a unit's shape; each is a shard.
     """
 
     first_shape: Indices

@@ -158,7 +158,7 @@ class Constraints:
     def must_replicate(
         self, units: Sequence[tuple[int, ...]], table_index: Mapping[str, int]
     ) -> NDArray[np.bool_]:
-        """Return [U], whether a unit is a table that is replicated whatever that costs."""
+        """Return [U], whether a unit is a table that must be replicated."""
         tables = {table_index[name] for name in self._replicated}
         return np.array([bool(tables & set(of_unit)) for of_unit in units], dtype=bool)
 

@@ -85,7 +85,7 @@ class GreedyPlacer:
 
 
 def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int | None:
-    """Return the group of least load of which all ranks are allowed; None if there is none.
+    """Return the least loaded group whose ranks are all allowed; None if there is none.
 
     Args:
         allowed: [W].

@@ -135,7 +135,7 @@ class Pricing:
 
     @property
     def first_replica_ms(self) -> float:
-        """Time that every rank pays as soon as there is a replica, whatever its size."""
+        """Time that every rank pays as soon as there is a replica of any size."""
         launches_ms = self.compute.launch_ms(np.array([1.0, 2.0])).sum(axis=1)
         return self.prices.gradients.fixed_ms + float(launches_ms[1] - launches_ms[0])
 

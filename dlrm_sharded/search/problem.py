@@ -195,9 +195,9 @@ class Problem:
         separated: [U, S], members of sets of units no two of which may share a rank.
         blocks: [K] kinds of row blocks; the last one may be replicas.
         groups: all groups of ranks, ordered by kind.
-        replica_gain_ms: [U], how much less a replica costs than the whole unit, in the mean over
+        replica_gain_ms: [U], how much less a replica costs than the whole unit, averaged over
             ranks and apart from the price of the first replica.
-        must_replicate: [U], units that are replicas whatever they cost.
+        must_replicate: [U], units that must be replicas.
     """
 
     priced: PricedTask

@@ -59,7 +59,7 @@ class NeuroShardSharder:
             plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
-            it (docs/measurements.md, "What does a split cost?").
+            it (docs/notes/measurements.md, "What does a split cost?").
         exchange_precision: precision of exchanges; "auto" for the one whose plan is predicted
             cheapest, see `precision_choice`; None for that of the run.
         table_precision: precision of all tables; "auto" for fp16 where fp32 does not fit, see
@@ -127,7 +127,7 @@ class NeuroShardSharder:
         return dataclasses.replace(plan, exchange_precision=precision)
 
     def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
-        """Return the best plan under the prices of a task, whatever their precision."""
+        """Return the best plan under the prices of a task, in any precision."""
         clock, task = _clock(time_budget_s), priced.task
         earlier = self.constraints.earlier_plan(task)
         problem = build_problem(
@@ -175,7 +175,7 @@ class NeuroShardSharder:
         # Plans that the search does not make are no reason for it to go on.
         replicas, priced = problem.replicas is not None, problem.priced
         bound_ms = lower_bound_ms(priced, replicas=replicas)
-        if bound_ms == math.inf:  # tables fit as they are cached, of which the bound knows nothing
+        if bound_ms == math.inf:  # tables fit because of caches, which the bound ignores
             unlimited = priced.with_task(without_memory_limit(priced.task))
             bound_ms = lower_bound_ms(unlimited, replicas=replicas)
         stopping = StoppingRule(self.patience, GOOD_GAP, clock)

@@ -19,7 +19,7 @@ SHORTER = "fp16"
 MIN_GAIN = 0.05
 """Smallest gain in predicted cost for which numbers are rounded; smaller ones are within the error
 of the model. On 2 gloo ranks, predicted gains of 3 and 4 % were none when measured
-(docs/measurements.md, "What are replicas worth?")."""
+(docs/notes/measurements.md, "What are replicas worth?")."""
 
 CANDIDATES = tuple(
     ExchangePrecision(*directions) for directions in itertools.product(("fp32", SHORTER), repeat=2)

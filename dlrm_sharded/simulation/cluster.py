@@ -98,7 +98,7 @@ class SimulatedRun:
 
     @property
     def num_folded(self) -> int:
-        """Number of ranks of which a shard had fewer rows in the measurement."""
+        """Number of ranks with a shard that had fewer rows in the measurement."""
         return sum(times.num_folded > 0 for times in self.ranks)
 
     @property

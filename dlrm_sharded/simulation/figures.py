@@ -171,7 +171,7 @@ def _finish_axes(axes: Axes, run: SimulatedRun, length_ms: float) -> None:
 
 
 def _draw_waits(axes: Axes, run: SimulatedRun) -> None:
-    """Draw how long each rank waits for others in the mean of all steps."""
+    """Draw how long each rank waits for others, averaged over all steps."""
     waiting = run.breakdown.parts_ms[WAITING]
     axes.barh(
         range(len(waiting)),

@@ -22,7 +22,7 @@ MIN_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class FoldedIds:
-    """Ids of shards of which some have fewer rows than in the plan; ids are modulo those rows.
+    """Ids of shards, some with fewer rows than in the plan; ids are taken modulo those rows.
 
     Args:
         ids: of the shards as they are in the plan.

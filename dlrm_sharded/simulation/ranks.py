@@ -59,12 +59,12 @@ class RankTimes:
     """The computation of one rank.
 
     Args:
-        stages: times of which those of `COMPUTE_STAGES` count.
+        stages: times; those of `COMPUTE_STAGES` count.
         origin: one of `ORIGINS`.
         num_folded: shards that had fewer rows in the measurement than in the plan.
         seconds: time that its measurements took, with all that they need.
         core_wait_s: time of it in which other processes had the core.
-        measurements: number of them, of which this is the median.
+        measurements: number of measurements whose median this is.
     """
 
     stages: StageCost
@@ -238,7 +238,7 @@ def _slowest_again(
     """Measure the slowest rank of each stage again until it is slowest by `MEASUREMENTS` of them.
 
     Args:
-        time_rank: measures a rank of which there are so many measurements.
+        time_rank: measures a rank that has been measured so many times.
         seconds: time after which none is measured again.
     """
     times = dict(measured)

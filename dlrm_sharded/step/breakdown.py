@@ -57,12 +57,12 @@ class Breakdown:
         return Breakdown({part: factor * ms for part, ms in self.parts_ms.items()}, waits)
 
     def mean_ms(self, part: str) -> float:
-        """Return the time of a part in the mean of all ranks."""
+        """Return the time of a part, averaged over all ranks."""
         return float(self.parts_ms[part].mean())
 
     @property
     def mean_parts_ms(self) -> dict[str, float]:
-        """Time of every part in the mean of all ranks; they sum to the step."""
+        """Time of every part, averaged over all ranks; they sum to the step."""
         return {part: self.mean_ms(part) for part in PARTS}
 
 

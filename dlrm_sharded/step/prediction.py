@@ -81,7 +81,7 @@ class DensePart:
 
     @property
     def mean_ms(self) -> float:
-        """Time of one step in the mean of all ranks, without the all-reduce."""
+        """Time of one step, averaged over all ranks, without the all-reduce."""
         return sum(times.total_ms for times in self.by_rank) / len(self.by_rank)
 
 

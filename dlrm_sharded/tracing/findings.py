@@ -127,7 +127,7 @@ def _stragglers(steps: RecordedSteps, least_ms: float) -> Iterator[Straggler]:
         causes.setdefault(wait.cause, []).append((wait.caused_ms, wait.operation))
     by_time = sorted(causes.items(), key=lambda item: -sum(ms for ms, _ in item[1]))
     for rank, waits in by_time:
-        waiting_ms = sum(ms for ms, _ in waits)  # in the mean of all ranks
+        waiting_ms = sum(ms for ms, _ in waits)  # averaged over all ranks
         if waiting_ms >= least_ms:
             of_others_ms = waiting_ms * num_ranks / (num_ranks - 1)
             _, exchange = max(waits)

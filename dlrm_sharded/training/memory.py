@@ -36,7 +36,7 @@ HEAP_FACTOR, ID_HEAP_FACTOR = 2.4, 1.25
 
 The C library keeps freed blocks for speed (`process.keep_freed_memory`). It often finds none of the
 right size and alignment for the next tensor, so the heap grows in the first tens of steps. The
-factors were measured, see docs/training.md. On CUDA the bytes of tensors count.
+factors were measured, see docs/reference/memory.md. On CUDA the bytes of tensors count.
 """
 
 PART_NAMES = {

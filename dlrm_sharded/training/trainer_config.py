@@ -32,7 +32,7 @@ class TrainerConfig:
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: "base", "sparse_dist" (redistributes the ids of a step during the step before), or
             "auto": sparse_dist on CUDA, base on a CPU, where nothing runs in parallel.
-        trace: whether to trace a few steps after the warm-up, see `docs/tracing.md`.
+        trace: whether to trace a few steps after the warm-up, see `docs/reference/tracing.md`.
         trace_steps: number of traced steps.
     """
 

@@ -115,7 +115,7 @@ class ClosedWindow:
         self._sums = losses
 
     def mean_losses(self) -> Tensor:
-        """Return [number of steps], on the CPU, the loss of each step in the mean of all ranks."""
+        """Return [number of steps], on the CPU, the loss of each step, averaged over all ranks."""
         self._wait()
         return self._sums / self._world_size
 

@@ -68,7 +68,7 @@ class SharedLocalScheduler(LocalScheduler):
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[PopenRequest]:
         """Give every replica GPUs of its own, among those that are visible and not in use.
 
-        TorchX counts GPUs from 0, whatever is visible and whatever already runs on them.
+        TorchX counts GPUs from 0, without regard to what is visible and what runs on them.
 
         Raises:
             JobRefusedError: there are fewer GPUs than the app asks for.

@@ -89,7 +89,7 @@ class JobMailbox:
         return any(self.folder.glob(RETURNS))
 
     def receive_return(self) -> JobReturn:
-        """Read what rank 0 returned; raises whatever unpickling raises."""
+        """Read what rank 0 returned; raises what unpickling raises."""
         (path,) = self.folder.glob(RETURNS)
         job_return: JobReturn = cloudpickle.loads(path.read_bytes())
         return job_return

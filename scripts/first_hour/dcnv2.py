@@ -31,7 +31,7 @@ SMALL = (
 """Overrides for a rehearsal on a CPU."""
 
 NUM_BATCHES, SMALL_NUM_BATCHES = 16, 4
-"""Batches of an epoch, all of which are kept in memory."""
+"""Batches of an epoch; all are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)

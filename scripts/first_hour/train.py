@@ -25,7 +25,7 @@ SMALL_SIZES = (
 BASE, SPARSE_DIST = (f"trainer.pipeline={name}" for name in ("base", "sparse_dist"))
 
 LEAST_S = 40
-"""Time of a run on a GPU, most of which is loading libraries and opening the device."""
+"""Time of a run on a GPU; most of it is loading libraries and opening the device."""
 
 KEYS = ("loss", "auroc", "step_ms", "samples_per_s_overall", "peak_gib", "embedding_cost_ms")
 

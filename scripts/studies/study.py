@@ -1,6 +1,6 @@
 """What a study is, and what it is given while it runs.
 
-A study is a module with a function `run(study: StudyRun)`. It consists of cases, of which each is
+A study is a module with a function `run(study: StudyRun)`. It consists of cases; each is
 done whole or not at all and is on disk as soon as it ends; of the figures that they give; of checks
 that decide whether it succeeded; and of a headline, which tables and reports show. `studies.runner`
 runs it in a process of its own, with a time limit. The command line calls a study a step.

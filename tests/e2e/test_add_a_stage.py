@@ -1,4 +1,4 @@
-"""The edits by which docs/extending.md adds a measured stage are all that it takes."""
+"""The edits by which docs/guide/extending.md adds a measured stage are all that it takes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def apply(diff: str, path: Path) -> None:
 def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
     for folder in ("dlrm_sharded", "conf"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    diffs = DIFF_BLOCK.findall((ROOT / "docs" / "extending.md").read_text())
+    diffs = DIFF_BLOCK.findall((ROOT / "docs" / "guide" / "extending.md").read_text())
     for name, diff in diffs:
         apply(diff, tmp_path / name)
     for name, (before, after) in CHANGES.items():

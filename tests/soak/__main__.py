@@ -8,7 +8,7 @@ python -m tests.soak large_model      6 GB of tables on ranks that may use 4 GB 
 python -m tests.soak bad_inputs       wrong inputs of every kind end with one message
 python -m tests.soak trials           tests that take too long for every change
 
-The exit code is 1 if a promise was broken. The results are in docs/reliability.md.
+The exit code is 1 if a promise was broken. The results are in docs/notes/reliability.md.
 """
 
 from __future__ import annotations

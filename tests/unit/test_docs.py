@@ -1,4 +1,4 @@
-"""The documentation is true where `mkdocs build --strict` cannot tell: links, rooms, lengths."""
+"""The documentation is true where `zensical build --strict` cannot tell: menu, pictures, rooms."""
 
 import ast
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md"]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
 ROOM = re.compile(r"^\| (\d+) \| \*\*(\w+)\*\* \| (.+) \| (.+) \|$", re.M)
 """Floor and name of a room, what lives there, and what does not."""
 
@@ -81,12 +82,32 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_every_page_is_in_the_menu_or_a_note() -> None:
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    notes = re.findall(r"\]\(([^)#]+\.md)\)", (ROOT / "docs" / "notes" / "index.md").read_text())
+    listed = [ROOT / "docs" / page for page in menu]
+    listed += [(ROOT / "docs" / "notes" / page).resolve() for page in notes]
+    assert sorted(listed) == SITE
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda page: page.stem)
+def test_pictures_exist(page: Path) -> None:
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text()):
+        assert (page.parent / picture).exists(), picture
+
+
+def test_both_examples_of_sharded_planner_are_one() -> None:
+    """`tests/distributed/test_readme.py` runs the README's."""
+    example = r"^    from dlrm_sharded import .*?\n\n(?=\S)"
+    pages = [ROOT / "README.md", ROOT / "docs" / "guide" / "torchrec.md"]
+    ours, theirs = (re.findall(example, page.read_text(), re.M | re.S) for page in pages)
+    assert ours == theirs
+
+
 def test_named_tests_exist() -> None:
     """Pages name a test by the end of its path."""
     named = {
-        name
-        for page in (ROOT / "docs").glob("*.md")
-        for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text())
+        name for page in SITE for name in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text())
     }
     paths = [str(path) for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(named) > 20

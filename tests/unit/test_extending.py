@@ -1,4 +1,4 @@
-"""Every example of docs/extending.md and docs/planning.md works as it stands there."""
+"""Every example of the guide's pages extending.md, planning.md and tour.md works as it stands."""
 
 import importlib
 import re
@@ -29,9 +29,9 @@ from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "guide" / "extending.md"
 TITLED_BLOCK = re.compile(r'^```(?:python|yaml) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
-PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+PYTHON_BLOCK = re.compile(r"^```python\b.*?\n(.*?)^```$", re.M | re.S)
 TASK = small_tasks()["w3-mixed"]
 CPU = RunContext(device="cpu")
 
@@ -206,8 +206,9 @@ def test_hardware(project: Path) -> None:
     assert topology.inter_host_bytes_per_s == 12.5e9
 
 
-def test_planning_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = PYTHON_BLOCK.findall((ROOT / "docs" / "planning.md").read_text())
+@pytest.mark.parametrize("page", ["planning", "tour"])
+def test_planning_in_python(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = PYTHON_BLOCK.findall((ROOT / "docs" / "guide" / f"{page}.md").read_text())
     write_json(tmp_path / "task.json", TASK.to_json())
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

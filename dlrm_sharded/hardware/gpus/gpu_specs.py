@@ -14,7 +14,7 @@ from dlrm_sharded.files.errors import ConfigError, check_number
 from dlrm_sharded.plans.task import MEMORY_KEYS
 
 GENERIC = "h100_sxm"
-"""Key of the GPU whose figures stand for a data-centre GPU of which nothing is known."""
+"""Key of the GPU whose figures are used for an unknown data-centre GPU."""
 
 MOST_COMMON = {
     "v100": "v100_sxm",

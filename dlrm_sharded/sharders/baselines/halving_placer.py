@@ -123,7 +123,7 @@ class _Placement:
 
     Args:
         pieces: all pieces, in descending order of their load.
-        misfit: the first table of which a piece fits nowhere; None if all pieces are placed.
+        misfit: the first table with a piece that fits nowhere; None if all pieces are placed.
         max_load: highest load of a rank.
     """
 

@@ -1,4 +1,4 @@
-"""The lemmas of docs/lower_bound.md, one test each, on random plans and cost models.
+"""The lemmas of docs/notes/lower_bound.md, one test each, on random plans and cost models.
 
 Both sides of an inequality are sums of the same numbers in different orders, so they are compared
 with a relative tolerance of 1e-9.
@@ -285,7 +285,7 @@ def test_all_widths_are_in_the_catalog(table: Table, model: LearnedCostModel) ->
 
 
 def test_worked_example() -> None:
-    """The numbers of docs/lower_bound.md."""
+    """The numbers of docs/notes/lower_bound.md."""
     task, model = worked_task(), worked_model()
     prices = LeastExchangePrices.from_model(model.communication, model.price(task).hosts)
     assert (prices.own_byte_ms, prices.any_byte_ms) == pytest.approx((0.0, 5e-6))

@@ -1,4 +1,4 @@
-"""The task and the cost model of the worked example in docs/lower_bound.md."""
+"""The task and the cost model of the worked example in docs/notes/lower_bound.md."""
 
 import numpy as np
 

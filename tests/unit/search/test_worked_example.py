@@ -1,10 +1,10 @@
-"""The example of docs/search.md gives the numbers that the page shows."""
+"""The example of docs/notes/search.md gives the numbers that the page shows."""
 
 import doctest
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "search.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "notes" / "search.md"
 
 
 def test_the_page_shows_what_its_code_prints() -> None:
