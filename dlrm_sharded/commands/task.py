@@ -126,8 +126,8 @@ def _unused_on_hardware(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys that have no effect for the hardware of a question, and why."""
     if "hardware" not in cfg:  # a run is on this machine
         return
-    named = [cfg.hardware] if isinstance(cfg.hardware, str) else list(cfg.hardware or [])
-    if not {*named} & {*HARDWARE_HERE}:
+    named = cfg.hardware if OmegaConf.is_list(cfg.hardware) else [cfg.hardware]
+    if not any(name in HARDWARE_HERE for name in named):
         yield "journal", "runs on this machine correct the prices of hardware=here alone"
         if "prices" in cfg:
             yield (

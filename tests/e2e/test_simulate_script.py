@@ -151,6 +151,7 @@ def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
         (["data=criteo_kaggle", "out=out"], "data/criteo_kaggle"),
         (["-m", *DATA, "out=out"], "leave -m out"),
         ([*DATA, "sharder.seed=1", "out=out"], "which sharder"),
+        ([*DATA, "sharders=[dim]", "sharder=random", "out=out"], "sharder is there 2 times"),
     ],
 )
 def test_one_message_and_exit_code_2(task_json: Path, overrides: list[str], message: str) -> None:
