@@ -71,8 +71,9 @@ def main(module: str, settings: str, out: str) -> None:
 
     warnings.simplefilter("ignore")
     quiet()
+    part = importlib.import_module(module)  # libraries load before the ranks meet
     with process_group() as rank:
-        rows = importlib.import_module(module).rows_on_rank(rank, **json.loads(settings))
+        rows = part.rows_on_rank(rank, **json.loads(settings))
         if rank.is_zero:
             Path(out).write_text(json.dumps(rows))
 
