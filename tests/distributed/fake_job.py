@@ -218,6 +218,11 @@ class _RecordedGroup(dist.ProcessGroup):
         self.alltoall(split(output, output_splits), split(sent, input_splits))
         return _done([output])
 
+    # their names until torch 2.12
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+
     def _record_alike(self, name: str, tensors: list[Tensor], detail: str = "") -> Any:
         sizes = [sum(tensor.numel() for tensor in tensors)] * self.size()
         return self._record(name, sizes, sizes, tensors[0] if tensors else None, detail)

@@ -43,6 +43,7 @@ def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subp
             assert job.poll() is None, "the job ended early"
             time.sleep(0.05)
         os.kill(job.pid, signal.SIGSTOP)
+        os.waitpid(job.pid, os.WUNTRACED)  # until its last thread has stopped
         yield job
     finally:
         job.kill()
