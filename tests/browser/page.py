@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTH, HEIGHT = 1600, 1000
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 POLL_S = 0.05
 STILL_S = 0.5
 

@@ -64,7 +64,7 @@ def test_result_json(run_dir: Path) -> None:
 def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
     """By the named model, of the plan and task that the run leaves behind."""
     plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
-    context = RunContext("cpu", optimizer="adagrad", fbgemm=fbgemm_version(versions()))
+    context = RunContext("cpu", optimizer="rowwise_adagrad", fbgemm=fbgemm_version(versions()))
     model = learned_cost_model(context, str(artifact))
     predicted = model.predict(plan, task)
     written = json.loads((run_dir / "plan.json").read_text())
