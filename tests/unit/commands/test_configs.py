@@ -25,6 +25,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.dlrm import Dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.sharders.base import SharderContext
@@ -236,12 +237,14 @@ def test_the_demo_for_gpus_fits_gpus_of_24_gib(sharder: str, world_size: int) ->
     assert {shard.rank for shard in plan.shards} == {*range(world_size)}
 
 
-class Contextual(GreedySharder):
+class Contextual:
     """Keeps the context that it is built with."""
 
     def __init__(self, context: SharderContext, weight: str, seed: int = 0) -> None:
-        super().__init__(weight)
-        self.context, self.seed = context, seed
+        self.context, self.name, self.seed = context, weight, seed
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        return GreedySharder(self.name, self.seed).shard(task)
 
 
 RUN = RunContext(device="cpu", hardware=HARDWARE, optimizer="sgd")

@@ -172,4 +172,4 @@ def test_says_what_it_took(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     LOADERS[kind](CPU, None)
     noun = "policy" if kind in ("autoshard", "dreamshard") else "cost model"
-    assert caplog.messages[0] == f"{noun}: {shipped(kind)}, of cpu: AMD EPYC"
+    assert caplog.messages[0] == f"{noun}: {Path(shipped(kind)).name}, of cpu: AMD EPYC"
