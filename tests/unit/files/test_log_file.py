@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrm_sharded.commands.log_file import LineFormatter, LogFile
+from dlrm_sharded.files.log_file import LineFormatter, LogFile
 
 
 def test_a_file_that_cannot_be_opened_is_said_once(
