@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def with_optimizer_state(
     """
     per_weight, per_row = 0, 0
     for path, module, sharder in shardable(model, sharders):
-        stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+        stated = _stated(sharder)
         if isinstance(module, FUSED_MODULES):
             stated = _fused_type(module.optimizer_type(), path or type(module).__name__)
         for name, weight in sharder.shardable_parameters(module).items():
@@ -63,6 +64,21 @@ def with_optimizer_state(
         bytes_per_element=max(topology.bytes_per_element, fp32 + per_weight),
         optimizer_bytes_per_row=max(topology.optimizer_bytes_per_row, per_row),
     )
+
+
+def _stated(sharder: ModuleSharder[Any]) -> Any:
+    """Return the optimizer in a sharder's `fused_params`; None if it states none.
+
+    Raises:
+        ConfigError: it is no member of FBGEMM's `EmbOptimType`, as TorchRec requires.
+    """
+    stated = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+    if stated is not None and not isinstance(stated, Enum):
+        raise ConfigError(
+            f"fused_params of {type(sharder).__name__} names the optimizer {stated!r}; TorchRec "
+            "takes a member of fbgemm_gpu's EmbOptimType, such as EmbOptimType.ADAM"
+        )
+    return stated
 
 
 def _fused_type(optimizer: type[Optimizer], path: str) -> Any:

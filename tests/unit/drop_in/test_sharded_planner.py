@@ -331,6 +331,12 @@ def test_the_state_of_a_fused_optimizer_is_memory(fused_in: str) -> None:
         planner.plan(model, sharders)
 
 
+def test_an_optimizer_of_another_type_is_refused() -> None:
+    sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": "adam"})]
+    with pytest.raises(ConfigError, match="Sharder names the optimizer 'adam'"):
+        ShardedPlanner(GreedySharder("dim")).plan(bags(), sharders)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_optimizer_of_a_fused_module_is_memory() -> None:
     """Adagrad has 8 B for a weight."""
