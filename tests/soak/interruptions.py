@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
 def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Runs:
     """Train once undisturbed, then with interruptions, and compare what the runs leave behind."""
     rng = random.Random(seed)
-    kinds = _in_random_order(KINDS, rng)
-    moments = _in_random_order(MOMENTS, rng)
+    drawn = zip(_in_random_order(KINDS, rng), _in_random_order(MOMENTS, rng), strict=True)
+    kind, moment = next(drawn)
     reference = new_run(folder / "undisturbed", max_restarts=0)
     durations = _timed(reference)
     runs = Runs()
@@ -116,9 +116,10 @@ def interrupt_runs(folder: Path, number: int, *, per_run: int, seed: int) -> Run
         try:
             trained.start()
             for _ in range(most):
-                done = _interrupt(trained, next(kinds), next(moments), durations, rng)
+                done = _interrupt(trained, kind, moment, durations, rng)
                 if done is None:
-                    break
+                    break  # the next run is interrupted like that
+                kind, moment = next(drawn)
                 runs.interruptions.append(done)
                 log.warning("%s %s", name, done)
             faults += end_faults(trained, reference)
