@@ -108,6 +108,7 @@ def _constant_prices(work: DeviceWork, prices: dict[str, float], num_kernels: in
     Args:
         prices: ms per 1,000, by names of `DeviceWork.terms`; other terms cost next to nothing.
     """
+    assert prices.keys() <= {*work.terms}, prices.keys() - {*work.terms}
     num_terms, num_caches = len(work.terms), 1
     log_prices = [math.log(max(prices.get(term, 0.0), _NO_PRICE_MS)) for term in work.terms]
     return PriceNet(

@@ -43,7 +43,10 @@ class Measured:
 
 
 def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart) -> Measured:
-    """Measure the embedding cost and predict the step from it; a collective of all ranks."""
+    """Measure the embedding cost, and predict the step from the plan's cost; a collective.
+
+    The step that is composed of the measured cost goes to the journal.
+    """
     rank, context, journal = prepared.rank, prepared.context, prepared.journal
     embeddings = _measure_embeddings(prepared, planned, built)
     if rank.is_zero:

@@ -18,6 +18,12 @@ EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "rowwise_adagrad": RowWiseAdagrad,
     "adam": torch.optim.Adam,
 }
+"""Fused optimizers by name.
+
+A further one also needs its memory in `plans/task.py` (`STATE_BYTES` and the two sets there), a
+price in `cost/gpu_lookups.py` (`UPDATE_LINES`), a yaml in `conf/optimizer` that
+`commands/task.py` names and, if it trains replicas, its branch in `replicas.py`.
+"""
 FUSED_EPSILON = 1e-8
 """FBGEMM's default of what Adagrad and Adam add to their denominators."""
 

@@ -59,9 +59,9 @@ ABOUT_GAP = """\
 Gap is an upper limit, in percent, on how far the plan's predicted embedding cost is above the
 lowest possible one."""
 ABOUT_STAGES = """\
-Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the four
-stages; input dist, the redistribution of the ids, comes before them. The embedding cost is the sum
-of the four on the slowest rank."""
+Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
+stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their
+sum on the slowest rank."""
 ABOUT_PREDICTION = (
     "Prediction: predicted - measured embedding cost, in percent of the measured one."
 )

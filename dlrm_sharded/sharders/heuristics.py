@@ -32,6 +32,8 @@ WEIGHTS: dict[str, Callable[[Table], float]] = {
         t.embedding_dim * t.pooling_factor * math.log10(max(t.num_embeddings, 10))
     ),
 }
+"""Weights of the greedy sharder by name. The policies also try each of them, so a new one may
+change their plans."""
 
 Ranking = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
 """Scores ranks from their load and free bytes; the lowest score gets the next table."""
