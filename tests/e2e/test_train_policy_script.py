@@ -21,7 +21,7 @@ from dlrm_sharded.rl.policy import METHODS, load_policy
 from dlrm_sharded.rl.tasks import training_tasks
 from dlrm_sharded.sharders.heuristics import WEIGHTS
 from tests import preloaded
-from tests.e2e.runs import environment
+from tests.e2e.runs import environment, keep_probe
 
 COMMAND = ("-m", "dlrm_sharded.commands.train_policy", "out=made", "log_dir=logs")
 SMALL = [
@@ -110,13 +110,19 @@ def test_retunes_the_packaged_policy(tmp_path: Path) -> None:
 
 def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
+    keep_probe()
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = train_policy(whole, *overrides)
     assert done.returncode == 0, done.stdout + done.stderr
 
     killed.mkdir()
     started = preloaded.start(
-        *COMMAND, *overrides, cwd=killed, stdout=subprocess.DEVNULL, own_process=True
+        *COMMAND,
+        *overrides,
+        cwd=killed,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        own_process=True,
     )
     while not list(killed.glob("made/*.partial")):
         assert started.poll() is None, "it ended before its first round"

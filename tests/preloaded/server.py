@@ -159,8 +159,11 @@ def end(run: Callable[[], None]) -> NoReturn:
     if exit_code is not None and not isinstance(exit_code, int):
         print(exit_code, file=sys.stderr)
         exit_code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    for last in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        try:
+            last()
+        except BaseException as error:  # as that of a signal, which changes no exit code by now
+            sys.excepthook(type(error), error, error.__traceback__)
     with contextlib.suppress(OSError, ValueError):  # nobody reads it
         sys.stdout.flush()
         sys.stderr.flush()
