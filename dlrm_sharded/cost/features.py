@@ -184,7 +184,7 @@ class Workload:
         return np.minimum(self.num_ids / self._uses(), self.num_rows)
 
     def _uses(self) -> Floats:
-        """Return [S], how often a step uses, in the mean, an id that it uses at all."""
+        """Return [S], how often on average a step uses an id that it uses at all."""
         return np.maximum(self.reuse_histogram @ _USES_OF_BIN, 1.0)
 
     @property
