@@ -7,6 +7,7 @@ import pytest
 
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.step_journal import (
+    FACTORS,
     MAX_STEPS,
     MeasuredStep,
     StepConditions,
@@ -88,6 +89,13 @@ def test_a_step_that_its_parts_do_not_explain_is_not_written(tmp_path, caplog):
     said, of_nan = caplog.messages
     assert "20.8 times as long as its parts" in said
     assert "measured_ms is nan" in of_nan
+
+
+def test_the_limits_themselves_correct_other_steps(tmp_path):
+    noted = journal(tmp_path)
+    assert noted.append(MeasuredStep(10.0, 10.0 * FACTORS[0]))
+    assert noted.append(MeasuredStep(10.0, 10.0 * FACTORS[1]))
+    assert len(noted.read()) == 2
 
 
 def test_lines_that_cannot_be_used_say_why(tmp_path, caplog):

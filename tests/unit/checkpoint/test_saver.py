@@ -3,6 +3,7 @@
 import errno
 import logging
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,19 @@ def test_background_writes_what_was_there(tmp_path: Path, rank: Rank) -> None:
         TABLE.copy_(before)
     (path,) = checkpoints(tmp_path)
     assert load_whole(read_manifest(path), "tables.t.weight").equal(before)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_log_says_how_long_it_took(
+    background: bool, tmp_path: Path, rank: Rank, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = time.perf_counter()
+    saver = Saver(tmp_path, keep=1, background=background, rank=rank)
+    with caplog.at_level(logging.INFO):
+        saver.save(STATE, run_state(1))
+        saver.close()
+    (record,) = (record for record in caplog.records if "written in" in record.msg)
+    assert isinstance(record.args, tuple)
+    step, written_s, waited_s, _ = record.args
+    assert step == 1
+    assert 0 < waited_s <= written_s <= time.perf_counter() - started
