@@ -139,6 +139,13 @@ def test_optimizers_differ_in_the_rows_they_update() -> None:
     assert unknown == rowwise
 
 
+@pytest.mark.parametrize("optimizer", list(UPDATE_LINES))
+def test_only_rowwise_state_is_read_once_for_each_row(optimizer: str) -> None:
+    compute = gpu_compute(gpu_specs()["h100_sxm"], optimizer)
+    row_ms = np.exp(compute.backward.biases[0][compute.device.terms.index("unique_ids")])
+    assert (row_ms > 1e-9) == (optimizer == "rowwise_adagrad")
+
+
 @pytest.mark.parametrize("key", list(gpu_specs()))
 def test_every_gpu_has_a_prior(key: str) -> None:
     spec = gpu_specs()[key]
