@@ -276,7 +276,8 @@ def _daemons(cluster: Cluster, sockets: Path) -> Iterator[None]:
 
     with TemporaryDirectory(prefix="database-", dir=folder) as data, ExitStack() as stack:
         database = ["--no-defaults", "--user=root", f"--datadir={data}"]
-        database += ["--innodb-log-file-size=4M"]
+        # of its own, as temporary tables of other servers may lie in /tmp
+        database += ["--innodb-log-file-size=4M", f"--tmpdir={data}"]
         made = cluster.run(["mariadb-install-db", *database], cwd=folder)
         if made.returncode != 0:
             raise RuntimeError(f"mariadb-install-db: {made.stdout}{made.stderr}")
