@@ -54,7 +54,7 @@ Features = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What every header says of where the artefact was made."""
+    """Every header says this of where the artefact was made."""
 
     hardware: str
     device: Literal["cpu", "cuda"]

@@ -1,4 +1,4 @@
-"""What a training comes to, and the checks of its end."""
+"""Holds the result of a training, and checks what it ends with."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ CLAIMS = (
     (OURS, "torchrec costs 1.05 x on 4 ranks", "embedding cost"),
     (OURS, "random costs 1.5 x on GPUs, torchrec 1.05 x", "plans of the set `paper` on GPUs"),
 )
-"""What was claimed, and the tables that it is to be compared with."""
+"""Names what was claimed, and the tables to compare it with."""
 
 CLOSING = """## Data
 

@@ -1,4 +1,4 @@
-"""What a study is, and what it is given while it runs.
+"""Defines a study, and what it is given while it runs.
 
 A study is a module with a function `run(study: StudyRun)`. It consists of cases; each is
 done whole or not at all and is on disk as soon as it ends; of the figures that they give; of checks
