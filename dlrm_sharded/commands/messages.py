@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from omegaconf.errors import (
@@ -60,9 +62,11 @@ def _message(error: BaseException) -> str | None:
             return None
     if isinstance(error, MissingMandatoryValue) and error.full_key:
         return f"{error.full_key} is not set"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _unknown_option(Path(error.missing_cfg_file), error.options)
     if isinstance(error, HydraException | OmegaConfBaseException):
         details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
-        return f"{error}{details}{_known_keys(cause)}{_known_options(error)}"
+        return f"{error}{details}{_known_keys(cause)}"
     return None
 
 
@@ -97,14 +101,14 @@ def _with_short_values(message: str) -> str:
     return f"{message[:half]} ... ({left_out:,} characters) ... {message[-half:]}"
 
 
-def _known_options(error: BaseException) -> str:
-    """Return a line that lists the options of a group, after Hydra's error that does not do so."""
-    if not isinstance(error, MissingConfigException) or error.options or not error.missing_cfg_file:
-        return ""
-    from dlrm_sharded.commands.hydra_app import CONF_DIR  # which imports this module
+def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
+    """Return the message for an option, such as sharder/dimm, that a group does not have."""
+    if not options:
+        from dlrm_sharded.commands.hydra_app import CONF_DIR  # which imports this module
 
-    group = (CONF_DIR / error.missing_cfg_file).parent
-    return f"\nknown there: {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}"
+        options = sorted(path.stem for path in (CONF_DIR / named.parent).glob("*.yaml"))
+    group = "config" if named.parent == Path() else named.parent
+    return f"there is no {group} {named.name!r}; known: {', '.join(options)}"
 
 
 def _known_keys(error: BaseException | None) -> str:

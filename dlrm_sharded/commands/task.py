@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.hydra_app import (
@@ -117,9 +119,17 @@ def check_effects(cfg: DictConfig) -> None:
         keys = KEYS_OF_TRAINING if "model" in cfg else (*KEYS_OF_TRAINING, "dense")
         says = "no plan and no time depends on it; dlrm-train has it"
         reasons |= {f"optimizer.{key}": says for key in keys}
+        if "sharder" in cfg and not _draws(cfg):
+            reasons["seed"] = "the sharder draws nothing"
     if cfg.get("journal") == "none":  # which asks for no effect
         reasons.pop("journal", None)
     refuse_unused(reasons)
+
+
+def _draws(cfg: DictConfig) -> bool:
+    """Return whether the seed has an effect on a plan, or on that of another job of the sweep."""
+    drawing = OmegaConf.to_yaml(cfg.sharder), OmegaConf.to_yaml(cfg.get("data") or {})
+    return any("${seed}" in text for text in drawing) or HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def _unused_on_hardware(cfg: DictConfig) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import shutil
@@ -16,7 +17,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from hydra.utils import get_method
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torchx.runner import Runner, get_runner
 from torchx.specs import InvalidRunConfigException
 
@@ -57,6 +58,8 @@ def launch(
         for num, overrides in enumerate(job_overrides, start=first_num)
     ]
     check_folders(jobs)
+    if options.scheduler == "local_cwd":  # others may see other files
+        check_data(jobs)
     records = []
     if first_num == 0 and options.after is not None:
         try:
@@ -101,6 +104,21 @@ def check_folders(jobs: Sequence[SweepJob]) -> None:
                 f"{other.title} and {job.title} have the same folder {job.folder}; "
                 "give a hydra.sweep.subdir that differs between jobs, such as ${hydra.job.num}"
             )
+
+
+def check_data(jobs: Sequence[SweepJob]) -> None:
+    """Raise ConfigError if a job's data is not there; each job would find that after its start."""
+    for job in jobs:
+        data = job.config.get("data") or OmegaConf.create({})
+        if job.state is JobState.SKIPPED or Path(data.get("blocks_dir") or "/dev/null").is_dir():
+            continue  # what was converted is read without its source
+        for key in OmegaConf.missing_keys(data):
+            raise ConfigError(f"{job.title}: {key} is not set")
+        for key in ("path", "source.files", "source.val_files"):
+            named = OmegaConf.select(data, key) or ()
+            for pattern in [named] if isinstance(named, str) else named:
+                if not glob.glob(pattern):  # noqa: PTH207 (absolute too)
+                    raise ConfigError(f"{job.title}: data.{key} is {pattern}, matches no file")
 
 
 class Sweep:
