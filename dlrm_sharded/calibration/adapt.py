@@ -75,7 +75,12 @@ class Factors:
             compute=model.compute.scaled(*self.compute),
             communication=model.communication.scaled(self.exchanges),
             exchange_curves=None if curves is None else curves.scaled(self.exchanges),
+            correction={key: factors.tolist() for key, factors in self.by_part().items()},
         )
+
+    def by_part(self) -> dict[str, Floats]:
+        """Return the factors by direction and by exchange."""
+        return {**dict(zip(DIRECTIONS, self.compute, strict=True)), **self.exchanges}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +178,8 @@ def _outliers(observed: Sequence[Mapping[str, _Observed]]) -> tuple[Outlier, ...
     if len(observed) < NUM_AGREEING:  # which saves the fit
         return ()
     fitted = _fitted(observed)
-    by_stage = {**dict(zip(DIRECTIONS, fitted.compute, strict=True)), **fitted.exchanges}
     found: dict[int, Outlier] = {}
-    for stage, factors in by_stage.items():
+    for stage, factors in fitted.by_part().items():
         plans = [index for index, of_plan in enumerate(observed) if len(of_plan[stage].times_ms)]
         by_rank = [_log_ratios(observed[index][stage], factors) for index in plans]
         # the ratios of one rank may be absurd

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from dlrm_sharded.calibration.run_journal import Conditions, RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.price_file import is_price_file, read_prices, write_prices
 from dlrm_sharded.files.errors import ConfigError, check_path
 from dlrm_sharded.files.line_file import named
 from dlrm_sharded.files.user_cache import user_cache
+from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.standing import Standing
 
@@ -30,18 +35,53 @@ def cost_picture(
     artifact: str | None = None,
     journal: str | None = None,
     gpu: Mapping[str, Any] | None = None,
+    snapshot: str | None = None,
 ) -> LearnedCostModel:
     """Load the cost model of a run's hardware, corrected by the runs that were measured there.
 
+    A file of prices is what a run had (`cost.price_file`), and is not corrected.
+
     Args:
-        artifact: file of a fitted model; None to look for the one of the hardware.
+        artifact: file of a fitted model, or of prices; None to look for the model of the hardware.
         journal: see `run_journal`.
         gpu: see `learned_cost_model`.
+        snapshot: folder in which the jobs of a sweep share their prices: the first one on some
+            hardware writes them, the others read them. None for no such folder.
 
     Raises:
         ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
         DataError: the artefact is missing or damaged.
     """
+    if artifact is not None and is_price_file(Path(artifact)):
+        return read_prices(Path(artifact))
+    if snapshot is None:
+        return _picture_now(context, artifact, journal, gpu)
+    check_path("cost_model.snapshot", snapshot)
+    path = Path(snapshot) / f"{_name_in_snapshot(context, artifact, gpu)}{ARTIFACT_SUFFIX}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            write_prices(path, _picture_now(context, artifact, journal, gpu))
+    log.info("prices: those of the whole sweep, %s", path)
+    return read_prices(path)
+
+
+def _name_in_snapshot(
+    context: RunContext, artifact: str | None, gpu: Mapping[str, Any] | None
+) -> str:
+    """Return a name for the prices of jobs that must share them: alike but for data and sharder."""
+    hardware = None if context.hardware is None else context.hardware.fingerprint
+    alike = dataclasses.replace(context, hardware=None), hardware, artifact, gpu and dict(gpu)
+    return hashlib.sha256(repr(alike).encode()).hexdigest()[:16]
+
+
+def _picture_now(
+    context: RunContext,
+    artifact: str | None,
+    journal: str | None,
+    gpu: Mapping[str, Any] | None,
+) -> LearnedCostModel:
+    """Return the model as it is now, corrected by all runs so far."""
     model = learned_cost_model(context, artifact, gpu)
     conditions, runs = conditions_of(context), run_journal(context, journal)
     if conditions is None or runs is None:

@@ -7,23 +7,35 @@ dlrm-plan data=criteo_kaggle topology.world_size=8 topology.memory_gib=60 out=pl
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import CONF_DIR, run_hydra
 from dlrm_sharded.commands.sharders import build_planner, run_context
 from dlrm_sharded.commands.task import AskedTask, asked_task
 from dlrm_sharded.cost.base import is_additive
+from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import plan_lines, sections
 from dlrm_sharded.files.errors import ConfigError, check_flag
-from dlrm_sharded.files.json_files import check_file_to_write, is_written_through, write_json
-from dlrm_sharded.plans.plan_report import plan_json
+from dlrm_sharded.files.json_files import (
+    check_file_to_write,
+    is_written_through,
+    read_json_object,
+    write_json,
+)
+from dlrm_sharded.files.line_file import changed_settings
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import ShardingTask
 
 log = logging.getLogger("dlrm_sharded.plans.plan")
@@ -34,8 +46,10 @@ def hydra_main(cfg: DictConfig) -> None:
     with exit_codes():
         if not cfg.out:
             raise ConfigError("out is not set; name the plan.json to write")
+        _number_files(cfg)
         check_file_to_write("out", cfg.out)
         check_flag("explain", cfg.explain)
+        again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
         asked = _task(cfg)
         task = asked.task
         planner = build_planner(
@@ -47,6 +61,8 @@ def hydra_main(cfg: DictConfig) -> None:
             raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
         plan, report = planner.plan(task)
         write_json(cfg.out, plan_json(plan, report))
+        if not is_written_through(cfg.out):
+            write_prices(prices_beside(Path(cfg.out)), planner.cost_model)
         if asked.dataset is not None and (task_out := _task_out(cfg)) is not None:
             write_json(task_out, task.to_json())
         elif asked.dataset is not None:
@@ -55,11 +71,26 @@ def hydra_main(cfg: DictConfig) -> None:
             log.info("%s", line)
         if report.standing is not None:
             log.info("prices: %s", report.standing.text)
+        if again is not None:
+            log.info("%s", _likeness(plan, report, again, cfg.again))
         if report.diagnosis is not None:
             for section in sections(report.diagnosis):
                 log.info("%s", "\n  ".join([section.title, *section.lines]))
         if report.caveat is not None:
             log.warning("caveat: %s%s", report.caveat, _other_compute_device(task))
+
+
+def _number_files(cfg: DictConfig) -> None:
+    """Give each plan of a sweep files of its own: plan_0.json, plan_1.json, ..."""
+    hydra_cfg = HydraConfig.get()
+    if hydra_cfg.mode is not RunMode.MULTIRUN or is_written_through(cfg.out):
+        return
+    if cfg.get("data") is not None:
+        cfg.task_out = _task_out(cfg)
+    for key in ("out", "task_out"):
+        if cfg[key]:
+            path = Path(cfg[key])
+            cfg[key] = str(path.with_name(f"{path.stem}_{hydra_cfg.job.num}{path.suffix}"))
 
 
 def _task(cfg: DictConfig) -> AskedTask:
@@ -72,6 +103,33 @@ def _task(cfg: DictConfig) -> AskedTask:
     if asked.note is not None:
         log.info("%s", asked.note)
     return asked
+
+
+def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
+    """Set the sharder and the prices of a config to those of an earlier plan; return its fields.
+
+    Raises:
+        ConfigError: the file has no plan, or does not say what it was made from.
+    """
+    fields = read_json_object(path, noun="plan")
+    made_from = fields.get("made_from")
+    if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
+        raise ConfigError(f"{path} does not say what it was made from; earlier versions did not")
+    with open_dict(cfg):
+        cfg.sharder = made_from["sharder"]
+        if (prices := prices_beside(path)).exists():
+            cfg.cost_model.artifact = str(prices)
+    return fields
+
+
+def _likeness(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], path: str) -> str:
+    """Say whether a plan is the one that it was to be, or what it was made from otherwise."""
+    now = json.loads(json.dumps(plan_json(plan, report)))
+    if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
+        return f"the plan, its predicted cost and its bound are those of {path}"
+    differs = changed_settings(before["made_from"], now["made_from"])
+    same = "the plan is" if now["shards"] == before.get("shards") else "the plan is not"
+    return f"{same} that of {path}: {differs or 'the search had another time, or the task differs'}"
 
 
 def _task_out(cfg: DictConfig) -> str | None:

@@ -53,7 +53,8 @@ def build_planner(
     sharder = _with_context(KEY, instantiate(node), sharder_context)
     if not hasattr(sharder, "shard"):
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
-    return Planner(sharder, cost_model, diagnose, value_profiles, precision)
+    options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
+    return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
 
 
 def asked_precision(cfg: DictConfig) -> ExchangePrecision:

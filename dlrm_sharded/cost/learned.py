@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,8 @@ class LearnedCostModel:
             was fitted. `price` takes lines that are right for a task; those in `communication` are
             of `TRIAL_VOLUMES`, for an artefact.
         codecs: times to convert what is exchanged; None for those of hardware nobody measured.
+        correction: factors that measured runs decided, of the parts of a time, by direction or
+            exchange; None without runs. The prices have these factors already.
     """
 
     compute: ComputeModel
@@ -84,6 +86,7 @@ class LearnedCostModel:
     standing: Standing | None = None
     exchange_curves: ExchangeCurves | None = None
     codecs: Mapping[str, CodecTimes] | None = None
+    correction: Mapping[str, Sequence[float]] | None = None
 
     def price(
         self, task: ShardingTask, exchange_precision: ExchangePrecision = FP32_EXCHANGE

@@ -103,7 +103,7 @@ def write_artifact(folder: Path, name: str, arrays: Arrays, meta: Mapping[str, A
     folder.mkdir(parents=True, exist_ok=True)
     contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     fields = {"format": ARTIFACT_FORMAT, **meta}
-    header = json.dumps({**fields, "sha256": _checksum(contiguous, fields)})
+    header = json.dumps({**fields, "sha256": checksum(contiguous, fields)})
     path = folder / f"{name}{ARTIFACT_SUFFIX}"
     replace_file(path, save(contiguous, metadata={HEADER: header}))
     return path
@@ -296,8 +296,8 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
         raise DataError(
             f"{path} is not a {kind.noun} of the kind {kind.name!r} and format {ARTIFACT_FORMAT}"
         )
-    checksum = meta.pop("sha256", None)
-    if _checksum(arrays, meta) != checksum:
+    written = meta.pop("sha256", None)
+    if checksum(arrays, meta) != written:
         raise DataError(f"{path} was changed since it was written")
     if missing := [key for key in kind.required if key not in meta]:
         raise DataError(f"{path} lacks the fields {', '.join(missing)}")
@@ -309,6 +309,15 @@ def _check(path: Path, arrays: Arrays, meta: dict[str, Any], kind: Kind) -> None
                 f"{path} is damaged: the array {key!r} has values that are no "
                 f"numbers, or larger than {MAX_NUMBER:g}"
             )
+
+
+def artifact_kind(path: Path) -> str | None:
+    """Return the name of the kind that an artefact's header states; None if it cannot be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return str(_header(file).get("kind"))
+    except (OSError, SafetensorError):
+        return None
 
 
 def _sound_header(path: Path, kind: Kind) -> dict[str, Any] | None:
@@ -336,7 +345,7 @@ def has_artifact(kind: Kind, device: str) -> bool:
     return False
 
 
-def _checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
+def checksum(arrays: Arrays, fields: Mapping[str, Any]) -> str:
     """Return the hash of the arrays and of their description."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for key in sorted(arrays):

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from dlrm_sharded.checkpoint.folder import set_aside
+from dlrm_sharded.cost.price_file import prices_beside, write_prices
 from dlrm_sharded.explain.text import plan_lines
 from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
@@ -77,6 +78,8 @@ def begin(prepared: Prepared, planned: Planned) -> None:
     prepared.settings.write_config(folder)
     write_json(folder / "plan.json", plan_json(planned.plan, planned.report))
     write_json(folder / "task.json", task.to_json())
+    assert prepared.planner is not None
+    write_prices(prices_beside(folder / "plan.json"), prepared.planner.cost_model)
     write_memory(folder, planned.memory.ranks)
     if not prepared.settings.dry_run:
         set_aside(start.damaged)

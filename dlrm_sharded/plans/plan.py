@@ -25,6 +25,7 @@ Interval = tuple[int, int]
 PLAN_KEYS = {
     *("sharder", "world_size", "shards", "solve_s", "exchange_precision"),
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted", "cached"),
+    "made_from",
 }
 """Keys of plan.json: those of a plan, and those that a report adds."""
 

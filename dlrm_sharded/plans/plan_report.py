@@ -6,9 +6,11 @@ A plan only says where shards are. Everything that a planner says of it is in a 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
@@ -161,6 +163,26 @@ class CacheForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeFrom:
+    """What a plan was made from besides its task, so that it can be made again.
+
+    Args:
+        sharder: the sharder's node of the config: its class and options, and its seed.
+        prices_digest: hash of the prices, whose file has `cost.price_file` written; None for cost
+            models of other kinds.
+        correction: see `LearnedCostModel`.
+    """
+
+    sharder: Mapping[str, Any]
+    prices_digest: str | None
+    correction: Mapping[str, Sequence[float]] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form of `made_from` in plan.json, with the installed versions."""
+        return {**dataclasses.asdict(self), "commit": commit(), "versions": versions()}
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """The planner's statements about a plan.
 
@@ -175,6 +197,7 @@ class PlanReport:
         profile_value: None if all profiles are known, or the cost model is not additive.
         exchange_precision: precision of the plan's exchanges.
         cached: what cached tables add, which `cost` includes; None if no table is cached.
+        made_from: None for a sharder without a config.
     """
 
     sharder: str
@@ -187,6 +210,7 @@ class PlanReport:
     profile_value: ProfileValue | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
     cached: CacheForecast | None = None
+    made_from: MadeFrom | None = None
 
     @property
     def gap(self) -> float | None:
@@ -208,5 +232,6 @@ def plan_json(plan: ShardingPlan, report: PlanReport) -> dict[str, Any]:
         "prices": None if report.standing is None else report.standing.to_json(),
         "profiles": None if report.profile_value is None else report.profile_value.to_json(),
         "predicted": None if report.cost is None else report.cost.to_json(),
+        "made_from": None if report.made_from is None else report.made_from.to_json(),
     }
     return fields | ({} if report.cached is None else {"cached": report.cached.to_json()})

@@ -77,6 +77,7 @@ class RunResult:
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
         prices: what the prices of the prediction are, see `Standing.short_text`.
+        prices_digest: see `MadeFrom`; runs whose prices differ have predictions that do, too.
         expected_error: of `predicted_critical_path_ms`, relative.
         predicted_step_error: expected error of `predicted_step_ms`, relative.
         predicted_parts_ms: parts of the predicted step, averaged over all ranks, see `step.parts`;
@@ -105,6 +106,7 @@ class RunResult:
     predicted_stages_ms: Mapping[str, Finite] | None = None
     predicted_input_dist_ms: Finite | None = None
     prices: Text | None = None
+    prices_digest: Text | None = None
     expected_error: Finite | None = None
     predicted_step_ms: Finite | None = None
     predicted_samples_per_s: Finite | None = None
@@ -217,6 +219,8 @@ def run_result(
             "prices": report.standing.short_text,
             "expected_error": report.standing.error,
         }
+    if report.made_from is not None:
+        predicted["prices_digest"] = report.made_from.prices_digest
     return RunResult(
         sharder=report.sharder,
         world_size=plan.world_size,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dlrm_sharded.accesses.profiles import ASSUMED_EXPONENT, SKEWS, with_profiles
 from dlrm_sharded.cost.base import CostModel, PricedTask, caveat_of, price, standing_of
 from dlrm_sharded.cost.bound import lower_bound_ms
+from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.plan_report import Diagnosis, PlanReport, ProfileValue
+from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, ProfileValue
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask, without_memory_limit
 from dlrm_sharded.plans.validation import validate
@@ -37,6 +40,8 @@ class Planner:
         value_profiles: says what measured profiles would be worth where tables have none; None for
             no such figures.
         exchange_precision: precision of plans whose sharder does not choose one.
+        options: the sharder's node of the config, for `PlanReport.made_from`; None without a
+            config.
     """
 
     sharder: Sharder
@@ -44,6 +49,7 @@ class Planner:
     diagnose: Diagnose | None = None
     value_profiles: ValueProfiles | None = None
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
+    options: Mapping[str, Any] | None = None
 
     def plan(self, task: ShardingTask) -> tuple[ShardingPlan, PlanReport]:
         """Return the sharder's validated plan and a report on it.
@@ -122,7 +128,15 @@ class Planner:
             profile_value=profile_value,
             exchange_precision=plan.exchange_precision,
             cached=cached,
+            made_from=self._made_from(),
         )
+
+    def _made_from(self) -> MadeFrom | None:
+        if self.options is None:
+            return None
+        model = self.cost_model if isinstance(self.cost_model, LearnedCostModel) else None
+        digest = None if model is None else prices_digest(model)
+        return MadeFrom(self.options, digest, None if model is None else model.correction)
 
 
 def _finite(cost: PlanCost) -> PlanCost:

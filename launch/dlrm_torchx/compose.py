@@ -14,6 +14,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dlrm_torchx.jobs import JobState, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 
+PRICES = "prices"
+"""Folder of a sweep with the prices that all of its jobs plan by."""
+
 
 def prepare(
     num: int,
@@ -28,6 +31,8 @@ def prepare(
         job_config.hydra.job.id = str(num)
         job_config.hydra.job.num = num
         job_config.hydra.sweep.dir = str(sweep_dir)
+        if "price_snapshot" in job_config and job_config.price_snapshot is None:
+            job_config.price_snapshot = str(sweep_dir / PRICES)
     subdir = resolved_subdir(job_config)
     with open_dict(job_config):
         job_config.hydra.sweep.subdir = subdir

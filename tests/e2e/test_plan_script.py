@@ -38,7 +38,32 @@ def test_writes_a_plan(task_json: Path, sharder: str) -> None:
     shown = done.stdout + done.stderr
     assert f"predicted {cost_ms:.2f} ms (prior), at most {100 * gap:.1f} %" in shown
     assert "Ranks that bound the cost" not in done.stdout + done.stderr
-    assert sorted(p.name for p in task_json.parent.iterdir()) == ["p.json", "task.json"]
+    files = sorted(p.name for p in task_json.parent.iterdir())
+    assert files == ["p.json", "p.prices.safetensors", "task.json"]
+    again = plan(task_json.parent, "task=task.json", "again=p.json", "out=q.json")
+    assert "the plan, its predicted cost and its bound are those of p.json" in again.stderr
+
+
+def test_a_plan_made_again_says_what_differs(task_json: Path) -> None:
+    plan(task_json.parent, "task=task.json", "sharder=random", "seed=3", "out=p.json")
+    fields = json.loads((task_json.parent / "p.json").read_text())
+    fields["made_from"]["sharder"]["seed"] = 4
+    fields["made_from"]["commit"] = "abc"
+    write_json(task_json.parent / "p.json", fields)
+    again = plan(task_json.parent, "task=task.json", "again=p.json", "out=q.json")
+    assert "the plan is not that of p.json: commit: 'abc', now" in again.stderr
+    write_json(task_json.parent / "p.json", {**fields, "made_from": None})
+    again = plan(task_json.parent, "task=task.json", "again=p.json", "out=q.json")
+    assert again.returncode == 2
+    assert "p.json does not say what it was made from" in again.stderr
+
+
+def test_each_plan_of_a_sweep_has_its_files(task_json: Path) -> None:
+    sweep = ["-m", "sharder=dim,size", "task=task.json", "out=p.json"]
+    assert plan(task_json.parent, *sweep).returncode == 0
+    made = [json.loads((task_json.parent / f"p_{num}.json").read_text()) for num in (0, 1)]
+    assert [one["sharder"] for one in made] == ["dim", "size"]
+    assert not (task_json.parent / "p.json").exists()
 
 
 def test_without_a_cost_model_nothing_is_predicted(task_json: Path) -> None:

@@ -1,11 +1,13 @@
 """Sweeps of real training runs, and what they leave behind."""
 
 import csv
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.cost.price_file import prices_digest, read_prices
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
@@ -39,6 +41,16 @@ def test_every_job_is_a_run(finished_sweep: Path) -> None:
         assert (folder / "train.log").exists()
         # Rank 1 writes nothing, and rank 0 what a single run writes.
         assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_all_jobs_plan_by_the_same_prices(finished_sweep: Path) -> None:
+    """Though each of them adds a line to the journal that corrects prices."""
+    plans = [json.loads((finished_sweep / run / "plan.json").read_text()) for run in RUNS]
+    [digest] = {plan["made_from"]["prices_digest"] for plan in plans}
+    assert {result_of(finished_sweep / run)["prices_digest"] for run in RUNS} == {digest}
+    [snapshot] = (finished_sweep / "prices").glob("*.safetensors")
+    assert prices_digest(read_prices(snapshot)) == digest
+    assert prices_digest(read_prices(finished_sweep / RUNS[-1] / "prices.safetensors")) == digest
 
 
 def test_the_objective_reaches_the_driver(finished_sweep: Path) -> None:

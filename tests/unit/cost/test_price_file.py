@@ -1,0 +1,92 @@
+"""A file of prices has a cost model to the bit, and a sweep makes one of them."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlrm_sharded.calibration.adapt import Factors
+from dlrm_sharded.calibration.picture import conditions_of, cost_picture, run_journal
+from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
+from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
+from dlrm_sharded.cost.price_file import prices_beside, prices_digest, read_prices, write_prices
+from dlrm_sharded.files.errors import DataError
+from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.hardware.fingerprint import Fingerprint
+from dlrm_sharded.hardware.hardware import Hardware
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.sharders.heuristics import RandomSharder
+from dlrm_sharded.testing import small_tasks
+from tests.unit.cost.hardware import measured_plans
+from tests.unit.hardware.made_up import CPU
+
+HERE = RunContext("cpu", Hardware("cpu: x", Fingerprint(CPU)), "rowwise_adagrad", 2)
+H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"), "rowwise_adagrad", 8)
+
+
+def corrected(context: RunContext) -> LearnedCostModel:
+    """A model with factors such as measured runs decide."""
+    model = learned_cost_model(context)
+    rng = np.random.default_rng(0)
+    exchanges = {kind: rng.uniform(0.5, 2.0, len(EXCHANGE_PARTS)) for kind in EXCHANGES}
+    factors = Factors(rng.uniform(0.5, 2.0, (2, model.compute.num_parts)), exchanges)
+    standing = Standing("prior", "made up", ("other",), num_runs=3, error=0.25)
+    return dataclasses.replace(factors.applied(model), standing=standing)
+
+
+@pytest.mark.parametrize("context", [HERE, H100], ids=["cpu", "h100"])
+def test_predicts_the_same_times(context: RunContext, tmp_path: Path) -> None:
+    model, path = corrected(context), tmp_path / "prices.safetensors"
+    write_prices(path, model)
+    read = read_prices(path)
+    assert prices_digest(read) == prices_digest(model) != prices_digest(corrected_once(model))
+    assert (read.standing, read.correction) == (model.standing, model.correction)
+    task = small_tasks()["w3-mixed"]
+    plan = RandomSharder(seed=0).shard(task)
+    assert read.predict(plan, task) == model.predict(plan, task)
+
+
+def corrected_once(model: LearnedCostModel) -> LearnedCostModel:
+    """The same model with one part of one time a little dearer."""
+    compute = np.ones((2, model.compute.num_parts))
+    compute[1, 0] = 1.001
+    return Factors(compute, dict.fromkeys(EXCHANGES, np.ones(len(EXCHANGE_PARTS)))).applied(model)
+
+
+def test_is_no_fitted_model_and_no_fitted_model_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "prices.safetensors"
+    write_prices(path, learned_cost_model(HERE))
+    with pytest.raises(DataError, match="not a cost model of the kind 'learned'"):
+        learned_cost_model(HERE, str(path))
+    assert prices_digest(cost_picture(HERE, str(path))) == prices_digest(read_prices(path))
+
+
+def test_other_models_have_no_file(tmp_path: Path) -> None:
+    write_prices(tmp_path / "prices.safetensors", None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_jobs_of_a_sweep_share_the_prices_of_the_first(tmp_path: Path) -> None:
+    def of_job(context: RunContext) -> str:
+        journal, snapshot = str(tmp_path / "journal"), str(tmp_path / "prices")
+        return prices_digest(cost_picture(context, journal=journal, snapshot=snapshot))
+
+    first = of_job(HERE)
+    journal, conditions = run_journal(HERE, str(tmp_path / "journal")), conditions_of(HERE)
+    assert journal is not None
+    assert conditions is not None
+    for run in measured_plans(3, 0, seed=5):
+        journal.append(conditions, dataclasses.replace(run, ranks_per_host=2))
+    assert of_job(HERE) == first
+    assert of_job(dataclasses.replace(HERE, ranks_per_host=1)) == first  # other runs correct it
+    assert len(list((tmp_path / "prices").glob("*.safetensors"))) == 2
+    assert prices_digest(cost_picture(HERE, journal=str(tmp_path / "journal"))) != first
+
+
+@pytest.mark.parametrize(
+    ("plan", "prices"),
+    [("plan.json", "prices.safetensors"), ("b.json", "b.prices.safetensors")],
+)
+def test_lies_beside_the_plan(plan: str, prices: str, tmp_path: Path) -> None:
+    assert prices_beside(tmp_path / plan) == tmp_path / prices
