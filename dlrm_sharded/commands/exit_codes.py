@@ -59,12 +59,14 @@ class StoppedError(KeyboardInterrupt):
 class ReportedExit(SystemExit):
     """Ends a process whose user has been shown the reason.
 
-    `reason` is the message, for a caller that runs the command inside its own process.
+    For a caller that runs the command inside its own process, `reason` is the message, and
+    `is_agreed` says that all ranks end so, and could go on together.
     """
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, *, is_agreed: bool = False) -> None:
         super().__init__(code)
         self.reason = reason
+        self.is_agreed = is_agreed
 
 
 @contextmanager
@@ -81,6 +83,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     threading.excepthook = _end_of_thread
     global _runs_command
     _runs_command |= not all_ranks_alike
+    is_agreed = False
     try:
         check_encoding()
         with quiet_without_reader(), _raised_signals():
@@ -102,6 +105,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if message is None:
             raise
         code, reason = _exit_code(error), message
+        is_agreed = isinstance(error.__cause__, RankError) and error.__cause__.on_all_ranks
         on_every_rank = all_ranks_alike and not isinstance(error, OSError)
         source = error.__cause__
         if not isinstance(source, RankError):
@@ -117,7 +121,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
             atexit.register(_end_with_hung_ranks, error)
     else:
         return
-    raise ReportedExit(code, reason)
+    raise ReportedExit(code, reason, is_agreed=is_agreed)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from dlrm_sharded.commands.task import build_dataset, check_batch_size, check_ef
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.hardware.context import RunContext
+from dlrm_sharded.job.rounds import Stretch, measure_round
 from dlrm_sharded.job.run import run
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.optimizers import OptimizerConfig
@@ -48,6 +49,16 @@ def train(cfg: DictConfig) -> float:
         with all_or_none():
             settings = job_settings(cfg, rank)
         return run(settings, rank, run_dir)
+
+
+def train_round(cfg: DictConfig, round_number: int, place: int) -> None:
+    """Measure a finished run of a sweep again, on all ranks together; see `job.rounds`."""
+    with process_group(timeout_s=cfg.timeout_s) as rank:
+        run_dir = on_rank_zero(lambda: Path(HydraConfig.get().runtime.output_dir))
+        with all_or_none():
+            check_count("round_steps", cfg.round_steps, least=1)
+            settings = job_settings(cfg, rank)
+        measure_round(settings, rank, run_dir, Stretch(round_number, place, cfg.round_steps))
 
 
 def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:

@@ -13,10 +13,12 @@ from torchrec.optim.keyed import CombinedOptimizer
 from dlrm_sharded.checkpoint.model_state import ModelState, model_state
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.dlrm import warn_of_slow_bf16
 from dlrm_sharded.model.sharded_model import dry_shard_model, shard_model
-from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.ranks.distributed import all_or_none
+from dlrm_sharded.plans.plan import ShardingPlan
+from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.ranks.distributed import Rank, all_or_none
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +34,23 @@ class Built:
 
 def build(prepared: Prepared, planned: Planned) -> Built:
     """Build the model with its first weights and shard it; a collective of all ranks."""
-    settings, rank, task = prepared.settings, prepared.rank, planned.task
+    return build_sharded(prepared.settings, prepared.rank, planned.plan, planned.task)
+
+
+def build_sharded(
+    settings: JobSettings, rank: Rank, plan: ShardingPlan, task: ShardingTask
+) -> Built:
+    """Build the model of some settings under a plan of a task; a collective of all ranks."""
     with all_or_none():
         model = settings.build_model(task, rank.device)
         if rank.is_zero:
             warn_of_slow_bf16(model, rank.device)
-    sharded = shard_model(model, planned.plan, task.tables, task.topology, seed=settings.seed)
+    sharded = shard_model(model, plan, task.tables, task.topology, seed=settings.seed)
     optimizer = settings.optimizer.build(sharded)
     state = model_state(
         sharded,
         optimizer,
-        planned.plan,
+        plan,
         task.tables,
         embedding_optimizer=settings.optimizer.embedding,
     )

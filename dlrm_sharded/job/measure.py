@@ -17,12 +17,14 @@ from dlrm_sharded.job.build import Built
 from dlrm_sharded.job.plan import Planned
 from dlrm_sharded.job.predicted_step import RunPrediction, predict_run, step_journal
 from dlrm_sharded.job.prepare import Prepared
+from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
+from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.ranks.distributed import on_rank_zero
+from dlrm_sharded.ranks.distributed import Rank, on_rank_zero
 from dlrm_sharded.runs.terminal import prediction_text, surprise_text
 from dlrm_sharded.step.prediction import DensePart
 
@@ -48,8 +50,9 @@ def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart
     The step that is composed of the measured cost goes to the journal.
     """
     rank, context, journal = prepared.rank, prepared.context, prepared.journal
-    embeddings = _measure_embeddings(prepared, planned, built)
+    embeddings = measure_embeddings(prepared.settings, rank, planned.task, built)
     if rank.is_zero:
+        _log_measured(embeddings, planned.report)
         note_run(journal, context, planned.plan, planned.task, embeddings.cost)
     steps = step_journal(journal, context, prepared.settings.trainer, rank)
     correction = on_rank_zero(lambda: correction_of(steps.read() if steps else []))
@@ -57,48 +60,50 @@ def measure(prepared: Prepared, planned: Planned, built: Built, dense: DensePart
     return Measured(embeddings, prediction, steps)
 
 
-def _measure_embeddings(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
-    """Measure on the first batches of the training split."""
-    settings, rank, report = prepared.settings, prepared.rank, planned.report
+def measure_embeddings(
+    settings: JobSettings, rank: Rank, task: ShardingTask, built: Built
+) -> MeasuredCost:
+    """Measure on the first batches of the training split; a collective of all ranks."""
     num_batches = min(settings.measure.num_batches, settings.dataset.num_batches("train"))
     read = functools.partial(
         settings.dataset.batch, "train", rank=rank.rank, world_size=rank.world_size
     )
     batches = [read(index).to(rank.device) for index in range(num_batches)]
     for batch in batches:
-        check_batch(batch, planned.task.tables)
-    measured = measure_stages(
+        check_batch(batch, task.tables)
+    return measure_stages(
         sharded_embeddings(built.model),
         [batch.sparse_features for batch in batches],
         settings.measure,
         replica_optimizer=replica_part(built.optimizer),
     )
-    if rank.is_zero:
+
+
+def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
+    log.info(
+        "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
+        "(median of %d; interquartile range of forward computation %.0f %%)",
+        measured.cost.cost_ms,
+        measured.cost.critical_path_ms,
+        measured.cost.imbalance,
+        measured.iterations,
+        100 * measured.spread[FWD_COMPUTE],
+    )
+    if measured.launch_ms:
         log.info(
-            "embedding cost %.2f ms, critical path %.2f ms, imbalance %.2f "
-            "(median of %d; interquartile range of forward computation %.0f %%)",
-            measured.cost.cost_ms,
-            measured.cost.critical_path_ms,
-            measured.cost.imbalance,
-            measured.iterations,
-            100 * measured.spread[FWD_COMPUTE],
+            "host time to launch the stages, which is not in their times: %s",
+            ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
         )
-        if measured.launch_ms:
-            log.info(
-                "host time to launch the stages, which is not in their times: %s",
-                ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in measured.launch_ms.items()),
-            )
-        if measured.exposed:
-            log.warning(
-                "the times of %s contain host time: the host is slow, or waits within them",
-                ", ".join(measured.exposed),
-            )
-        if report.cost is not None:
-            log.info("%s", prediction_text(report.cost, measured.cost))
-            warning = surprise_text(report, measured.cost)
-            if warning is not None:
-                log.warning("%s", warning)
-    return measured
+    if measured.exposed:
+        log.warning(
+            "the times of %s contain host time: the host is slow, or waits within them",
+            ", ".join(measured.exposed),
+        )
+    if report.cost is not None:
+        log.info("%s", prediction_text(report.cost, measured.cost))
+        warning = surprise_text(report, measured.cost)
+        if warning is not None:
+            log.warning("%s", warning)
 
 
 def note_run(

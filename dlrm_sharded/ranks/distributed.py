@@ -89,7 +89,8 @@ def rank_from_environment() -> Rank:
 def process_group(timeout_s: float = 600) -> Iterator[Rank]:
     """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
-    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU.
+    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU. Within a block
+    of this, another one is of the same group, which several runs of one process share.
 
     Args:
         timeout_s: time that a rank waits for the others.
@@ -102,6 +103,9 @@ def process_group(timeout_s: float = 600) -> Iterator[Rank]:
             watchdog ends the process after these two.
     """
     rank = rank_from_environment()
+    if dist.is_initialized():
+        yield rank
+        return
     on_cuda = rank.device.type == "cuda"
     _prepare_device(rank)
     job = None

@@ -157,6 +157,17 @@ class SweepJob:
             "seconds": self.seconds,
         }
 
+    def take_end(self) -> bool:
+        """Take the end of a job that runs beside others in one app; return whether it has one."""
+        if self.mailbox.has_return():
+            self._succeed()
+        elif (failure := self.mailbox.receive_first_failure()) is not None:
+            self.fail(failure.reason)
+        else:
+            return False
+        self.seconds = self.clock() - self.started_s
+        return True
+
     def _end(self, status: AppStatus) -> None:
         if status.state == AppState.SUCCEEDED:
             self._succeed()

@@ -43,6 +43,7 @@ class SweepOptions:
     poll_s: float | None
     patience_s: float
     after: str | None
+    rounds: int | None = None
     _first_port: int = field(default_factory=lambda: random.choice(RENDEZVOUS_PORTS))
 
     def __post_init__(self) -> None:
@@ -64,6 +65,8 @@ class SweepOptions:
             check_count("hydra.launcher.max_parallel", self.max_parallel, least=1)
         if self.poll_s is not None:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
+        if self.rounds is not None:
+            check_count("hydra.launcher.rounds", self.rounds, least=1)
         check_number("hydra.launcher.patience_s", self.patience_s)
         if self.after is not None:
             try:
@@ -129,17 +132,26 @@ class SweepOptions:
             raise ConfigError(f"hydra.launcher.scheduler_args: {error}") from None
         return args
 
-    def app(self, job_name: str, num: int, folder: Path, *, is_restart: bool = False) -> AppDef:
+    def app(
+        self,
+        job_name: str,
+        num: int,
+        folder: Path,
+        *,
+        is_restart: bool = False,
+        program: str = "dlrm_torchx.worker",
+    ) -> AppDef:
         """Return the app of one job, with a rendezvous port that no other job of the sweep has.
 
         Args:
             is_restart: whether the job's folder holds an attempt that was stopped.
+            program: module that every rank runs, with the folder as its argument.
         """
         env = {key: str(value) for key, value in (self.env or {}).items()}
         first = RENDEZVOUS_PORTS.index(self._first_port)
         port = RENDEZVOUS_PORTS[(first + num) % len(RENDEZVOUS_PORTS)]
         return torchrun_app(
-            "dlrm_torchx.worker",
+            program,
             [str(folder)],
             self.shape(),
             name=f"{job_name}-{num}".replace("_", "-"),

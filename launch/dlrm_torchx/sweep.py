@@ -26,8 +26,9 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
 from dlrm_torchx.jobs import JobState, SweepJob
-from dlrm_torchx.mailbox import HydraCall
+from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.options import SweepOptions
+from dlrm_torchx.round_order import RoundsOrder
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 from dlrm_torchx.take_up import RECORD, check_same_sweep, recorded_jobs, take_up
 
@@ -72,7 +73,8 @@ def launch(
             raise
     keep_settings(sweep_dir)
     with kept_signals() as before, get_runner() as runner:
-        sweep = Sweep(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
+        kind = Sweep if options.rounds is None else RoundSweep
+        sweep = kind(options, jobs, earlier_jobs(sweep_dir, before=first_num), sweep_dir, runner)
         raise_on_signals(before)
         if records:
             take_up(jobs, records, sweep_dir, runner)
@@ -228,6 +230,69 @@ class Sweep:
     def _save(self) -> None:
         jobs = [*self._earlier, *(job.to_json(self._sweep_dir) for job in self._jobs)]
         write_json(self._sweep_dir / RECORD, {"jobs": jobs})
+
+
+class RoundSweep(Sweep):
+    """A batch whose jobs all run in one app, and are measured there in rounds."""
+
+    def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
+        folder = self._sweep_dir / ".torchx" / "rounds"
+        jobs = [job for job in self._jobs if job.state is not JobState.SKIPPED]
+        for job in jobs:
+            if "round" not in job.config:
+                raise ConfigError("hydra.launcher.rounds needs a config with the key round")
+            if job.state is JobState.NOT_STARTED:
+                state = Singleton.get_state()
+                job.mailbox.send_call(HydraCall(task_function, job.config, hydra_context, state))
+            job.folder.mkdir(parents=True, exist_ok=True)
+        assert self._options.rounds is not None
+        order = RoundsOrder(
+            tuple(str(job.mailbox.folder) for job in jobs),
+            tuple(str(job.folder) for job in jobs),
+            self._options.rounds,
+            seed=0,
+            timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
+        )
+        if all(job.mailbox.has_return() for job in jobs) and not list(order.unmeasured()):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        order.write(folder)
+        allocation = SweepJob(
+            jobs[0].num, "all runs", [], jobs[0].config, folder, JobMailbox(folder)
+        )
+        app = self._options.app("rounds", jobs[0].num, folder, program="dlrm_torchx.round_worker")
+        with delayed_signals():
+            allocation.submit(self._runner, app, self._options.scheduler, self._args)
+        log.info(
+            "%d runs, then %d rounds, in one job of %dx%d ranks on %s: %s, log in %s",
+            len(jobs),
+            order.num_rounds,
+            self._shape.num_nodes,
+            self._shape.ranks_per_node,
+            self._options.scheduler,
+            allocation.handle,
+            _short(allocation.log) if allocation.log else "the scheduler's",
+        )
+        for job in jobs:
+            job.handle, job.log = allocation.handle, allocation.log
+            job.started_s = allocation.started_s
+        while allocation.state.is_active:
+            time.sleep(self._options.seconds_between_polls())
+            allocation.poll(self._runner, patience_s=self._options.patience_s)
+            for job in jobs:
+                if job.state is JobState.NOT_STARTED and job.take_end():
+                    self._log_end(job)
+                    self._save()
+        for job in jobs:
+            if job.state is JobState.NOT_STARTED:
+                job.fail(allocation.reason or "the ranks ended before it began")
+        if allocation.state is not JobState.SUCCEEDED:
+            left = len(list(order.unmeasured()))
+            log.error(
+                "the rounds did not end: %s; the same command makes the %d measurements left",
+                allocation.reason,
+                left,
+            )
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:

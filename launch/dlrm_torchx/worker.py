@@ -8,13 +8,13 @@ from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobStatus, run_job
+from hydra.core.utils import JobReturn, JobStatus, run_job
 from hydra.types import HydraContext
 from omegaconf import open_dict, read_write
 
 from dlrm_sharded.commands.own_folder import OwnRunFolder, take_folder
 from dlrm_sharded.ranks.process import die_with_parent
-from dlrm_torchx.mailbox import JobMailbox
+from dlrm_torchx.mailbox import HydraCall, JobMailbox
 
 
 def main(folder: Path) -> None:
@@ -37,7 +37,13 @@ def main(folder: Path) -> None:
 
 
 def _run(mailbox: JobMailbox, rank: int) -> None:
-    call = mailbox.receive_call()
+    job_return = run_call(mailbox.receive_call(), rank)
+    if rank == 0:
+        mailbox.send_return(job_return)
+
+
+def run_call(call: HydraCall, rank: int) -> JobReturn:
+    """Make a call as Hydra would, and raise the error that it ends with."""
     Singleton.set_state(call.singletons)
     context = call.hydra_context
     if rank > 0:
@@ -57,8 +63,7 @@ def _run(mailbox: JobMailbox, rank: int) -> None:
     )
     if job_return.status is JobStatus.FAILED:
         raise job_return._return_value
-    if rank == 0:
-        mailbox.send_return(job_return)
+    return job_return
 
 
 if __name__ == "__main__":

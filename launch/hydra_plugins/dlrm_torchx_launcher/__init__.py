@@ -36,6 +36,9 @@ class TorchXLauncherConf:
             unknown job has to become known, before it counts as failed.
         after: function that is called with the sweep's folder when all jobs have ended; its return
             value is logged. An application sets its own as `after_sweep`.
+        rounds: number of rounds in which all combinations are measured again, on the same hosts and
+            beside one another, by one job that has trained them all; by default, each combination
+            is a job of its own.
     """
 
     _target_: str = "hydra_plugins.dlrm_torchx_launcher.TorchXLauncher"
@@ -54,6 +57,7 @@ class TorchXLauncherConf:
     poll_s: float | None = None
     patience_s: float = 120.0
     after: str | None = "${oc.select:after_sweep,null}"
+    rounds: int | None = None
 
 
 ConfigStore.instance().store(

@@ -1,0 +1,93 @@
+"""The program of every rank of a sweep in rounds: `python -m dlrm_torchx.round_worker FOLDER`.
+
+All combinations of the sweep run in these processes: each trains once, and then all are measured
+again in rounds, in an order that is drawn anew for each round.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.utils import get_method
+
+from dlrm_sharded.commands.exit_codes import ReportedExit, exit_codes
+from dlrm_sharded.ranks.distributed import on_rank_zero, process_group
+from dlrm_sharded.ranks.process import die_with_parent
+from dlrm_torchx.mailbox import HydraCall, JobMailbox
+from dlrm_torchx.round_order import ATTEMPT, RoundsOrder, mailbox_of
+from dlrm_torchx.worker import run_call
+
+log = logging.getLogger(__name__)
+
+MAX_STARTS = 2
+"""How often a run is begun: one that has ended all ranks twice is left out."""
+
+
+def main(folder: Path) -> None:
+    """Train what is not trained yet, then measure; only rank 0 logs, writes and reports."""
+    die_with_parent()
+    rank = int(os.environ["RANK"])
+    order = RoundsOrder.read(folder)
+    with exit_codes(), process_group(timeout_s=order.timeout_s):
+        for box in order.mailboxes:
+            mailbox = mailbox_of(box)
+            if on_rank_zero(functools.partial(_may_begin, mailbox)):
+                returned = _done(mailbox, rank, lambda call: call)
+                if returned is not None and rank == 0:
+                    mailbox.send_return(returned)
+        for number, place, run in on_rank_zero(lambda: list(order.unmeasured())):
+            in_round = functools.partial(_in_round, number=number, place=place)
+            _done(mailbox_of(order.mailboxes[run]), rank, in_round)
+    if rank == 0:
+        JobMailbox(folder, ATTEMPT).send_return(JobReturn())
+
+
+def _may_begin(mailbox: JobMailbox) -> bool:
+    """Return whether a run is to be trained, and count the attempt."""
+    if mailbox.has_return() or mailbox.receive_first_failure() is not None:
+        return False
+    path = mailbox.folder / "starts"
+    starts = int(path.read_text()) if path.exists() else 0
+    if starts >= MAX_STARTS:
+        mailbox.send_failure(0, f"it has ended all ranks {starts} times")
+        return False
+    path.write_text(str(starts + 1))
+    return True
+
+
+def _done(
+    mailbox: JobMailbox, rank: int, changed: Callable[[HydraCall], HydraCall]
+) -> JobReturn | None:
+    """Make a run's call; return None if it ended with an error that all ranks have."""
+    try:
+        return run_call(changed(mailbox.receive_call()), rank)
+    except ReportedExit as ended:
+        if not ended.is_agreed:
+            raise
+        mailbox.send_failure(rank, ended.reason)
+        return None
+    finally:
+        gc.collect()  # sharded modules are in reference cycles
+
+
+def _in_round(call: HydraCall, *, number: int, place: int) -> HydraCall:
+    """Return the call that measures a run in a round."""
+    function = get_method(call.config.round)
+
+    def task(cfg: Any) -> None:
+        with exit_codes():
+            function(cfg, number, place)
+
+    return HydraCall(task, call.config, call.hydra_context, call.singletons)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
