@@ -276,6 +276,7 @@ class RoundSweep(Sweep):
         for job in jobs:
             job.handle, job.log = allocation.handle, allocation.log
             job.started_s = allocation.started_s
+        self._save()
         while allocation.state.is_active:
             time.sleep(self._options.seconds_between_polls())
             allocation.poll(self._runner, patience_s=self._options.patience_s)

@@ -1,0 +1,107 @@
+"""Sweeps in rounds: one job trains all combinations, and measures them beside one another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds
+from tests import preloaded
+from tests.conftest import SMALL_RUN
+from tests.e2e.runs import result_of
+from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+
+NUM_ROUNDS = 3
+RUNS = ["random_0", "size_1"]
+
+
+def command(sweep_dir: Path, *overrides: str) -> list[str]:
+    """Arguments of Python for a sweep in rounds of small runs."""
+    rounds = [f"hydra.launcher.rounds={NUM_ROUNDS}", "round_steps=4"]
+    sweep = ["-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}", *rounds]
+    return [*sweep, *SMALL_RUN, *overrides]
+
+
+def num_lines(sweep_dir: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in sweep_dir.glob(f"*/{FILE_NAME}"))
+
+
+def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
+    """One combination that cannot run ends no other one."""
+    done = preloaded.run(*command(tmp_path, "sharder=random,size", "trainer.num_epochs=1,0"))
+    assert done.returncode == 1
+    assert states_of(tmp_path) == ["succeeded", "failed"] * 2
+    assert jobs_of(tmp_path)[1]["reason"] == "trainer.num_epochs is 0, must be an integer >= 1"
+    [app] = {job["app"] for job in jobs_of(tmp_path)}
+    assert app.startswith("local_cwd://")
+    measured = [read_rounds(tmp_path / run) for run in ("random_0", "size_2")]
+    assert [sorted(rounds) for rounds in measured] == [[0, 1, 2]] * 2
+    for number in range(NUM_ROUNDS):
+        first, second = (rounds[number] for rounds in measured)
+        assert {first.place, second.place} == {0, 1}
+        earlier, later = sorted((first, second), key=lambda found: found.place)
+        assert earlier.time_s + earlier.seconds <= later.time_s
+    for run in ("random_0", "size_2"):  # a round changes nothing of the run
+        result = result_of(tmp_path / run)
+        assert result["steps"] == 12
+        assert "round 2: embedding cost" in (tmp_path / run / "train.log").read_text()
+
+
+@pytest.mark.parametrize("during", ["training", "rounds"])
+def test_a_killed_sweep_in_rounds_is_taken_up(during: str, tmp_path: Path) -> None:
+    """Nothing is trained or measured twice, but for what was under way."""
+    sweep = command(tmp_path, "sharder=random,size")
+    with subprocess.Popen(
+        [*LISTENING, sys.executable, *sweep],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        last = tmp_path / RUNS[0] / ("result.json" if during == "training" else FILE_NAME)
+        wait_until(last.exists, f"{last} is written")
+        os.killpg(process.pid, signal.SIGKILL)
+    started = (tmp_path / RUNS[0] / "result.json").stat().st_mtime_ns
+    before = num_lines(tmp_path)
+    done = preloaded.run(*sweep)
+    assert done.returncode == 0, done.stderr
+    assert states_of(tmp_path) == ["succeeded"] * 2
+    assert (tmp_path / RUNS[0] / "result.json").stat().st_mtime_ns == started
+    assert [sorted(read_rounds(tmp_path / run)) for run in RUNS] == [[0, 1, 2]] * 2
+    assert num_lines(tmp_path) == 2 * NUM_ROUNDS
+    assert before < 2 * NUM_ROUNDS
+    again = preloaded.run(*sweep)
+    assert again.returncode == 0, again.stderr
+    assert num_lines(tmp_path) == 2 * NUM_ROUNDS
+
+
+def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path) -> None:
+    done = preloaded.run(
+        *(str(application), "-m", "hydra/launcher=torchx", "hydra.launcher.rounds=2"),
+        *(f"+folder={tmp_path}", "+do=succeed", f"hydra.sweep.dir={tmp_path / 'sweep'}"),
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert "hydra.launcher.rounds needs a config with the key round" in done.stderr + done.stdout
+
+
+def test_lines_that_are_no_rounds_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = {
+        **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
+        **{"samples_per_s": 3.0, "load": 0.5, "host": "a", "time_s": 1.0, "seconds": 1.0},
+    }
+    lines = [
+        sound,
+        {**sound, "step_ms": 0.0},
+        {**sound, "round": 1, "more": 1},
+        [],
+        sound | {"place": 1},
+    ]
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [found.place for found in read_rounds(tmp_path).values()] == [1]
+    assert "3 of 5 lines of the journal of rounds" in caplog.text
