@@ -48,7 +48,13 @@ from dlrm_sharded.sharders.planning import Planner
 
 DEFAULT_SHARDER = "neuroshard"
 NOT_COMPARED = ("plan_file",)
-POLICIES = ("autoshard", "dreamshard")
+POLICIES = {
+    f"{method}{suffix}": method
+    for method in ("autoshard", "dreamshard")
+    for suffix in ("", "_portfolio")
+}
+"""Methods of the sharders that need a trained policy, by the sharder."""
+
 DEFAULT_BATCH_SIZE = 65_536
 
 SEARCH_SHARE, TIMEOUT_SHARE = 0.4, 0.8
@@ -256,7 +262,7 @@ def _all_sharders() -> list[str]:
 def _applies(name: str, machine: Machine) -> bool:
     """Return whether a sharder needs no policy, or one that was trained for the machine."""
     device = "cuda" if machine.is_gpu else "cpu"
-    return name not in POLICIES or has_artifact(policy_kind(name), device)
+    return name not in POLICIES or has_artifact(policy_kind(POLICIES[name]), device)
 
 
 def _sharder_node(cfg: DictConfig, name: str) -> DictConfig:

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 class PolicySharder:
     """Places tables by a trained policy, and splits them ever finer until all of them fit.
 
-    Under a cost model, the policy's placements and those of the heuristics `WEIGHTS` are candidates
+    Alone, as published, the policy's own cost network chooses among its placements. In a portfolio,
+    these and the placements of the heuristics `WEIGHTS`, with and without replicas, are candidates
     for the plan, and the one whose predicted cost is the lowest is taken. So a policy of other
     hardware is never behind the best heuristic by the prices of the run.
 
@@ -36,8 +37,7 @@ class PolicySharder:
         num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
         replicate: whether tables may be replicated, where that pays by an additive cost model.
-        cost_model: prices of the run; None to take the placement of the policy that the policy's
-            own cost network rates cheapest.
+        cost_model: prices of the run, by which a portfolio is judged; None for the policy alone.
         exchange_precision: precision of exchanges for which plans are priced.
     """
 
@@ -137,17 +137,25 @@ class PolicySharder:
 
 
 def policy_sharder(
-    context: SharderContext, *, method: str, artifact: str | None = None, **options: Any
+    context: SharderContext,
+    *,
+    method: str,
+    artifact: str | None = None,
+    portfolio: bool = False,
+    **options: Any,
 ) -> PolicySharder:
     """Build a sharder with the policy that a method trained for some hardware.
 
     Args:
+        portfolio: whether the run's prices choose between the policy, the heuristics and replicas;
+            else the policy is alone, as published.
         options: arguments of `PolicySharder`.
     """
+    check_flag("sharder.portfolio", portfolio)
     return PolicySharder(
         load_policy(method, artifact, context.run),
-        name=method,
-        cost_model=context.cost_model,
+        name=f"{method}_portfolio" if portfolio else method,
+        cost_model=context.cost_model if portfolio else None,
         exchange_precision=context.exchange_precision,
         **options,
     )

@@ -30,7 +30,9 @@ MISS_PLANS = ("torchrec_blind", "neuroshard_paper")
 
 SPLIT_FREELY = (
     "autoshard",
+    "autoshard_portfolio",
     "dreamshard",
+    "dreamshard_portfolio",
     "embark",
     "hugectr",
     "neuroshard",
@@ -41,7 +43,10 @@ SPLIT_FREELY = (
 )
 """Sharders that split tables into any number of shards."""
 
-REPLICATE = ("autoshard", "dreamshard", "embark", "hugectr", "neuroshard", "torchrec_dp")
+REPLICATE = (
+    *("autoshard_portfolio", "dreamshard_portfolio", "embark", "hugectr"),
+    *("neuroshard", "torchrec_dp"),
+)
 """Sharders that replicate tables where the optimizer of these allows it."""
 
 SHORT = {"neuroshard": ("sharder.time_budget_s=0.5",)}
@@ -204,5 +209,7 @@ def test_finds_all_yamls() -> None:
         "neuroshard_paper",
         "dreamshard",
         "autoshard",
+        "dreamshard_portfolio",
+        "autoshard_portfolio",
     ]
     assert set(promised) <= set(SHARDERS)

@@ -107,7 +107,7 @@ def test_this_machine(folder: Path) -> None:
         ([TASK, "prices.h200=2"], "prices.h200 is stated, but hardware is h100"),
         ([TASK, "prices=2"], "prices is 2; state a price for each GPU"),
         ([TASK, "sharder=[]"], "sharder is an empty list"),
-        ([TASK, "sharder=[dim,foo]"], "known: autoshard, dim, dreamshard"),
+        ([TASK, "sharder=[dim,foo]"], "known: autoshard, autoshard_portfolio, dim"),
         ([TASK, "topology.ranks_per_host=x"], "topology.ranks_per_host is 'x'"),
         ([TASK, "prices.h101=2"], "known there: a10, a100"),
         ([TASK, "sharder=[dim,size]", "sharder.seed=1"], "sharder.* needs one sharder"),

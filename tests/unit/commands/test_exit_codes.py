@@ -108,7 +108,9 @@ def test_a_wrong_option_lists_the_right_ones() -> None:
         compose("train", ["sharder=nobody"])
     message = readable_message(raised.value)
     assert message is not None
-    assert message.startswith("there is no sharder 'nobody'; known: autoshard, dim, ")
+    assert message.startswith(
+        "there is no sharder 'nobody'; known: autoshard, autoshard_portfolio, dim, "
+    )
     assert "\n" not in message
 
 

@@ -13,6 +13,7 @@ from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError
+from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
@@ -349,3 +350,16 @@ def test_an_artefact_that_is_not_there(method: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the policy .*No such file") as error:
         policy_sharder(SharderContext(), method=method, artifact=str(tmp_path / "mine.json"))
     assert f"dlrm-train-policy policy={method}" in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["dreamshard", "autoshard"])
+def test_alone_a_policy_places_as_without_prices(method: str) -> None:
+    """So a paper's claim never holds by our heuristics, replicas or prices."""
+    context = SharderContext(RunContext("cpu"), cost_model())
+    alone = policy_sharder(context, method=method)
+    portfolio = policy_sharder(context, method=method, portfolio=True)
+    assert (alone.name, portfolio.name) == (method, f"{method}_portfolio")
+    assert (alone.cost_model, portfolio.cost_model) == (None, context.cost_model)
+    task = small_tasks()["w3-mixed"]
+    unpriced = policy_sharder(SharderContext(RunContext("cpu")), method=method)
+    assert alone.shard(task) == unpriced.shard(task)
