@@ -283,7 +283,7 @@ def _planner(
     of_case = cfg.copy()
     sharder = nodes[case.sharder].copy()
     with open_dict(of_case), open_dict(sharder):
-        if "time_budget_s" in sharder:
+        if sharder.get("time_budget_s") is not None:
             sharder.time_budget_s = min(sharder.time_budget_s, SEARCH_SHARE * box_s)
         if "timeout_s" in sharder:
             sharder.timeout_s = min(sharder.timeout_s, max(1, int(TIMEOUT_SHARE * box_s)))

@@ -82,9 +82,8 @@ def build_problem(
     must_replicate = constraints.must_replicate(units.tables, table_index)
     if hosts.world_size == 1:
         must_replicate[:] = False  # a replica on one rank is a whole table
-    groups, blocks = _groups_and_blocks(
-        shapes, pricing, units, allowed, separated.any(axis=1) | must_replicate
-    )
+    without_rows = separated.any(axis=1) | must_replicate | (not constraints.can_split_rows)
+    groups, blocks = _groups_and_blocks(shapes, pricing, units, allowed, without_rows)
     replicable = _replicable(shapes, units, allowed, separated, capacity_bytes)
     _check_replicable(must_replicate & ~replicable, units, task, capacity_bytes)
     replica_gain_ms = pricing.replica_gain_ms(shapes)[units.first_table]
@@ -166,7 +165,7 @@ class _Units:
         return cls(
             tables=tuple(tables),
             first_table=np.array([bundle[0] for bundle in tables]),
-            is_splittable=is_movable & has_columns,
+            is_splittable=is_movable & has_columns & constraints.can_split,
             is_movable=is_movable,
         )
 

@@ -31,6 +31,8 @@ class Constraints:
         reserved_gib: memory that tables leave free on each rank; one number, or one per rank.
         replicate: "auto" for replicas wherever they pay, "never", or the tables that are replicated
             and no others. Only tables that no other restriction names can be replicated.
+        split: "auto" for splits wherever they pay, or "never" for tables that are whole.
+        rows: likewise for splits by rows alone.
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
             plan; None for no limit.
@@ -42,6 +44,8 @@ class Constraints:
     unsplit: Sequence[str] = ()
     reserved_gib: float | Sequence[float] = 0.0
     replicate: str | Sequence[str] = "auto"
+    split: str = "auto"
+    rows: str = "auto"
     warm_start: str | Path | None = None
     max_moved_tables: int | None = None
     max_moved_gib: float | None = None
@@ -163,6 +167,14 @@ class Constraints:
         return np.array([bool(tables & set(of_unit)) for of_unit in units], dtype=bool)
 
     @property
+    def can_split(self) -> bool:
+        return self.split == "auto"
+
+    @property
+    def can_split_rows(self) -> bool:
+        return self.can_split and self.rows == "auto"
+
+    @property
     def _replicated(self) -> Sequence[str]:
         return () if isinstance(self.replicate, str) else self.replicate
 
@@ -192,6 +204,9 @@ class Constraints:
             for group in getattr(self, key):
                 _check_list(f"a group of sharder.{key}", group, "tables")
         _check_list("sharder.unsplit", self.unsplit, "tables")
+        for key in ("split", "rows"):
+            if (value := getattr(self, key)) not in ("auto", "never"):
+                raise ConfigError(f"sharder.{key} is {value!r}, must be auto or never")
         if isinstance(self.replicate, str) and self.replicate in ("auto", "never"):
             return
         if isinstance(self.replicate, str) or not isinstance(self.replicate, Sequence):

@@ -55,8 +55,9 @@ class NeuroShardSharder:
         constraints: what users require of the plan, besides a low cost.
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
         time_budget_s: time after which the search returns its best plan; small tasks end earlier.
-        patience: each part of the search ends after this many rebuilds in a row without a better
-            plan.
+            None for no limit, so that a plan is the same on a loaded machine.
+        patience: effort in rounds: each part of the search ends after this many rebuilds in a row
+            without a better plan.
         split_error: a piece of a table is priced higher by this share of its computation when it
             is decided what to split, so that a split gains more than the cost model is wrong about
             it (docs/notes/measurements.md, "What does a split cost?").
@@ -75,7 +76,7 @@ class NeuroShardSharder:
     _: KW_ONLY
     critical_path_share: float = 0.05
     seed: int = 0
-    time_budget_s: float = 10.0
+    time_budget_s: float | None = 10.0
     patience: int = 10
     split_error: float = 0.05
     exchange_precision: Any = None
@@ -86,7 +87,8 @@ class NeuroShardSharder:
         self.context.pricing_for(self.name)  # which refuses a run without prices
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
-        check_number("sharder.time_budget_s", self.time_budget_s, above=True)
+        if self.time_budget_s is not None:
+            check_number("sharder.time_budget_s", self.time_budget_s, above=True)
         check_count("sharder.patience", self.patience, least=0)
         check_number("sharder.split_error", self.split_error)
         if self.table_precision not in (*TABLE_BYTES, AUTO):
@@ -118,7 +120,7 @@ class NeuroShardSharder:
     def _plan(self, priced: PricedTask) -> ShardingPlan:
         """Return the best plan for tables in the precisions that the task has."""
         if self.exchange_precision == AUTO:
-            half_s = self.time_budget_s / 2
+            half_s = None if self.time_budget_s is None else self.time_budget_s / 2
             return plan_of_best_precision(priced, lambda tried: self._search(tried, half_s))
         precision = _stated_precision(self.exchange_precision, self.context.run.device)
         if precision is None:
@@ -126,7 +128,7 @@ class NeuroShardSharder:
         plan = self._search(priced.with_precision(precision), self.time_budget_s)
         return dataclasses.replace(plan, exchange_precision=precision)
 
-    def _search(self, priced: PricedTask, time_budget_s: float) -> ShardingPlan:
+    def _search(self, priced: PricedTask, time_budget_s: float | None) -> ShardingPlan:
         """Return the best plan under the prices of a task, in any precision."""
         clock, task = _clock(time_budget_s), priced.task
         earlier = self.constraints.earlier_plan(task)
@@ -187,8 +189,8 @@ class NeuroShardSharder:
         if not load_plan(state, by_table):
             raise InvalidPlanError(
                 f"the plan {limits.warm_start} violates sharder.pin, together, apart, unsplit, "
-                "reserved_gib or replicate, has row blocks that leave no memory, or has shards of "
-                "a table on one rank that are too wide as one shard; start without "
+                "split, rows, reserved_gib or replicate, has row blocks that leave no memory, or "
+                "has shards of a table on one rank that are too wide as one shard; start without "
                 "sharder.warm_start"
             )
         max_gib = limits.max_moved_gib
@@ -210,8 +212,8 @@ def neuroshard_sharder(context: SharderContext, **keys: Any) -> NeuroShardSharde
     return NeuroShardSharder(context, constraints, **keys)
 
 
-def _clock(time_budget_s: float) -> Clock:
-    return Clock(time.perf_counter() + time_budget_s)
+def _clock(time_budget_s: float | None) -> Clock:
+    return Clock(math.inf if time_budget_s is None else time.perf_counter() + time_budget_s)
 
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:

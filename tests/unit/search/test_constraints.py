@@ -1,6 +1,8 @@
 """What users ask of a plan is kept, or refused with the table and the key."""
 
 import dataclasses
+import itertools
+import time
 from typing import Any
 
 import pytest
@@ -55,6 +57,8 @@ def constrained(draw: st.DrawFn) -> tuple[ShardingTask, Keys]:
         "together": draw(st.lists(group, max_size=2)),
         "apart": draw(st.lists(group, max_size=2)),
         "unsplit": draw(group),
+        "split": draw(st.sampled_from(["auto", "never"])),
+        "rows": "never",
         "reserved_gib": draw(
             st.just(0.0) | reserved | st.lists(reserved, min_size=world_size, max_size=world_size)
         ),
@@ -75,6 +79,11 @@ def assert_kept(plan: ShardingPlan, task: ShardingTask, keys: Keys) -> None:
             set().union(*(ranks[n] for n in group))
         )
     whole = [*keys.get("unsplit", ()), *(n for group in keys.get("together", ()) for n in group)]
+    if keys.get("split") == "never":
+        whole = [name for name, of_table in shards.items() if not of_table[0].replicated]
+    if keys.get("rows") == "never":
+        for table in task.tables:
+            assert all(s.num_rows == table.num_embeddings for s in shards[table.name])
     assert all(len(shards[name]) == 1 for name in whole)
     reserved = keys.get("reserved_gib", 0.0)
     reserved = reserved if isinstance(reserved, list) else [reserved] * plan.world_size
@@ -133,6 +142,8 @@ def plan(**keys: Any) -> ShardingPlan:
         ({"together": ["t0", "t1"]}, "a group of sharder.together is 't0', must be a list"),
         ({"together": "t0"}, "sharder.together is 't0', must be a list"),
         ({"apart": [["t0"], None]}, "a group of sharder.apart is None, must be a list"),
+        ({"split": "no"}, "sharder.split is 'no', must be auto or never"),
+        ({"rows": False}, "sharder.rows is False, must be auto or never"),
         ({"unsplit": "t0"}, "sharder.unsplit is 't0', must be a list of tables"),
         ({"together": [["t0", "t1"], ["t2", "t1"]]}, "sharder.together has table 't1' twice"),
         ({"together": [["t3", "t3"]]}, "sharder.together has table 't3' twice"),
@@ -187,6 +198,33 @@ def test_nothing_left_on_one_rank() -> None:
 )
 def test_kept(keys: Keys) -> None:
     assert_kept(plan(**keys), TASK, keys)
+
+
+@pytest.mark.parametrize("key", ["rows", "split"])
+def test_what_may_not_be_split(key: str) -> None:
+    """Whole tables do not fit these ranks, and halves of their columns do."""
+    table = Table("a", 4000, 8, 1.0)
+    topology = Topology(4, 80_000, compute_device="cpu")
+    tables = (table, dataclasses.replace(table, name="b"))
+    task = dataclasses.replace(TASK, tables=tables, topology=topology)
+    sharder = neuroshard(patience=1, **{key: "never"})
+    if key == "rows":
+        assert_kept(sharder.shard(task), task, {key: "never"})
+    else:
+        with pytest.raises(InfeasibleTaskError):
+            sharder.shard(task)
+
+
+def test_without_a_time_limit_the_plan_is_the_same_at_any_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A clock on which every look takes a day ends a search with a time limit, and no other."""
+    task = dataclasses.replace(TASK, tables=(*TASK.tables, Table("big", 3000, 64, 9.0)))
+    limits: Keys = {"time_budget_s": None, "patience": 2}
+    expected = neuroshard(**limits).shard(task)
+    days = itertools.count(step=86_400.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(days))
+    assert neuroshard(**limits).shard(task) == expected
 
 
 def test_more_apart_than_ranks() -> None:
