@@ -68,11 +68,11 @@ def policy_kind(name: str) -> Kind:
     """Return the kind of policies that the method of this name trains."""
     command = f"dlrm-train-policy policy={name}"
     judged = (
-        "a run with a cost model takes the placement with the lowest predicted cost, of the "
-        "policy's and the heuristics'; without one, plans may be less balanced"
+        f"plans may be less balanced; sharder={name}_portfolio takes the placement with the lowest "
+        "predicted cost, of the policy's and the heuristics'"
     )
     elsewhere = (
-        f"it balances the costs of that hardware; {judged} here; after a calibration, "
+        f"it balances the costs of that hardware; {judged}; after a calibration, "
         f"`{command} {RETUNE}` re-tunes it in about a minute"
     )
     return Kind(
