@@ -6,15 +6,18 @@ plan differ by noise alone, so their figures count as one, and how far they diff
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.runs.paired import CONFIDENCE, PairedRatio, paired_ratio
-from dlrm_sharded.runs.rounds import Round
+from dlrm_sharded.runs.rounds import Round, read_rounds
 
 TOLD_APART = 0.02
 """Difference for which the text says how many more rounds would tell it."""
@@ -85,6 +88,18 @@ class Ranking:
             said.append(f"{first.label} {ratio.ratio:.3f} x {other.label} ({interval}){tie}")
         return [*said, self.closing]
 
+    def clearly_behind(self, difference: float) -> set[str]:
+        """Return who is behind the fastest by more than a difference such as 0.02."""
+        behind = {s.label: s.behind for s in self.standings if s.behind is not None}
+        return {label for label, ratio in behind.items() if ratio.low > 1 + difference}
+
+    def is_decided(self, difference: float) -> bool:
+        """Return whether everybody is clearly behind the fastest, or within the difference."""
+        return all(
+            s.behind is None or s.behind.low > 1 + difference or s.behind.high < 1 + difference
+            for s in self.standings
+        )
+
     @property
     def closing(self) -> str:
         """Return the line that a person can act on."""
@@ -101,6 +116,15 @@ class Ranking:
         rounds = math.ceil(missing / max(self.num_seeds, 1))
         plural = "" if rounds == 1 else "s"
         return f"about {rounds} more round{plural} would tell {100 * TOLD_APART:g} % apart"
+
+
+def measured_run(folder: Path, label: str, seed: int) -> MeasuredRun | None:
+    """Return what the rounds measured of the run in a folder; None if none did."""
+    rounds = read_rounds(folder)
+    if not rounds:
+        return None
+    plan = read_json_object(folder / "plan.json", noun="plan").get("shards")
+    return MeasuredRun(label, seed, json.dumps(plan, sort_keys=True), rounds)
 
 
 def rank(runs: Sequence[MeasuredRun]) -> Ranking | None:

@@ -81,6 +81,12 @@ class SweepJob:
     clock: Callable[[], float] = time.monotonic
     _gone_since_s: float | None = None
 
+    @property
+    def label(self) -> str:
+        """What tells the job from others, but for its seed."""
+        parts = self.title.split()[1:]
+        return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
+
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
         """Submit the app to the scheduler, whose errors pass."""
         if scheduler == "local_cwd":  # it never starts an app again

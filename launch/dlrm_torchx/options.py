@@ -44,6 +44,7 @@ class SweepOptions:
     patience_s: float
     after: str | None
     rounds: int | None = None
+    until: float | None = None
     _first_port: int = field(default_factory=lambda: random.choice(RENDEZVOUS_PORTS))
 
     def __post_init__(self) -> None:
@@ -67,6 +68,10 @@ class SweepOptions:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
         if self.rounds is not None:
             check_count("hydra.launcher.rounds", self.rounds, least=1)
+        if self.until is not None:
+            check_number("hydra.launcher.until", self.until, most=1.0, above=True)
+            if self.rounds is None:
+                raise ConfigError("hydra.launcher.until ends rounds; set hydra.launcher.rounds")
         check_number("hydra.launcher.patience_s", self.patience_s)
         if self.after is not None:
             try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.runs.ranking import measured_run, rank
 from dlrm_sharded.runs.rounds import read_rounds
 from dlrm_torchx.mailbox import JobMailbox
 
@@ -24,15 +25,21 @@ class RoundsOrder:
     Args:
         mailboxes: folders of the runs' mailboxes.
         folders: folders of the runs.
+        labels, seeds: what the runs are, for rankings.
         num_rounds: number of rounds after all runs are trained.
         seed: of the order of each round.
+        until: the rounds end when everybody is told from the fastest to this difference, and who is
+            clearly behind is left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
     """
 
     mailboxes: tuple[str, ...]
     folders: tuple[str, ...]
+    labels: tuple[str, ...]
+    seeds: tuple[int, ...]
     num_rounds: int
     seed: int
+    until: float | None
     timeout_s: float
 
     def write(self, folder: Path) -> None:
@@ -42,14 +49,41 @@ class RoundsOrder:
     def read(cls, folder: Path) -> RoundsOrder:
         return cls(**read_json_object(folder / ORDER, noun="order of rounds"))
 
-    def unmeasured(self) -> Iterator[tuple[int, int, int]]:
-        """Yield round, place and number of each run that is trained and was not measured there."""
+    def unmeasured(self, number: int) -> list[tuple[int, int]]:
+        """Return place and number of each run that a round has still to measure.
+
+        The order is drawn anew for each round, whoever is left out of it.
+        """
         trained = [i for i, box in enumerate(self.mailboxes) if mailbox_of(box).has_return()]
-        for number in range(self.num_rounds):
-            drawn = random.Random(f"{self.seed} {number}").sample(trained, len(trained))
-            for place, run in enumerate(drawn):
-                if number not in read_rounds(Path(self.folders[run])):
-                    yield number, place, run
+        drawn = random.Random(f"{self.seed} {number}").sample(trained, len(trained))
+        left_out = self._left_out(number)
+        return [
+            (place, run)
+            for place, run in enumerate(drawn)
+            if self.labels[run] not in left_out
+            and number not in read_rounds(Path(self.folders[run]))
+        ]
+
+    def num_unmeasured(self) -> int:
+        """Return how many measurements are left, as far as is known."""
+        return sum(len(self.unmeasured(number)) for number in range(self.num_rounds))
+
+    def _left_out(self, number: int) -> set[str]:
+        """Return who is not measured in a round, by the ranking of the rounds before it."""
+        if self.until is None:
+            return set()
+        earlier = []
+        for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
+            run = measured_run(Path(folder), label, seed)
+            if run is not None:
+                rounds = {n: found for n, found in run.rounds.items() if n < number}
+                earlier.append(dataclasses.replace(run, rounds=rounds))
+        ranking = rank(earlier)
+        if ranking is None:
+            return set()
+        if ranking.is_decided(self.until):
+            return set(self.labels)
+        return ranking.clearly_behind(self.until)
 
 
 def mailbox_of(folder: str) -> JobMailbox:

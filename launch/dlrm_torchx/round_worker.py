@@ -43,9 +43,10 @@ def main(folder: Path) -> None:
                 returned = _done(mailbox, rank, lambda call: call)
                 if returned is not None and rank == 0:
                     mailbox.send_return(returned)
-        for number, place, run in on_rank_zero(lambda: list(order.unmeasured())):
-            in_round = functools.partial(_in_round, number=number, place=place)
-            _done(mailbox_of(order.mailboxes[run]), rank, in_round)
+        for number in range(order.num_rounds):
+            for place, run in on_rank_zero(functools.partial(order.unmeasured, number)):
+                in_round = functools.partial(_in_round, number=number, place=place)
+                _done(mailbox_of(order.mailboxes[run]), rank, in_round)
     if rank == 0:
         JobMailbox(folder, ATTEMPT).send_return(JobReturn())
 

@@ -249,11 +249,14 @@ class RoundSweep(Sweep):
         order = RoundsOrder(
             tuple(str(job.mailbox.folder) for job in jobs),
             tuple(str(job.folder) for job in jobs),
-            self._options.rounds,
+            labels=tuple(job.label for job in jobs),
+            seeds=tuple(int(job.config.get("seed", 0)) for job in jobs),
+            num_rounds=self._options.rounds,
             seed=0,
+            until=self._options.until,
             timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
         )
-        if all(job.mailbox.has_return() for job in jobs) and not list(order.unmeasured()):
+        if all(job.mailbox.has_return() for job in jobs) and not order.num_unmeasured():
             return
         folder.mkdir(parents=True, exist_ok=True)
         order.write(folder)
@@ -288,7 +291,7 @@ class RoundSweep(Sweep):
             if job.state is JobState.NOT_STARTED:
                 job.fail(allocation.reason or "the ranks ended before it began")
         if allocation.state is not JobState.SUCCEEDED:
-            left = len(list(order.unmeasured()))
+            left = order.num_unmeasured()
             log.error(
                 "the rounds did not end: %s; the same command makes the %d measurements left",
                 allocation.reason,

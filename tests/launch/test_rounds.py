@@ -2,14 +2,18 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.utils import JobReturn
 
-from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds
+from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
+from dlrm_torchx.round_order import RoundsOrder, mailbox_of
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
@@ -17,6 +21,10 @@ from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
 
 NUM_ROUNDS = 3
 RUNS = ["random_0", "size_1"]
+SOUND = {
+    **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
+    **{"samples_per_s": 3.0, "load": 0.5, "host": "a", "time_s": 1.0, "seconds": 1.0},
+}
 
 
 def command(sweep_dir: Path, *overrides: str) -> list[str]:
@@ -78,6 +86,38 @@ def test_a_killed_sweep_in_rounds_is_taken_up(during: str, tmp_path: Path) -> No
     assert num_lines(tmp_path) == 2 * NUM_ROUNDS
 
 
+@pytest.mark.parametrize(
+    ("speeds", "until", "measured"),
+    [
+        ((1.0, 1.5, 2.0), None, [0, 1, 2]),
+        ((1.0, 1.98, 2.0), 0.01, [1, 2]),  # the first is left out, two are not told apart
+        ((1.0, 1.5, 2.0), 0.02, []),
+        ((1.0, 1.0, 1.0), 0.1, []),  # they differ by less than asked for
+    ],
+    ids=str,
+)
+def test_rounds_end_when_the_fastest_is_told(
+    speeds: tuple[float, ...], until: float | None, measured: list[int], tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    boxes, folders = [], []
+    for number, speed in enumerate(speeds):
+        folder, box = tmp_path / f"run_{number}", tmp_path / f"box_{number}"
+        folder.mkdir()
+        write_json(folder / "plan.json", {"shards": number})
+        for done in range(8):
+            figure = speed * rng.uniform(99, 101)
+            rounds_file(folder).append({**SOUND, "round": done, "samples_per_s": figure})
+        box.mkdir()
+        mailbox_of(str(box)).send_return(JobReturn())
+        boxes.append(str(box))
+        folders.append(str(folder))
+    labels = tuple("abc")
+    order = RoundsOrder(tuple(boxes), tuple(folders), labels, (0, 0, 0), 9, 0, until, 60.0)
+    assert sorted(run for _, run in order.unmeasured(8)) == measured
+    assert order.unmeasured(7) == []  # it is measured
+
+
 def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path) -> None:
     done = preloaded.run(
         *(str(application), "-m", "hydra/launcher=torchx", "hydra.launcher.rounds=2"),
@@ -91,17 +131,8 @@ def test_rounds_need_a_function_that_measures(application: Path, tmp_path: Path)
 def test_lines_that_are_no_rounds_are_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sound = {
-        **{"round": 0, "place": 0, "embedding_cost_ms": 1.0, "spread": 0.1, "step_ms": 2.0},
-        **{"samples_per_s": 3.0, "load": 0.5, "host": "a", "time_s": 1.0, "seconds": 1.0},
-    }
-    lines = [
-        sound,
-        {**sound, "step_ms": 0.0},
-        {**sound, "round": 1, "more": 1},
-        [],
-        sound | {"place": 1},
-    ]
+    wrong = [{**SOUND, "step_ms": 0.0}, {**SOUND, "round": 1, "more": 1}, []]
+    lines = [SOUND, *wrong, {**SOUND, "place": 1}]
     (tmp_path / FILE_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [found.place for found in read_rounds(tmp_path).values()] == [1]
     assert "3 of 5 lines of the journal of rounds" in caplog.text

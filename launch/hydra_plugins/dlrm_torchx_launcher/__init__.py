@@ -39,6 +39,8 @@ class TorchXLauncherConf:
         rounds: number of rounds in which all combinations are measured again, on the same hosts and
             beside one another, by one job that has trained them all; by default, each combination
             is a job of its own.
+        until: difference in throughput, such as 0.02: the rounds end when each combination is told
+            from the fastest to it, and who is clearly behind is left out early.
     """
 
     _target_: str = "hydra_plugins.dlrm_torchx_launcher.TorchXLauncher"
@@ -58,6 +60,7 @@ class TorchXLauncherConf:
     patience_s: float = 120.0
     after: str | None = "${oc.select:after_sweep,null}"
     rounds: int | None = None
+    until: float | None = None
 
 
 ConfigStore.instance().store(
