@@ -26,9 +26,11 @@ from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.version_sets import installed_versions, version_problem
 
 if TYPE_CHECKING:
+    from dlrm_sharded.commands.sharders import make_sharder
     from dlrm_sharded.cost.learned import learned_cost_model
     from dlrm_sharded.drop_in.sharded_planner import ShardedPlanner
     from dlrm_sharded.hardware.context import RunContext
+    from dlrm_sharded.plans.frames import task_from_frame
     from dlrm_sharded.search.constraints import Constraints
     from dlrm_sharded.sharders.base import Sharder, SharderContext
     from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
@@ -58,8 +60,10 @@ __all__ = [
     "Table",
     "Topology",
     "learned_cost_model",
+    "make_sharder",
     "read_plan",
     "read_task",
+    "task_from_frame",
     "validate",
 ]
 
@@ -73,6 +77,8 @@ _LOADED_WHEN_ASKED = {
     "Sharder": "sharders.base",
     "SharderContext": "sharders.base",
     "learned_cost_model": "cost.learned",
+    "make_sharder": "commands.sharders",
+    "task_from_frame": "plans.frames",
 }
 """Modules of names that need more than Python."""
 
@@ -80,6 +86,10 @@ _LOADED_WHEN_ASKED = {
 # rank stands for all. Without a configured log, Python prints it on stderr.
 if os.environ.get("RANK", "0") == "0" and (problem := version_problem(installed_versions())):
     logging.getLogger(__name__).warning("%s", problem)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

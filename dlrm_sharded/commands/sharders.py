@@ -11,9 +11,10 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dlrm_sharded.commands.hydra_app import command_line, instantiate
+from dlrm_sharded.commands.hydra_app import CONF_DIR, command_line, instantiate
 from dlrm_sharded.commands.task import HERE
 from dlrm_sharded.commands.words import split_list
+from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import fbgemm_version, versions
@@ -24,7 +25,7 @@ from dlrm_sharded.plans.precision import ExchangePrecision
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.ranks.devices import device_type
 from dlrm_sharded.ranks.process import threads_of_a_rank
-from dlrm_sharded.sharders.base import SharderContext
+from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.planning import Diagnose, Planner
 
 KEY, LIST = "sharder", "sharders"
@@ -55,6 +56,38 @@ def build_planner(
         raise ConfigError(f"sharder._target_ makes {sharder!r}, which has no method `shard`")
     options: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Planner(sharder, cost_model, diagnose, value_profiles, precision, options)
+
+
+def make_sharder(
+    name: str,
+    cost_model: CostModel | None = None,
+    *,
+    run: RunContext | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Sharder:
+    """Build a sharder by its name, as `sharder=NAME` does: `make_sharder("torchrec")`.
+
+    Args:
+        name: one of conf/sharder.
+        cost_model: the prices by which it searches, for those that do.
+        run: what the ranks compute on; None for any device.
+        options: keys of the sharder's yaml, such as `replicate="never"`.
+
+    Raises:
+        ConfigError: there is no such sharder, or it has no such option.
+    """
+    names = sorted(path.stem for path in (CONF_DIR / "sharder").glob("*.yaml"))
+    if name not in names:
+        raise ConfigError(f"there is no sharder {name!r}; known: {', '.join(names)}")
+    node = OmegaConf.load(CONF_DIR / "sharder" / f"{name}.yaml")
+    if unknown := sorted(options.keys() - {str(key) for key in node}):
+        known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
+        raise ConfigError(f"sharder {name} has no option {unknown[0]!r}; known: {known}")
+    root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
+    context = SharderContext(run or RunContext(), cost_model)
+    sharder: Sharder = _with_context(KEY, instantiate(root[KEY]), context)
+    return sharder
 
 
 def asked_precision(cfg: DictConfig) -> ExchangePrecision:

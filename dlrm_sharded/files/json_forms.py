@@ -21,6 +21,14 @@ NOT_IN_JSON = {"in_json": False}
 """Metadata of fields that no file has."""
 
 
+def make_plain(value: Any) -> None:
+    """Turn scalars of NumPy in the fields of a frozen value into numbers of Python, as JSON has."""
+    for field in dataclasses.fields(value):
+        found = getattr(value, field.name)
+        if not isinstance(found, int | float) and getattr(found, "ndim", None) == 0:
+            object.__setattr__(value, field.name, found.item())
+
+
 def read_form(
     raw: object,
     form: type[T],

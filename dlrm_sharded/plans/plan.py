@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import read_json_object
@@ -17,6 +17,9 @@ from dlrm_sharded.plans.cached_memory import cached_shard_bytes, host_shard_byte
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
+
+if TYPE_CHECKING:
+    import polars
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +140,28 @@ class ShardingPlan:
     world_size: int
     shards: tuple[Shard, ...]
     exchange_precision: ExchangePrecision = FP32_EXCHANGE
+
+    @classmethod
+    def from_ranks(cls, task: ShardingTask, ranks: Sequence[int]) -> ShardingPlan:
+        """Return the plan that places every table of a task whole, the i-th on `ranks[i]`."""
+        return whole_tables(task, [int(rank) for rank in ranks])
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return a row for each shard: its table, rank, rows and columns (half-open), and kind."""
+        import polars  # takes longer to load than most plans to make
+
+        return polars.DataFrame(
+            {
+                "table": [shard.table for shard in self.shards],
+                "rank": [shard.rank for shard in self.shards],
+                "first_row": [shard.rows[0] for shard in self.shards],
+                "end_row": [shard.rows[1] for shard in self.shards],
+                "first_col": [shard.cols[0] for shard in self.shards],
+                "end_col": [shard.cols[1] for shard in self.shards],
+                "replicated": [shard.replicated for shard in self.shards],
+                "precision": [shard.precision for shard in self.shards],
+            }
+        )
 
     def shards_by_table(self) -> dict[str, list[Shard]]:
         """Return the shards by table, ordered by their place in it."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+if TYPE_CHECKING:
+    import polars
 
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
@@ -173,6 +176,16 @@ class PlanCost:
     def stage_mean_ms(self, stage: str) -> float:
         """Return the mean time of a stage over the ranks."""
         return sum(rank.stage_ms(stage) for rank in self.per_rank) / len(self.per_rank)
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return a row for each rank, with the time of each stage and their total, in ms."""
+        import polars  # takes longer to load than most plans to make
+
+        columns: dict[str, Sequence[float]] = {"rank": range(len(self.per_rank))}
+        for stage in STAGES:
+            columns[f"{stage}_ms"] = [rank.stage_ms(stage) for rank in self.per_rank]
+        columns["total_ms"] = [rank.total_ms for rank in self.per_rank]
+        return polars.DataFrame(columns)
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `predicted` in plan.json."""

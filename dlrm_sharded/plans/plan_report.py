@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, PlanCost
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
@@ -171,15 +170,18 @@ class MadeFrom:
         prices_digest: hash of the prices, whose file has `cost.price_file` written; None for cost
             models of other kinds.
         correction: see `LearnedCostModel`.
+        commit, versions: of the software, see `files.provenance`.
     """
 
     sharder: Mapping[str, Any]
     prices_digest: str | None
     correction: Mapping[str, Sequence[float]] | None
+    commit: str | None
+    versions: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form of `made_from` in plan.json, with the installed versions."""
-        return {**dataclasses.asdict(self), "commit": commit(), "versions": versions()}
+        """Return the form of `made_from` in plan.json."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
-from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number
+from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, make_plain
 
 COLUMN_MULTIPLE = 4
 """Widths are multiples of this: FBGEMM's lookup loads 16 bytes, or four fp32 columns, at a time."""
@@ -57,6 +57,7 @@ class Table:
     layouts: frozenset[str] = dataclasses.field(default=LAYOUTS, metadata=NOT_IN_JSON)
 
     def __post_init__(self) -> None:
+        make_plain(self)
         # A yaml gives lists, which no other table equals that was read from a task.json.
         if isinstance(self.reuse_histogram, list):
             object.__setattr__(self, "reuse_histogram", tuple(self.reuse_histogram))

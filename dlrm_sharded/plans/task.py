@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import read_json_object
-from dlrm_sharded.files.json_forms import Number, read_form
+from dlrm_sharded.files.json_forms import Number, make_plain, read_form
 from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
 
@@ -88,6 +88,7 @@ class Topology:
     host_bytes_per_s: Number | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_count("topology.world_size", self.world_size, least=1, most=MAX_RANKS)
         check_count("topology.memory_bytes", self.memory_bytes, least=1, most=MAX_BYTES)
         self._check_memory_by_rank()
@@ -224,6 +225,7 @@ class ShardingTask:
     optimizer: str | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self)
         if not self.tables:
             raise ConfigError("the task has no tables; give it at least one")
         check_count("batch_size", self.batch_size, least=1, most=MAX_BATCH_SIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -15,6 +16,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.price_file import prices_digest
 from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.host_memory.cache_prices import cache_forecast
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_cost import PlanCost
@@ -136,7 +138,14 @@ class Planner:
             return None
         model = self.cost_model if isinstance(self.cost_model, LearnedCostModel) else None
         digest = None if model is None else prices_digest(model)
-        return MadeFrom(self.options, digest, None if model is None else model.correction)
+        correction = None if model is None else model.correction
+        return MadeFrom(self.options, digest, correction, *_software())
+
+
+@functools.cache
+def _software() -> tuple[str | None, dict[str, str]]:
+    """Return commit and versions, which a process asks for once."""
+    return commit(), versions()
 
 
 def _finite(cost: PlanCost) -> PlanCost:
