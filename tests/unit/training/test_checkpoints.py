@@ -2,38 +2,24 @@
 
 import math
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor
-from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
 from dlrm_sharded.files.errors import DivergenceError
-from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
-from dlrm_sharded.training.checkpoints import Checkpoints
 from dlrm_sharded.training.progress import Progress
-from tests.unit.checkpoint.cases import STATE, run_state
+from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
 
 TIMEOUT_S = 30.0
 
 
-def test_a_divergence_ends_an_evaluation(
-    tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_divergence_ends_an_evaluation(tmp_path, rank, monkeypatch):
     """Of a model that is not finite, no batch more is worth its time."""
     monkeypatch.setattr(meeting, "INTERVAL_S", 0.0)  # ranks meet after every batch
     state = {**STATE, "dense.over.bias": LogicalTensor.whole(torch.tensor([1.5, math.nan]))}
-    checkpoints = Checkpoints(
-        tmp_path,
-        CheckpointConfig(every_steps=1),
-        ModelState(state, {}, {}, {}, {}),
-        describe=lambda progress: run_state(progress.step),
-        rank=rank,
-        in_background=True,
-    )
+    checkpoints = checkpoints_of_run(tmp_path, rank, state, in_background=True, every_steps=1)
 
     def evaluate() -> None:
         with checkpoints:
