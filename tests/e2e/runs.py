@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,17 @@ def train(
     ranks: int = 2,
     python_path: Path | None = None,
     launcher: str = "torchrun",
-) -> subprocess.CompletedProcess[str]:
+    exit_code: int = 0,
+) -> preloaded.Ended:
     env = environment() | ({"PYTHONPATH": str(python_path)} if python_path else {})
     run = [*command(ranks, launcher), f"hydra.run.dir={folder}", *overrides]
-    return preloaded.run(*run, env=env)
+    return preloaded.run(*run, env=env, exit_code=exit_code)
 
 
-def train_alone(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def train_alone(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
     """Without torchrun."""
     arguments = ["-m", "dlrm_sharded.train", f"hydra.run.dir={folder}", *overrides]
-    return preloaded.run(*arguments, env=environment())
+    return preloaded.run(*arguments, env=environment(), exit_code=exit_code)
 
 
 def result_of(folder: Path) -> dict[str, Any]:

@@ -105,8 +105,7 @@ def test_what_succeeded_is_not_run_again(out: Path) -> None:
 
 
 def test_another_kind_of_run_needs_another_folder(out: Path) -> None:
-    done = preloaded.run(str(SCRIPT), str(out), "--steps", "fit", env=environment())
-    assert done.returncode == 2
+    done = preloaded.run(str(SCRIPT), str(out), "--steps", "fit", env=environment(), exit_code=2)
     assert "has steps with other settings" in done.stderr
 
 
@@ -123,8 +122,7 @@ def test_two_at_once_need_two_folders(tmp_path: Path) -> None:
 
 def test_without_a_gpu_only_rehearsals_run(tmp_path: Path) -> None:
     command = [str(SCRIPT), str(tmp_path / "real"), "--steps", "kernels"]
-    done = preloaded.run(*command, env=environment())
-    assert done.returncode == 1
+    preloaded.run(*command, env=environment(), exit_code=1)
     assert "finds no GPU" in json.loads((tmp_path / "real/kernels.json").read_text())["failures"][0]
 
 

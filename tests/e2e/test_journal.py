@@ -34,7 +34,6 @@ def test_each_run_corrects_the_next(tmp_path: Path, absurd: Path) -> None:
     for number in range(2):
         folder = tmp_path / f"run{number}"
         done = train(folder, *overrides)
-        assert done.returncode == 0, done.stderr
         prices = json.loads((folder / "plan.json").read_text())["prices"]
         assert prices["num_runs"] == number, done.stderr
         result = result_of(folder)

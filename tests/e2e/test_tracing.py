@@ -26,7 +26,6 @@ def _lines(stderr: str) -> list[str]:
 
 def test_a_trace_of_all_ranks(tmp_path: Path) -> None:
     done = train(tmp_path, *TRACED)
-    assert done.returncode == 0, done.stderr
     assert _lines(done.stderr)[0].startswith("a traced step takes ")
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -55,7 +54,6 @@ def test_a_trace_of_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["SlowReader", "SlowLookups"])
 def test_a_slow_rank_is_named(tmp_path: Path, what: str) -> None:
     done = train(tmp_path, *TRACED, f"data._target_=tests.e2e.planted.{what}", *SLOW)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if f"wait for rank {SLOW_RANK} for" in li]
     if what == "SlowReader":
         assert "reads its batches" in line
@@ -70,7 +68,6 @@ def test_a_slow_rank_is_named(tmp_path: Path, what: str) -> None:
 def test_a_slow_layer_of_one_rank_is_named(tmp_path: Path) -> None:
     model = ("model._target_=tests.e2e.planted.slow_on_one_rank", "+model.sleep_s=0.4")
     done = train(tmp_path, *TRACED, *model)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if f"wait for rank {SLOW_RANK} for" in li]
     assert "the dense forward takes it" in line
     assert any("Python in over_arch.0" in line for line in _lines(done.stderr))
@@ -79,7 +76,6 @@ def test_a_slow_layer_of_one_rank_is_named(tmp_path: Path) -> None:
 def test_a_slow_link_is_named(tmp_path: Path) -> None:
     link = ("data._target_=tests.e2e.planted.SlowLink", f"+data.is_fast_for={NUM_MEASURED}")
     done = train(tmp_path, *TRACED, *link, *SLOW)
-    assert done.returncode == 0, done.stderr
     slow = [line for line in _lines(done.stderr) if "is slow: " in line]
     named = {line.partition(" is slow")[0] for line in slow}
     assert named == {
@@ -92,7 +88,6 @@ def test_a_slow_link_is_named(tmp_path: Path) -> None:
 def test_a_wasteful_operator_is_named(tmp_path: Path) -> None:
     model = ("model._target_=tests.e2e.planted.wasteful", "+model.size=1500")
     done = train(tmp_path, *TRACED, *model)
-    assert done.returncode == 0, done.stderr
     [line] = [li for li in _lines(done.stderr) if "the dense forward is costly" in li]
     assert "most of it is aten::mm in over_arch.0 " in line
 
@@ -103,11 +98,9 @@ def test_evaluations_and_checkpoints_among_the_traced_steps(tmp_path: Path) -> N
         *(*TRACED[:-3], "trainer.eval_every_steps=6", "trainer.checkpoint.every_steps=7"),
         "trainer.pipeline=sparse_dist",
     )
-    assert done.returncode == 0, done.stderr
     assert _lines(done.stderr)
     # a run that goes on traces again
     more = train(tmp_path, *TRACED[:-3], "trainer.num_steps=20", "resume=auto")
-    assert more.returncode == 0, more.stderr
     assert "trace of steps 16 to 19: a traced step takes" in more.stderr
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     assert {e["name"] for e in events} >= {"step 16", "step 19"}
@@ -116,7 +109,6 @@ def test_evaluations_and_checkpoints_among_the_traced_steps(tmp_path: Path) -> N
 @pytest.mark.parametrize(("num_steps", "num_traced"), [(6, 2), (4, 0)])
 def test_a_short_run_has_a_short_trace(tmp_path: Path, num_steps: int, num_traced: int) -> None:
     done = train(tmp_path, *TRACED, f"trainer.num_steps={num_steps}", ranks=1)
-    assert done.returncode == 0, done.stderr
     assert f"trainer.trace: {num_traced} of 4 steps are traced" in done.stderr
     assert (tmp_path / "trace.json.gz").exists() == bool(num_traced)
 
@@ -124,14 +116,11 @@ def test_a_short_run_has_a_short_trace(tmp_path: Path, num_steps: int, num_trace
 def test_a_trace_that_cannot_be_written_is_lost(tmp_path: Path) -> None:
     (tmp_path / "trace.json.gz").mkdir()
     done = train(tmp_path, *TRACED, ranks=1)
-    assert done.returncode == 0, done.stderr
     assert "the trace is lost" in done.stderr
     assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize("value", ["trainer.trace=yes_please", "trainer.trace_steps=0"])
 def test_wrong_values(tmp_path: Path, value: str) -> None:
-    done = train_alone(tmp_path, *TRACED, value)
-    assert done.returncode == 2, done.stderr
+    done = train_alone(tmp_path, *TRACED, value, exit_code=2)
     assert value.partition("=")[0] in done.stderr
-    assert "Traceback" not in done.stderr

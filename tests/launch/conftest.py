@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,10 +114,11 @@ def sweep_command(application: Path, tmp_path: Path) -> Callable[..., list[str]]
 @pytest.fixture
 def run_sweep(
     sweep_command: Callable[..., list[str]], tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+) -> Callable[..., preloaded.Ended]:
+    def run(*overrides: str, exit_code: int = 0) -> preloaded.Ended:
         env = os.environ | {"HYDRA_FULL_ERROR": "1"}
-        return preloaded.run(*sweep_command(*overrides), cwd=tmp_path, env=env)
+        command = sweep_command(*overrides)
+        return preloaded.run(*command, cwd=tmp_path, env=env, exit_code=exit_code)
 
     return run
 

@@ -11,11 +11,11 @@ import pytest
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
 from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.preloaded import ROOT
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
 TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
