@@ -19,14 +19,14 @@ from tests.distributed.small_model import (
     NUM_STEPS,
     PLANS,
     TABLES,
+    all_shards,
     global_batches,
-    local_shards,
     make_model,
     make_plan,
     make_sharded,
-    share,
+    trained_logits,
 )
-from tests.preloaded.ranks import gathered, run_ranks
+from tests.preloaded.ranks import run_ranks
 
 EPSILON = 1e-8
 """FBGEMM's default, of rowwise Adagrad and of Adam."""
@@ -37,19 +37,10 @@ def train_sharded(rank: Rank, cases: list[tuple[str, str]]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for kind, embedding in cases:
         sharded, optimizer = make_sharded(rank, kind, embedding)
-        logits = []
-        for batch in global_batches(rank.world_size):
-            optimizer.zero_grad()
-            loss, (_, step_logits, _) = sharded(share(batch, rank.rank).to(rank.device))
-            loss.backward()
-            optimizer.step()
-            logits.append(step_logits.cpu())
         results[f"{kind}-{embedding}"] = {
             "initial": initial_tables(rank.device),
-            "logits": torch.cat(gathered(rank, torch.stack(logits)), dim=1),
-            "shards": [
-                shard for shards in gathered(rank, local_shards(sharded)) for shard in shards
-            ],
+            "logits": trained_logits(rank, sharded, optimizer),
+            "shards": all_shards(rank, sharded),
             "dense": [
                 p.detach().cpu() for name, p in sharded.named_parameters() if "dense_arch" in name
             ],
@@ -192,10 +183,9 @@ def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
     for ours, theirs in zip(sharded["dense"], unsharded["dense"], strict=True):
         close(ours, theirs)
     covered = {}
-    for name, (row, col), weight in sharded["shards"]:
-        height, width = weight.shape
-        close(weight, unsharded["tables"][name][row : row + height, col : col + width])
-        covered[name, row, col] = weight.numel()
+    for name, place, weight in sharded["shards"]:
+        close(weight, unsharded["tables"][name][place])
+        covered[name, str(place)] = weight.numel()
     assert sum(covered.values()) == sum(t.num_embeddings * t.embedding_dim for t in TABLES)
 
 
@@ -203,9 +193,8 @@ def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
 def test_one_fused_module_per_rank(world_size: int) -> None:
     """Whole tables and column shards fuse; row blocks are a second module."""
     results = sharded_results(world_size)
-    for kind in ("table_wise", "columns_uneven", "columns_on_one_rank", "empty_rank"):
+    for kind in ("table_wise", "columns_uneven", "columns_on_one_rank", "empty_rank", "row_wise"):
         assert results[f"{kind}-sgd"]["fused_modules"] == [1], kind
-    assert results["row_wise-sgd"]["fused_modules"] == [1]
     # With one rank its only row block is the whole table.
     assert results["rows_and_columns-sgd"]["fused_modules"] == ([1, 1] if world_size > 1 else [1])
 
@@ -225,7 +214,7 @@ def test_column_split_changes_rowwise_adagrad() -> None:
 
 def table_of(result: dict[str, Any], name: str) -> Tensor:
     """A table put together from its column shards."""
-    shards = [(col, weight) for table, (_, col), weight in result["shards"] if table == name]
+    shards = [(place[1].start, w) for table, place, w in result["shards"] if table == name]
     return torch.cat([weight for _, weight in sorted(shards, key=lambda s: s[0])], dim=1)
 
 

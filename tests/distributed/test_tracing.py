@@ -15,7 +15,7 @@ from dlrm_sharded.tracing.clocks import between, compare_clocks
 from dlrm_sharded.tracing.recorded import break_down
 from dlrm_sharded.tracing.step_tracer import StepTracer, Trace, TracedSteps
 from dlrm_sharded.training.pipeline import make_pipeline
-from tests.distributed.small_model import LOCAL_BATCH_SIZE, global_batches, make_sharded, share
+from tests.distributed.small_model import LOCAL_BATCH_SIZE, make_sharded, shares
 from tests.preloaded.ranks import gathered, run_ranks
 
 NUM_STEPS = 4
@@ -25,7 +25,7 @@ AHEAD_NS = 5_000_000_000
 def trace_steps(rank: Rank, kind: str, pipeline: str, compile_mode: str | None) -> dict[str, Any]:
     sharded, optimizer = make_sharded(rank, kind, "sgd", compile_mode=compile_mode)
     steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
-    batches = itertools.cycle([share(b, rank.rank) for b in global_batches(rank.world_size)])
+    batches = itertools.cycle(shares(rank))
     num_hooks = _num_hooks(sharded)
     traces: list[Trace] = []
     tracer = StepTracer(
@@ -108,7 +108,7 @@ def test_parts_sum_to_the_step(kind: str, pipeline: str, world_size: int) -> Non
 def end_within(rank: Rank) -> dict[str, Any]:
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     steps = make_pipeline("base", sharded, optimizer, rank.device)
-    batches = itertools.cycle([share(b, rank.rank) for b in global_batches(rank.world_size)])
+    batches = itertools.cycle(shares(rank))
     num_hooks = _num_hooks(sharded)
     with StepTracer(
         sharded,

@@ -25,9 +25,8 @@ from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     PLANS,
     TABLES,
-    global_batches,
     make_sharded,
-    share,
+    shares,
     train_and_evaluate,
 )
 from tests.distributed.test_sharded_equals_unsharded import (
@@ -115,9 +114,9 @@ def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list
     for options in variants.values():
         precision = ExchangePrecision.parse(options.get("exchange_precision", "fp32"))
         options["exchange_precision"] = precision
-    shares = [share(batch, rank.rank) for batch in global_batches(rank.world_size)]
+    mine = shares(rank)
     return {
-        name: train_and_evaluate(rank, "rows_and_columns", shares, **options)
+        name: train_and_evaluate(rank, "rows_and_columns", mine, **options)
         for name, options in variants.items()
     }
 

@@ -1,4 +1,4 @@
-"""Made-up checkpoints, written by one rank."""
+"""Made-up checkpoints, and what ranks write of any state."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,11 +48,12 @@ def write(
     rank: Rank,
     *steps: int,
     keep: int = 2,
+    background: bool = False,
     state: Mapping[str, LogicalTensor] = STATE,
     **fields: Any,
 ) -> Path:
-    """Let one process write checkpoints, as a run does; return the last one."""
-    saver = Saver(run_dir, keep=keep, background=False, rank=rank)
+    """Let the ranks write checkpoints, as a run does; return the last one."""
+    saver = Saver(run_dir, keep=keep, background=background, rank=rank)
     for step in steps or (5,):
         saver.save(state, run_state(step, **fields))
     saver.close()

@@ -1,19 +1,17 @@
 """What plans for this machine know of it, so that changes of FBGEMM's kernels are priced."""
 
-from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from dlrm_sharded.advice.machines import TableMemory, cpu_machine
-from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import context_here
 from dlrm_sharded.commands.simulated_cluster import build_cluster
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.task import Topology
+from tests.unit.commands.conftest import composed_config
 
 ON_CPUS = Topology(2, 10**9, compute_device="cpu")
 
@@ -29,13 +27,10 @@ def of_advice() -> RunContext:
 
 def of_simulation() -> RunContext:
     data = ["data=synthetic", "data.max_rows=100", "topology.world_size=2", "out=out"]
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-        return build_cluster(compose("simulate", data)).context
+    return build_cluster(composed_config("simulate", *data)).context
 
 
 @pytest.mark.parametrize("context_of", [of_plan, of_advice, of_simulation])
-def test_the_version_of_fbgemm_here(
-    context_of: Callable[[], RunContext], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_of_fbgemm_here(context_of, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # so that they stay
     assert context_of().fbgemm == version("fbgemm-gpu-cpu")

@@ -1,12 +1,7 @@
 """The optimizer of a task.json, of the command line, and of the runs that are advised."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dlrm_sharded.commands.advise_config import question_of, same_in_run, stated_task
 from dlrm_sharded.commands.hydra_app import CONF_DIR
@@ -16,7 +11,6 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, with_optimizer
 
-Compose = Callable[..., DictConfig]
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)
 FILES = {
     "bare": TASK,
@@ -27,21 +21,6 @@ FILES = {
     "odd": ShardingTask(TASK.tables, Topology(2, 10**9, bytes_per_element=8), 64),
 }
 ADAM, ADAGRAD, SGD, ODD = (12, 0), (4, 4), (4, 0), (8, 0)
-
-
-@pytest.fixture
-def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compose:
-    """Composes configs as a command does, in an empty folder."""
-
-    def make(config: str, *overrides: str) -> DictConfig:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-            cfg = compose(config, list(overrides), return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-        HydraConfig.instance().set_config(cfg)
-        return cfg
-
-    monkeypatch.chdir(tmp_path)
-    return make
 
 
 @pytest.mark.parametrize(
@@ -65,20 +44,13 @@ def composed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compose:
     ],
 )
 def test_the_run_that_is_priced_is_the_one_that_is_advised(
-    composed: Compose,
-    file: str,
-    overrides: str,
-    memory: tuple[int, int],
-    optimizer: str | None,
-    in_run: str | None,
-    note: str | None,
-) -> None:
+    composed, file, overrides, memory, optimizer, in_run, note
+):
     """None for `in_run` stands for what the command line has."""
     write_json("task.json", FILES[file].to_json())
-    question_text = ["task=task.json", "sharder=dim", "hardware=h100", "ranks=2"]
-    cfg = composed("advise", *question_text, *overrides.split())
+    asked = ["task=task.json", "sharder=dim", "hardware=h100", "ranks=2"]
+    cfg = composed("advise", *asked, *overrides.split())
     of_file = stated_task(cfg)
-    assert of_file is not None
     question, _ = question_of(cfg, of_file)
     [case] = question.cases
     task = question.task(case)
@@ -92,7 +64,7 @@ def test_the_run_that_is_priced_is_the_one_that_is_advised(
     assert optimizer is None or run.embedding == optimizer
 
 
-def test_adam_is_for_gpus_whatever_the_file_is_for(composed: Compose) -> None:
+def test_adam_is_for_gpus_whatever_the_file_is_for(composed):
     for bytes_per_element, override in ((12, []), (4, ["optimizer=adam"])):
         on_cpus = Topology(2, 10**9, bytes_per_element=bytes_per_element, compute_device="cpu")
         write_json("task.json", ShardingTask(TASK.tables, on_cpus, 64).to_json())
@@ -107,13 +79,13 @@ def test_adam_is_for_gpus_whatever_the_file_is_for(composed: Compose) -> None:
             question.task(on_cpu)
 
 
-def test_every_optimizer_of_tables_has_a_file() -> None:
+def test_every_optimizer_of_tables_has_a_file():
     folder = CONF_DIR / "optimizer"
     found = {OmegaConf.load(path).embedding: path.stem for path in folder.glob("*.yaml")}
     assert found == OPTIMIZER_FILES
 
 
-def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
+def test_a_task_of_data_names_its_optimizer(composed):
     data = ["data=synthetic", "data.max_rows=100", "batch_size=64", "topology.memory_gib=1"]
     assert asked_task(composed("plan", *data, "optimizer=adam"), "plan").task.optimizer == "adam"
     on_cpus = composed("plan", *data, "optimizer=adam", "topology.compute_device=cpu")
@@ -130,9 +102,7 @@ def test_a_task_of_data_names_its_optimizer(composed: Compose) -> None:
     ],
     ids=["unused", "unknown", "both"],
 )
-def test_host_memory_is_used_where_it_is_asked_for(
-    composed: Compose, overrides: list[str], message: str | None
-) -> None:
+def test_host_memory_is_used_where_it_is_asked_for(composed, overrides, message):
     write_json("task.json", TASK.to_json())
     cfg = composed("advise", "task=task.json", "sharder=neuroshard", "ranks=2", *overrides)
     of_file = stated_task(cfg)
