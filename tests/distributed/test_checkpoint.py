@@ -114,9 +114,7 @@ def check_equal(before: Manifest, after: Manifest) -> None:
         ("rowwise_adagrad", "replicas_and_others", (2, 1)),
     ],
 )
-def test_loads_under_every_plan(
-    embedding: str, first: str, sizes: tuple[int, int], tmp_path: Path
-) -> None:
+def test_loads_under_every_plan(embedding, first, sizes, tmp_path):
     """Weights and optimizer state are identical; row-wise state of other columns is converted."""
     assert run_ranks(save_trained, sizes[0], first, embedding, str(tmp_path)) == [True]
     run_ranks(load_into, sizes[1], list(PLANS), embedding, str(tmp_path))
@@ -142,7 +140,7 @@ def go_on(rank: Rank, kind: str, folder: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["rows_and_columns", "replicas_and_others"])
-def test_training_goes_on_exactly(kind: str, tmp_path: Path) -> None:
+def test_training_goes_on_exactly(kind, tmp_path):
     for losses, resumed in run_ranks(go_on, 2, kind, str(tmp_path)):
         assert losses == resumed
     whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
@@ -165,7 +163,7 @@ def errors_of_loading(rank: Rank, folder: str) -> list[str]:
     return messages
 
 
-def test_nothing_is_silently_not_loaded(tmp_path: Path) -> None:
+def test_nothing_is_silently_not_loaded(tmp_path):
     lacks, has = run_ranks(errors_of_loading, 2, str(tmp_path))
     assert "lacks 3 tensors: tables.a.momentum1, tables.b.momentum1, tables.c.momentum1" in lacks
     assert "has, but the model lacks, 3 tensors: tables.a.momentum1" in has
@@ -181,7 +179,7 @@ def state_with_a_mask(rank: Rank, folder: str) -> list[tuple[str, ...]]:
     return gathered(rank, state.buffers)
 
 
-def test_a_mask_is_no_divergence(tmp_path: Path) -> None:
+def test_a_mask_is_no_divergence(tmp_path):
     assert run_ranks(state_with_a_mask, 2, str(tmp_path)) == [("dense.mask",)] * 2
     assert load_whole(newest(tmp_path), "dense.mask").tolist() == [0.0, -math.inf]
 
@@ -219,7 +217,7 @@ def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
-def test_what_one_rank_finds_ends_all(background: bool, tmp_path: Path) -> None:
+def test_what_one_rank_finds_ends_all(background, tmp_path):
     ends = run_ranks(diverge, 2, str(tmp_path), background)
     (error, is_early, left), other = ends
     assert is_early

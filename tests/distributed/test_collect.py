@@ -73,7 +73,7 @@ def assert_row_blocks_tile(sample: Sample) -> None:
         assert len({(block.num_cols, block.reuse_histogram) for block in table}) == 1
 
 
-def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
+def test_what_a_kill_leaves_is_in_the_file(tmp_path):
     out = tmp_path / "calibration" / "costs.parquet"
     lines = out.with_name("costs.parquet.partial") / "samples.jsonl"
     ranks = "num_ranks=3"
@@ -117,7 +117,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
+def test_one_rank_of_torchrun_computes(tmp_path):
     out = tmp_path / "costs.parquet"
     collect(out, launcher=[*LAUNCHERS["torchrun"], "1"])
     collected = read_costs(out)
@@ -125,7 +125,7 @@ def test_one_rank_of_torchrun_computes(tmp_path: Path) -> None:
     assert collected.manifest["codecs"] == {}
 
 
-def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
+def test_a_bad_setting_is_said_before_ranks_start(tmp_path):
     bad = "collect.time_budget_s=-5"
     output = collect(tmp_path / "c.parquet", bad, exit_code=2).output
     assert output.count("error: ") == 1
@@ -133,7 +133,7 @@ def test_a_bad_setting_is_said_before_ranks_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_ranks_find_wrong_is_said_once(tmp_path: Path) -> None:
+def test_what_the_ranks_find_wrong_is_said_once(tmp_path):
     out = tmp_path / "costs.parquet"
     out.write_bytes(b"precious")
     output = collect(out, "num_ranks=2", exit_code=2).output

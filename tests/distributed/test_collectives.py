@@ -3,9 +3,8 @@
 The ranks of these jobs run one after the other in this process and send nothing, see `fake_job`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ TWO_HOSTS = [(16, 8, kind) for kind in ("host_rows", "rows_and_columns", "empty_
 
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist"])
 @pytest.mark.parametrize(("world_size", "local_world_size", "kind"), ONE_HOST + TWO_HOSTS)
-def test_steps(world_size: int, local_world_size: int, kind: str, pipeline: str) -> None:
+def test_steps(world_size, local_world_size, kind, pipeline):
     shares = [share(batch, 0) for batch in global_batches(world_size)]
     by_rank, losses = run_in_turn(
         lambda rank: train_and_evaluate(rank, kind, shares, pipeline=pipeline),
@@ -95,11 +94,11 @@ def receive_more_than_others_send(rank: Rank) -> None:
         receive_more_than_others_send,
     ],
 )
-def test_finds_mistakes(mistake: Callable[[Rank], None]) -> None:
+def test_finds_mistakes(mistake):
     assert disagreement(run_in_turn(mistake, 3)[0]) is not None
 
 
-def test_groups_of_some_ranks() -> None:
+def test_groups_of_some_ranks():
     """Ranks of another group do not take part."""
 
     def two_groups(rank: Rank) -> float:
@@ -124,13 +123,7 @@ def test_groups_of_some_ranks() -> None:
     ],
     ids=["2", "4+4", "8+8"],
 )
-def test_training_job(
-    world_size: int,
-    local_world_size: int,
-    overrides: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeypatch):
     """The whole command: planning, measuring, steps, logs, evaluations, the result."""
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
         cfg = compose(

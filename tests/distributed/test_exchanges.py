@@ -47,9 +47,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -
 
 @pytest.mark.parametrize("kind", ["columns_uneven", "row_wise", "rows_and_columns"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trains_within_rounding_of_the_unsharded_model(
-    world_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trains_within_rounding_of_the_unsharded_model(world_size, kind, monkeypatch):
     monkeypatch.setattr(small_model, "LOCAL_BATCH_SIZE", NUM_SAMPLES)
     precisions = [
         *(ExchangePrecision(p, p) for p in ("fp32", "fp16", "bf16", "int8")),
@@ -78,7 +76,7 @@ def measured_codecs(rank: Rank) -> dict[str, dict[str, float]]:
     return {precision: dataclasses.asdict(of_it) for precision, of_it in times.items()}
 
 
-def test_codecs_are_measured() -> None:
+def test_codecs_are_measured():
     times = run_ranks(measured_codecs, 2)
     assert set(times) == {"fp16", "bf16", "int8"}
     for of_precision in times.values():
@@ -97,10 +95,10 @@ def groups(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_tables_do_not_wait_for_dense_gradients() -> None:
+def test_tables_do_not_wait_for_dense_gradients():
     expected = {"dense_in_world": True, "tables_in_world": False, "is_reduced": True}
     assert run_ranks(groups, 2) == expected
 
 
-def test_one_rank_reduces_nothing() -> None:
+def test_one_rank_reduces_nothing():
     assert not run_ranks(groups, 1)["is_reduced"]

@@ -68,7 +68,7 @@ def train_in_both(rank: Rank, kinds: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trains_within_rounding(world_size: int) -> None:
+def test_trains_within_rounding(world_size):
     kinds = ["columns_uneven", "row_wise", "rows_and_columns"]
     results = run_ranks(train_in_both, world_size, kinds)
     for kind in kinds:
@@ -107,7 +107,7 @@ def save_and_load(rank: Rank, folder: str, written: tuple[str, ...]) -> dict[str
 
 
 @pytest.mark.parametrize("written", [(), HALF], ids=["from_fp32", "from_fp16"])
-def test_checkpoints_load_in_other_precisions(tmp_path: Path, written: tuple[str, ...]) -> None:
+def test_checkpoints_load_in_other_precisions(tmp_path, written):
     result = run_ranks(save_and_load, 2, str(tmp_path), written)
     for name, dtype in result["dtypes"].items():
         assert dtype == ("float16" if name in written else "float32")

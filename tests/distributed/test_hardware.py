@@ -1,9 +1,5 @@
 """The hardware that the ranks of a job detect together."""
 
-from pathlib import Path
-
-import pytest
-
 from dlrm_sharded.hardware.detect import detect_hardware
 from dlrm_sharded.ranks.distributed import Rank
 from tests.preloaded.ranks import gathered, run_ranks
@@ -22,9 +18,7 @@ def detected(rank: Rank) -> list[list[float]]:
     return gathered(rank, figures)
 
 
-def test_all_ranks_have_the_figures_of_rank_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_have_the_figures_of_rank_0(tmp_path, monkeypatch):
     monkeypatch.setenv("DLRM_SHARDED_CACHE", str(tmp_path))
     first, second = run_ranks(detected, 2, local_world_size=1)
     assert first == second

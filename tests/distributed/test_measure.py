@@ -126,7 +126,7 @@ def measure_replicas(rank: Rank, kind: str, embedding: str) -> dict[str, Any]:
     ("world_size", "kind", "embedding"),
     [(1, "replicas", "sgd"), (2, "replicas_and_others", "rowwise_adagrad"), (3, "replicas", "sgd")],
 )
-def test_measures_the_all_reduce_of_replicas(world_size: int, kind: str, embedding: str) -> None:
+def test_measures_the_all_reduce_of_replicas(world_size, kind, embedding):
     """All of them take part once an iteration, and training goes on as if nothing was measured."""
     result = run_ranks(measure_replicas, world_size, kind, embedding)
     assert all(result["equal"])
@@ -137,7 +137,7 @@ def test_measures_the_all_reduce_of_replicas(world_size: int, kind: str, embeddi
     assert "no optimizer" in result["refused"]
 
 
-def test_measures_and_leaves_the_model_alone() -> None:
+def test_measures_and_leaves_the_model_alone():
     result = run_ranks(measure_plan, 2)
     assert result["changed"] == [[], []]
     assert result["num_states"] > 4
@@ -193,7 +193,7 @@ def measure_on_fake_gpus(rank: Rank) -> dict[str, Any]:
     return {**result, "calls": gathered(rank, calls)}
 
 
-def test_stages_on_gpus_are_behind_sleeps_that_are_alike() -> None:
+def test_stages_on_gpus_are_behind_sleeps_that_are_alike():
     result = run_ranks(measure_on_fake_gpus, 2)
     calls, *others = result["calls"]
     assert others == [calls]
@@ -227,7 +227,7 @@ def measure_big(rank: Rank) -> list[float]:
     return [cost.fwd_compute_ms + cost.bwd_compute_ms for cost in measured.cost.per_rank]
 
 
-def test_sees_who_works() -> None:
+def test_sees_who_works():
     """10,000 times the work on one rank shows, whatever else the machine does."""
     busy_ms, idle_ms = run_ranks(measure_big, 2)
     assert busy_ms > 3 * idle_ms

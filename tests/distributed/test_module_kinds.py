@@ -202,7 +202,7 @@ def results() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SHARDERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_trains_as_alone(kind: str, name: str) -> None:
+def test_trains_as_alone(kind, name):
     """Every table changes; managed collisions remap ids by rank, so they end elsewhere."""
     result = results()[f"{kind}-{name}"]
     assert "data_parallel" not in result["types"]

@@ -67,7 +67,7 @@ def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
 PARTS = ("tables", "replicas", "dense")
 
 
-def test_schedule_moves_all_parts() -> None:
+def test_schedule_moves_all_parts():
     """Half the rate, the whole rate, none at all."""
     schedule = Schedule(warmup_steps=2, decay_start_step=2, decay_steps=1)
     assert [schedule.factor(step) for step in (0, 1, 3)] == [0.5, 1.0, 0.0]
@@ -84,7 +84,7 @@ def test_schedule_moves_all_parts() -> None:
         assert stopping[1][part] == stopping[2][part] == 0
 
 
-def test_clipping_holds_the_dense_part() -> None:
+def test_clipping_holds_the_dense_part():
     clipped = run_ranks(train, 2, 1e-4, Schedule())
     for move in clipped:
         assert move["dense"] <= 0.5 * 1e-4 * 1.01

@@ -23,7 +23,7 @@ def train(rank: Rank, name: str) -> dict[str, Any]:
     return {"losses": torch.stack(losses), "num_pipelined": len(pipelined)}
 
 
-def test_pipelines_the_lookup() -> None:
+def test_pipelines_the_lookup():
     overlapped = run_ranks(train, 2, "sparse_dist")
     plain = run_ranks(train, 2, "base")
     assert overlapped["num_pipelined"] == 1
@@ -31,5 +31,5 @@ def test_pipelines_the_lookup() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "base"])
-def test_plain_on_a_cpu(name: str) -> None:
+def test_plain_on_a_cpu(name):
     assert run_ranks(train, 1, name)["num_pipelined"] == 0

@@ -71,7 +71,7 @@ def train_foreign_model(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_trains_torchrec_test_model() -> None:
+def test_trains_torchrec_test_model():
     result = run_ranks(train_foreign_model, 2)
     assert result["agree"]
     assert len(result["ranks"]) == 6
@@ -132,7 +132,7 @@ def _replicas(sharded: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def test_replicas_of_a_torchrec_model() -> None:
+def test_replicas_of_a_torchrec_model():
     result = run_ranks(train_replicas_of_torchrec, 2)
     assert result["sharding_types"].count("data_parallel") == 2
     assert len(result["moved"]) == 2
@@ -147,7 +147,7 @@ def plan_without_torchrun(rank: Rank) -> list[list[int]]:
     return ranks_of_tables()
 
 
-def test_takes_the_ranks_from_the_process_group() -> None:
+def test_takes_the_ranks_from_the_process_group():
     assert {rank for (rank,) in run_ranks(plan_without_torchrun, 2)} == {0, 1}
 
 
@@ -159,7 +159,7 @@ def plan_with_memory(rank: Rank, memory_bytes: list[int]) -> list[list[int]]:
     return ranks_of_tables()
 
 
-def test_plans_with_the_memory_of_all_ranks() -> None:
+def test_plans_with_the_memory_of_all_ranks():
     """A table of 50 rows x 16 columns needs 3,200 B: four of them on rank 0, one on rank 1."""
     ranks = run_ranks(plan_with_memory, 2, [4 * 3200, 3200])
     assert sorted(rank for (rank,) in ranks) == [0, 0, 0, 0, 1]
@@ -182,7 +182,7 @@ def refuse_on_the_last_rank(rank: Rank) -> list[Any]:
     return gathered(rank, outcome)
 
 
-def test_what_one_rank_refuses_no_rank_waits_for() -> None:
+def test_what_one_rank_refuses_no_rank_waits_for():
     outside, first, second = run_ranks(refuse_on_the_last_rank, 3)
     assert outside is None
     assert first[:2] == second[:2]
@@ -204,7 +204,7 @@ def fail_on_rank_zero(rank: Rank) -> list[str]:
     return ["no error"]
 
 
-def test_failure_reaches_every_rank() -> None:
+def test_failure_reaches_every_rank():
     messages = run_ranks(fail_on_rank_zero, 2)
     assert len(messages) == 2
     assert messages[0] == messages[1]
@@ -226,7 +226,7 @@ def ranks_of_tables(**options: Any) -> list[list[int]]:
 TOPOLOGY = Topology(4, 10**6, local_world_size=2, compute_device="cpu")
 
 
-def test_pooling_factors_reach_the_sharder() -> None:
+def test_pooling_factors_reach_the_sharder():
     """`lookup` separates the two busy tables only if it is told that they are busy."""
     planner = ShardedPlanner(
         GreedySharder("lookup"),
@@ -239,7 +239,7 @@ def test_pooling_factors_reach_the_sharder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
-def test_same_form_as_torchrec() -> None:
+def test_same_form_as_torchrec():
     """Paths, tables and shards are where TorchRec's planner puts them."""
     sharders = get_default_sharders()
     ours = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY).plan(small_dlrm(), sharders)
@@ -250,7 +250,7 @@ def test_same_form_as_torchrec() -> None:
         assert module.keys() == theirs.plan[path].keys()
 
 
-def test_tables_of_one_name_in_two_modules() -> None:
+def test_tables_of_one_name_in_two_modules():
     model = torch.nn.ModuleDict({"left": small_dlrm(), "right": small_dlrm()})
     plan = ShardedPlanner(GreedySharder("size"), topology=TOPOLOGY).plan(
         model, get_default_sharders()
@@ -259,13 +259,13 @@ def test_tables_of_one_name_in_two_modules() -> None:
     assert all(set(module) == {f"t{i}" for i in range(5)} for module in plan.plan.values())
 
 
-def test_pooling_factor_of_no_table() -> None:
+def test_pooling_factor_of_no_table():
     planner = ShardedPlanner(RandomSharder(), topology=TOPOLOGY, pooling_factors={"tabel": 2.0})
     with pytest.raises(ConfigError, match="tabel"):
         planner.plan(small_dlrm(), get_default_sharders())
 
 
-def test_model_without_tables() -> None:
+def test_model_without_tables():
     with pytest.raises(ConfigError, match="no embedding module"):
         ShardedPlanner(RandomSharder(), topology=TOPOLOGY).plan(torch.nn.Linear(2, 2), [])
 
@@ -290,13 +290,13 @@ TABLES = (Table("a", 40, 16, 1.0), Table("b", 30, 8, 1.0))
     ],
     ids=["whole", "columns", "rows", "replicas"],
 )
-def test_there_and_back(shards: tuple[Shard, ...]) -> None:
+def test_there_and_back(shards):
     plan = ShardingPlan(4, shards)
     module_plan = to_torchrec(plan, TABLES, TOPOLOGY)
     assert sorted(from_torchrec(module_plan, TABLES, 4)) == sorted(shards)
 
 
-def test_a_table_without_shards_is_refused() -> None:
+def test_a_table_without_shards_is_refused():
     module_plan = to_torchrec(ShardingPlan(4, (Shard.whole(TABLES[0], 0),)), TABLES[:1], TOPOLOGY)
     module_plan["a"].sharding_spec = None
     with pytest.raises(InvalidPlanError, match="'a' is column_wise without shards"):

@@ -36,5 +36,5 @@ def run_example(rank: Rank) -> list[str]:
     return sorted(module_plan)
 
 
-def test_planner_of_the_readme() -> None:
+def test_planner_of_the_readme():
     assert run_ranks(run_example, 2) == ["table"]

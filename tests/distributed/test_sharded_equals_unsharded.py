@@ -142,7 +142,7 @@ class PlainUpdate:
 
 
 @pytest.mark.parametrize("embedding", ["sgd", "adam"])
-def test_plain_update_is_that_of_torch(embedding: str) -> None:
+def test_plain_update_is_that_of_torch(embedding):
     """Where all rows are looked up, and in those that are when others are not."""
     weight = torch.nn.Parameter(torch.zeros(4, 8, dtype=torch.float64))
     optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[embedding](
@@ -171,7 +171,7 @@ def sharded_results(world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_trains_alike(world_size: int, kind: str, embedding: str) -> None:
+def test_trains_alike(world_size, kind, embedding):
     sharded = sharded_results(world_size)[f"{kind}-{embedding}"]
     assert_alike(sharded, train_unsharded(kind, embedding, world_size, sharded["initial"]))
 
@@ -190,7 +190,7 @@ def assert_alike(sharded: dict[str, Any], unsharded: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_one_fused_module_per_rank(world_size: int) -> None:
+def test_one_fused_module_per_rank(world_size):
     """Whole tables and column shards fuse; row blocks are a second module."""
     results = sharded_results(world_size)
     for kind in ("table_wise", "columns_uneven", "columns_on_one_rank", "empty_rank", "row_wise"):
@@ -199,7 +199,7 @@ def test_one_fused_module_per_rank(world_size: int) -> None:
     assert results["rows_and_columns-sgd"]["fused_modules"] == ([1, 1] if world_size > 1 else [1])
 
 
-def test_column_split_changes_rowwise_adagrad() -> None:
+def test_column_split_changes_rowwise_adagrad():
     """Its state is one number per row and shard, so split tables train a little differently."""
     results = sharded_results(2)
     whole, split = (
@@ -225,7 +225,7 @@ def results_on_two_hosts() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("embedding", ["sgd", "rowwise_adagrad"])
-def test_rows_over_one_host(embedding: str) -> None:
+def test_rows_over_one_host(embedding):
     sharded = results_on_two_hosts()[f"host_rows-{embedding}"]
     assert_alike(sharded, train_unsharded("host_rows", embedding, 4, sharded["initial"]))
     assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host

@@ -82,7 +82,7 @@ def _num_hooks(model: torch.nn.Module) -> int:
         ("columns_uneven", "sparse_dist", 3),
     ],
 )
-def test_parts_sum_to_the_step(kind: str, pipeline: str, world_size: int) -> None:
+def test_parts_sum_to_the_step(kind, pipeline, world_size):
     found = run_ranks(trace_steps, world_size, kind, pipeline, None)
     assert found["first_step"] == 4
     means = [sum(steps_ms) / NUM_STEPS for steps_ms in found["steps_ms"]]
@@ -123,11 +123,11 @@ def end_within(rank: Rank) -> dict[str, Any]:
     return {"left": _num_hooks(sharded) - num_hooks}
 
 
-def test_a_training_that_ends_within_its_traced_steps_has_no_trace() -> None:
+def test_a_training_that_ends_within_its_traced_steps_has_no_trace():
     assert run_ranks(end_within, 2)["left"] == 0
 
 
-def test_compiled_layers_are_not_compiled_again() -> None:
+def test_compiled_layers_are_not_compiled_again():
     found = run_ranks(trace_steps, 2, "columns_uneven", "base", "default")
     assert found["means_ms"]["dense_forward"] > 0
 
@@ -149,7 +149,7 @@ def compare(rank: Rank) -> dict[str, Any]:
     }
 
 
-def test_clocks_of_hosts_are_compared() -> None:
+def test_clocks_of_hosts_are_compared():
     found = run_ranks(compare, 3)
     assert found["same"] == [(0, 0)] * 3
     for rank, (ahead_ns, uncertainty_ns) in enumerate(found["other"]):

@@ -38,7 +38,7 @@ def apply(diff: str, path: Path) -> None:
     path.write_text(text.replace(before, after))
 
 
-def test_a_stage_takes_the_edits_of_the_page(tmp_path: Path) -> None:
+def test_a_stage_takes_the_edits_of_the_page(tmp_path):
     for folder in ("dlrm_sharded", "conf"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     diffs = DIFF_BLOCK.findall((ROOT / "docs" / "guide" / "extending.md").read_text())

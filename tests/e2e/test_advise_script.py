@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_to_rent(folder: Path) -> None:
+def test_what_to_rent(folder):
     prices = ["prices.h100=2.5", "prices.l40s=1", "samples=1e9", "out=advice"]
     sizes = ["hardware=[h100,l40s]", "ranks=[1,3,12]", "batch_per_rank=64"]
     done = advise(folder, TASK, "sharder=size_lookup", *sizes, *prices)
@@ -60,7 +60,7 @@ def test_what_to_rent(folder: Path) -> None:
         assert len(list(csv.DictReader(file))) == len(rows)
 
 
-def test_which_sharder(folder: Path) -> None:
+def test_which_sharder(folder):
     """One that fails is a row with the reason."""
     sharders = "sharder=[random,plan_file,size_lookup]"
     done = advise(folder, TASK, sharders, "ranks=3", "batch_size=96", "exchange_precision=fp16")
@@ -72,7 +72,7 @@ def test_which_sharder(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["task.json"]
 
 
-def test_this_machine(folder: Path) -> None:
+def test_this_machine(folder):
     done = advise(folder, TASK, "hardware=cpu", "ranks=[1]", "batch_size=64", "sharder=dim")
     shown = done.output
     assert "cpu is this machine's CPUs" in shown
@@ -101,13 +101,13 @@ def test_this_machine(folder: Path) -> None:
     ],
     ids=lambda value: None if isinstance(value, str) else "+".join(value) or "nothing",
 )
-def test_bad_input(folder: Path, overrides: list[str], message: str) -> None:
+def test_bad_input(folder, overrides, message):
     done = advise(folder, *overrides, exit_code=2)
     assert message in done.output
     assert sorted(path.name for path in folder.iterdir()) == ["task.json"]
 
 
-def test_nothing_fits(folder: Path) -> None:
+def test_nothing_fits(folder):
     small = f"topology.memory_gib={1000 / GIB}"
     sizes = ["hardware=[h100,l40s]", "ranks=[1,3]", "batch_size=96", "sharder=dim", "out=advice"]
     done = advise(folder, TASK, small, *sizes, exit_code=2)
@@ -118,7 +118,7 @@ def test_nothing_fits(folder: Path) -> None:
     assert not (folder / "advice").exists()
 
 
-def test_every_gpu_can_have_a_price() -> None:
+def test_every_gpu_can_have_a_price():
     prices = OmegaConf.load(CONF_DIR / "advise.yaml").prices
     assert {*CPU_NAMES, *MOST_COMMON, *gpu_specs()} <= set(prices)
     assert set(prices.values()) == {None}

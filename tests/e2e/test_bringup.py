@@ -27,7 +27,7 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_hardware_is_detected_and_compared(rehearsal: Path) -> None:
+def test_hardware_is_detected_and_compared(rehearsal):
     written = json.loads((rehearsal / "hardware.json").read_text())
     name, fingerprint, probe = written["figures"]["lines"]
     assert name == written["device"]
@@ -43,7 +43,7 @@ def test_hardware_is_detected_and_compared(rehearsal: Path) -> None:
     assert "| hardware | ok |" in report
 
 
-def test_what_succeeded_is_not_run_again(rehearsal: Path) -> None:
+def test_what_succeeded_is_not_run_again(rehearsal):
     before = (rehearsal / "hardware.json").stat().st_mtime_ns
     (rehearsal / "report.md").unlink()
     done = bring_up(rehearsal, "--small", "--steps", "hardware,policies", exit_code=1)
@@ -53,7 +53,7 @@ def test_what_succeeded_is_not_run_again(rehearsal: Path) -> None:
     assert "**policies: no files.** needs calibration/learned-*.safetensors" in report
 
 
-def test_a_kill_loses_no_finished_test(tmp_path: Path) -> None:
+def test_a_kill_loses_no_finished_test(tmp_path):
     command = [str(SCRIPT), str(tmp_path), *TESTS]
     killed = preloaded.start(*command, env=environment(), stdout=None, own_process=True)
     cases = tmp_path / "tests.cases.jsonl"
@@ -79,6 +79,6 @@ def test_a_kill_loses_no_finished_test(tmp_path: Path) -> None:
     assert not cases.exists()
 
 
-def test_another_kind_of_run_needs_another_folder(rehearsal: Path) -> None:
+def test_another_kind_of_run_needs_another_folder(rehearsal):
     done = bring_up(rehearsal, exit_code=2)
     assert "has steps with other settings" in done.stderr

@@ -28,7 +28,7 @@ def absurd(tmp_path: Path) -> Path:
     return write_artifact(tmp_path / "artifacts", "learned-absurd", arrays, found.meta)
 
 
-def test_each_run_corrects_the_next(tmp_path: Path, absurd: Path) -> None:
+def test_each_run_corrects_the_next(tmp_path, absurd):
     overrides = [*SMALL_RUN, f"cost_model.artifact={absurd}", f"journal={tmp_path / 'journal'}"]
     errors = []
     for number in range(2):

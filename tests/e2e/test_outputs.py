@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", [("task=task.json",), DATA], ids=["task", "data"])
-def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]) -> None:
+def test_a_plan_on_standard_output_is_json(folder, source):
     before = sorted(folder.iterdir())
     words = (str(preloaded.ROOT / "scripts/plan.py"), *source, "sharder=dim", "out=-")
     done = preloaded.run(*words, cwd=folder, exit_code=0)
@@ -56,9 +56,7 @@ def test_a_plan_on_standard_output_is_json(folder: Path, source: tuple[str, ...]
     ],
     ids=lambda value: "-".join(value[:1] + value[-1:]) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_written_is_refused(
-    folder: Path, command: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_written_is_refused(folder, command, message):
     before = {path: path.lstat().st_ino for path in folder.iterdir()}
     module = f"dlrm_sharded.commands.{command[0]}"
     done = preloaded.run("-m", module, *command[1:], cwd=folder, exit_code=2)

@@ -35,7 +35,7 @@ def task_json(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("sharder", ["size_lookup", "torchrec"])
-def test_writes_a_plan(task_json: Path, sharder: str) -> None:
+def test_writes_a_plan(task_json, sharder):
     done = plan(task_json.parent, "task=task.json", f"sharder={sharder}", "out=p.json")
     validate(read_plan(task_json.parent / "p.json"), read_task(task_json))
     written = written_plan(task_json)
@@ -46,7 +46,7 @@ def test_writes_a_plan(task_json: Path, sharder: str) -> None:
     assert sorted(p.name for p in task_json.parent.iterdir()) == ["p.json", "task.json"]
 
 
-def test_without_a_cost_model_nothing_is_predicted(task_json: Path) -> None:
+def test_without_a_cost_model_nothing_is_predicted(task_json):
     overrides = ["task=task.json", "sharder=dim", "cost_model=none", "out=p.json"]
     done = plan(task_json.parent, *overrides)
     assert "predicted" not in done.output
@@ -55,7 +55,7 @@ def test_without_a_cost_model_nothing_is_predicted(task_json: Path) -> None:
 
 
 @pytest.mark.parametrize("sharder", ["dim", "neuroshard"])
-def test_explains_a_plan(task_json: Path, sharder: str) -> None:
+def test_explains_a_plan(task_json, sharder):
     overrides = ["task=task.json", f"sharder={sharder}", "explain=true", "out=p.json"]
     done = plan(task_json.parent, *overrides)
     shown = done.output
@@ -67,7 +67,7 @@ def test_explains_a_plan(task_json: Path, sharder: str) -> None:
     assert f"slowest rank's {cost_ms:.2f} ms" in shown
 
 
-def test_the_last_lines_say_whose_prices_a_plan_has(task_json: Path) -> None:
+def test_the_last_lines_say_whose_prices_a_plan_has(task_json):
     """A task.json without a compute device is for GPUs, and those are not known."""
     task = small_tasks()["w3-mixed"].to_json()
     del task["topology"]["compute_device"]
@@ -82,7 +82,7 @@ def test_the_last_lines_say_whose_prices_a_plan_has(task_json: Path) -> None:
     assert written["caveat"] is None
 
 
-def test_plans_for_a_named_gpu(task_json: Path) -> None:
+def test_plans_for_a_named_gpu(task_json):
     task = small_tasks()["w3-mixed"].to_json()
     overrides = ["task=task.json", "sharder=dim", "out=p.json"]
     done = plan(task_json.parent, *overrides, "hardware=l40s", exit_code=2)
@@ -100,7 +100,7 @@ def test_plans_for_a_named_gpu(task_json: Path) -> None:
     assert "hardware is 'l41s'; known are v100, a100, " in done.output
 
 
-def test_plans_for_this_machine(task_json: Path) -> None:
+def test_plans_for_this_machine(task_json):
     """Whose fingerprint chooses the prices, and whose earlier runs correct them."""
     task = small_tasks()["w3-mixed"].to_json()
     overrides = ["task=task.json", "sharder=dim", "hardware=here", "out=p.json"]
@@ -114,7 +114,7 @@ def test_plans_for_this_machine(task_json: Path) -> None:
     assert "the task is for GPUs, and this machine has none" in done.output
 
 
-def test_own_sharder(task_json: Path) -> None:
+def test_own_sharder(task_json):
     """Another class through _target_ alone; the chosen yaml's arguments are not its own."""
     target = "sharder._target_=dlrm_sharded.sharders.heuristics.RandomSharder"
     plan(task_json.parent, "task=task.json", target, "out=p.json")
@@ -141,7 +141,7 @@ def test_own_sharder(task_json: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_says_what_is_wrong(task_json: Path, overrides: list[str], message: str) -> None:
+def test_says_what_is_wrong(task_json, overrides, message):
     folder = task_json.parent
     write_json(folder / "huge.json", small_tasks()["w2-huge_table"].to_json())
     write_json(folder / "empty.json", small_tasks()["w3-mixed"].to_json() | {"tables": []})
@@ -152,7 +152,7 @@ def test_says_what_is_wrong(task_json: Path, overrides: list[str], message: str)
     assert sorted(folder.iterdir()) == before
 
 
-def test_plans_from_data_and_writes_what_it_measured(tmp_path: Path) -> None:
+def test_plans_from_data_and_writes_what_it_measured(tmp_path):
     ranks = ["topology.world_size=2", "topology.memory_gib=1"]
     data = ["data=synthetic", "data.max_rows=1000", "batch_size=64", "sharder=size_lookup"]
     plan(tmp_path, *data, *ranks, "optimizer=adam", "out=p.json", "task_out=measured.json")
@@ -168,7 +168,7 @@ def test_plans_from_data_and_writes_what_it_measured(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "q.json") == read_plan(tmp_path / "p.json")
 
 
-def test_says_what_measured_profiles_are_worth(task_json: Path) -> None:
+def test_says_what_measured_profiles_are_worth(task_json):
     done = plan(task_json.parent, "task=task.json", "sharder=dim", "out=p.json")
     written = written_plan(task_json)["profiles"]
     assert written["least_ms"] <= written["most_ms"]

@@ -21,7 +21,7 @@ def run(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
     )
 
 
-def test_a_restart_has_the_folder_of_its_first_start(tmp_path: Path) -> None:
+def test_a_restart_has_the_folder_of_its_first_start(tmp_path):
     done = run(tmp_path)
     assert "was killed by SIGKILL" in done.stderr
     assert "(restart 1)" in done.stderr

@@ -52,9 +52,7 @@ def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subp
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("resume", ["auto", "null"])
-def test_a_second_job_writes_nothing(
-    living_run: "subprocess.Popen[str]", tmp_path: Path, ranks: int, resume: str
-) -> None:
+def test_a_second_job_writes_nothing(living_run, tmp_path, ranks, resume):
     before = contents(tmp_path)
     overrides = [*SMALL_RUN, f"resume={resume}", "seed=3"]
     start = train_alone if ranks == 1 else train  # torchrun knows 0 and 1
@@ -76,9 +74,7 @@ def test_a_second_job_writes_nothing(
     ids=["checkpoints", "no_checkpoints"],
     indirect=True,
 )
-def test_a_run_that_was_taken_for_dead_writes_no_result(
-    living_run: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
+def test_a_run_that_was_taken_for_dead_writes_no_result(living_run, tmp_path):
     """Nor any checkpoint more; this one was stopped for a while."""
     kept = sorted(tmp_path.glob("checkpoints/step-*"))
     (tmp_path / ".owner-2").write_bytes((tmp_path / ".owner-1").read_bytes())
@@ -91,9 +87,7 @@ def test_a_run_that_was_taken_for_dead_writes_no_result(
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_run_that_was_killed_goes_on_at_once(
-    living_run: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     """A checkpoint without its files is set aside, so that it does not count ever again."""
     living_run.kill()
     living_run.wait()
@@ -118,16 +112,14 @@ def test_a_run_that_was_killed_goes_on_at_once(
         ("sharder._target_=no.such.Sharder", "no.such.Sharder"),
     ],
 )
-def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
-    run_dir: Path, override: str, reason: str
-) -> None:
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(run_dir, override, reason):
     before = contents(run_dir)
     done = train_alone(run_dir, *SMALL_RUN, "seed=3", "resume=auto", override, exit_code=2)
     assert reason in done.stderr
     assert contents(run_dir) == before
 
 
-def test_a_run_that_is_finished_keeps_its_result(tmp_path: Path) -> None:
+def test_a_run_that_is_finished_keeps_its_result(tmp_path):
     train_alone(tmp_path, *SMALL_RUN)
     before = contents(tmp_path)
     done = train_alone(tmp_path, *SMALL_RUN, "resume=auto")

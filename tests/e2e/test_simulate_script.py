@@ -40,7 +40,7 @@ def task_json(tmp_path: Path) -> Path:
     return tmp_path / "task.json"
 
 
-def test_measures_every_rank_and_goes_on(task_json: Path) -> None:
+def test_measures_every_rank_and_goes_on(task_json):
     keep_probe()
     folder = task_json.parent
     arguments = ["task=task.json", "out=out", *QUICK[:2], "sharder=[random,dim]"]
@@ -78,7 +78,7 @@ def test_measures_every_rank_and_goes_on(task_json: Path) -> None:
     assert (folder / "out" / "simulation.json").read_bytes() == text
 
 
-def test_folds_tables_that_do_not_fit(task_json: Path) -> None:
+def test_folds_tables_that_do_not_fit(task_json):
     done = simulate(
         task_json.parent, "task=task.json", "out=out", "table_gib=0.0002", "spread=0", *QUICK
     )
@@ -87,7 +87,7 @@ def test_folds_tables_that_do_not_fit(task_json: Path) -> None:
     assert "tables had fewer rows than in the plan" in done.stderr
 
 
-def test_priced_simulations_are_equal_files(tmp_path: Path) -> None:
+def test_priced_simulations_are_equal_files(tmp_path):
     sharders = "sharder=random,size"
     for name in ("a", "b"):
         done = simulate(tmp_path, *DATA, *H100, sharders, f"out={name}")
@@ -99,7 +99,7 @@ def test_priced_simulations_are_equal_files(tmp_path: Path) -> None:
     assert [run["ranks"] for run in results(tmp_path / "a")["sharders"]] == [{"priced": 4}] * 2
 
 
-def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
+def test_a_sharder_that_fails_is_a_row(task_json):
     topology = dataclasses.replace(TASK.topology, memory_bytes=150_000)
     write_json(task_json, dataclasses.replace(TASK, topology=topology).to_json())
     arguments = ("task=task.json", "spread=0", *QUICK[:2])
@@ -147,7 +147,7 @@ def test_a_sharder_that_fails_is_a_row(task_json: Path) -> None:
         ([*DATA, "sharders=[dim]", "sharder=random", "out=out"], "sharder is there 2 times"),
     ],
 )
-def test_one_message_and_exit_code_2(task_json: Path, overrides: list[str], message: str) -> None:
+def test_one_message_and_exit_code_2(task_json, overrides, message):
     before = sorted(path.name for path in task_json.parent.iterdir())
     done = simulate(task_json.parent, *overrides, exit_code=2)
     assert message in done.stderr

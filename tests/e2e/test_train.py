@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +45,7 @@ SCALARS = {
 RESULT_KEYS = {key.name for key in dataclasses.fields(RunResult)}
 
 
-def test_result_json(run_dir: Path) -> None:
+def test_result_json(run_dir):
     result = result_of(run_dir)
     assert set(result) == RESULT_KEYS
     assert result["sharder"] == "neuroshard"
@@ -61,7 +60,7 @@ def test_result_json(run_dir: Path) -> None:
     assert set(result["stages_ms"]) == set(STAGES)  # type: ignore[call-overload]
 
 
-def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
+def test_the_cost_is_predicted(run_dir, artifact):
     """By the named model, of the plan and task that the run leaves behind."""
     plan, task = read_plan(run_dir / "plan.json"), read_task(run_dir / "task.json")
     context = RunContext("cpu", optimizer="rowwise_adagrad", fbgemm=fbgemm_version(versions()))
@@ -92,7 +91,7 @@ def test_the_cost_is_predicted(run_dir: Path, artifact: Path) -> None:
     assert "one more rank" not in text, "nobody asked for it"
 
 
-def test_runs_without_a_cost_model(run_dir: Path, tmp_path: Path) -> None:
+def test_runs_without_a_cost_model(run_dir, tmp_path):
     """Nothing is predicted, and nothing else changes: here, some tables are replicated."""
     tables = read_task(run_dir / "task.json").tables
     shards = [Shard.whole(table, i % 2) for i, table in enumerate(tables[4:])]
@@ -113,7 +112,7 @@ def test_runs_without_a_cost_model(run_dir: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text())["predicted"] is None
 
 
-def test_plan_json(run_dir: Path) -> None:
+def test_plan_json(run_dir):
     task = read_task(run_dir / "task.json")
     validate(read_plan(run_dir / "plan.json"), task)
     assert all(table.reuse_histogram is not None for table in task.tables)
@@ -121,7 +120,7 @@ def test_plan_json(run_dir: Path) -> None:
     assert task.optimizer == "rowwise_adagrad"
 
 
-def test_event_file(run_dir: Path) -> None:
+def test_event_file(run_dir):
     events = events_of(run_dir)
     tags = events.Tags()
     assert set(tags["scalars"]) >= SCALARS
@@ -134,7 +133,7 @@ def test_event_file(run_dir: Path) -> None:
     assert events.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
 
 
-def test_only_rank_zero_writes(run_dir: Path) -> None:
+def test_only_rank_zero_writes(run_dir):
     names = {path.name.split(".tfevents")[0] for path in run_dir.iterdir()}
     assert {name for name in names if not name.startswith(".owner-")} == {
         ".hydra",
@@ -149,7 +148,7 @@ def test_only_rank_zero_writes(run_dir: Path) -> None:
     }
 
 
-def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path: Path) -> None:
+def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path):
     """Other plans start from the same weights and see the same batches.
 
     Equal up to the order of sums, as no table is split; at SGD's smooth steps, so that it stays so.
@@ -165,7 +164,7 @@ def test_seed_and_not_plan_or_pipeline_decides_the_loss(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "dim/plan.json") != read_plan(tmp_path / "random/plan.json")
 
 
-def test_trains_again_from_its_plan_file(run_dir: Path, tmp_path: Path) -> None:
+def test_trains_again_from_its_plan_file(run_dir, tmp_path):
     plan = ["sharder=plan_file", f"sharder.path={run_dir / 'plan.json'}"]
     train(tmp_path, *SMALL_RUN, *plan, "trainer.pipeline=sparse_dist")
     assert read_plan(tmp_path / "plan.json").shards == read_plan(run_dir / "plan.json").shards
@@ -175,7 +174,7 @@ def test_trains_again_from_its_plan_file(run_dir: Path, tmp_path: Path) -> None:
     assert "the plan is for 2 ranks, the job has 1" in wrong.stderr
 
 
-def test_learns_from_criteo_files(tmp_path: Path) -> None:
+def test_learns_from_criteo_files(tmp_path):
     """From a TSV to an AUROC that chance does not give."""
     write_criteo_sample(tmp_path / "train.txt", num_rows=30_000, seed=1)
     done = train(
@@ -192,7 +191,7 @@ def test_learns_from_criteo_files(tmp_path: Path) -> None:
     assert auroc > 0.6
 
 
-def test_one_rank_alone(tmp_path: Path) -> None:
+def test_one_rank_alone(tmp_path):
     """Without torchrun: one rank, and the exit code is ours."""
     bad = train_alone(tmp_path, "batch_size=0", exit_code=2)
     assert "batch_size is 0" in bad.stderr
@@ -202,7 +201,7 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     assert "- one more rank: " in explained.tensor_proto.string_val[0].decode(), "it is asked for"
 
 
-def test_log_lines_are_short_and_said_once(run_dir: Path) -> None:
+def test_log_lines_are_short_and_said_once(run_dir):
     """Details are in train.log only; a path may be longer than a line."""
     lines = (run_dir / "train.log").read_text().splitlines()
     assert [line for line in lines if len(line) > 120 and " " in line.strip()] == []
@@ -213,7 +212,7 @@ def test_log_lines_are_short_and_said_once(run_dir: Path) -> None:
     assert len(told) == len({*told})
 
 
-def test_memory_is_estimated_before_training(run_dir: Path) -> None:
+def test_memory_is_estimated_before_training(run_dir):
     """For each rank, and beside what was used; the estimate of a small run is mostly measured."""
     ranks = json.loads((run_dir / "memory.json").read_text())["ranks"]
     assert len(ranks) == 2
@@ -224,7 +223,7 @@ def test_memory_is_estimated_before_training(run_dir: Path) -> None:
     assert result["estimated_peak_gib"] == pytest.approx(result["peak_gib"], rel=0.25)
 
 
-def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path: Path) -> None:
+def test_a_dry_run_plans_a_model_that_no_host_holds(tmp_path):
     """MLPerf's 98 GB: planned, its memory listed, and built without memory; nothing is trained."""
     done = train_alone(
         tmp_path / "run",

@@ -51,7 +51,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input(name: str, tmp_path: Path) -> None:
+def test_bad_input(name, tmp_path):
     """One message, from one rank; the ranks end with 2; nothing that looks like a result."""
     overrides, expected = BAD_INPUT[name]
     small = [o for o in SMALL_RUN if name not in ("no_tables", "data_file") or "data." not in o]
@@ -64,7 +64,7 @@ def test_bad_input(name: str, tmp_path: Path) -> None:
     assert not left or name in ("nan", "ids", "memory")
 
 
-def test_flags_of_hydra(tmp_path: Path) -> None:
+def test_flags_of_hydra(tmp_path):
     """They may stand behind the overrides, and one rank prints what they ask for."""
     (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nseed: 7\n")
     flags = ["--config-dir", str(tmp_path), "--config-name", "mine", "--cfg", "job", "-p", "seed"]
@@ -73,7 +73,7 @@ def test_flags_of_hydra(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> None:
+def test_a_damaged_cost_model(damage, artifact, tmp_path):
     """One message and exit code 2 before anything is planned."""
     copy = tmp_path / artifact.name
     if damage == "truncated":
@@ -94,7 +94,7 @@ def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> No
     ],
     ids=["proc", "below_a_file"],
 )
-def test_a_run_folder_that_cannot_be_made(folder: str, message: str, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_made(folder, message, tmp_path):
     """Rank 0 alone makes it; the others learn of it instead of waiting for rank 0."""
     (tmp_path / "file").touch()
     run_dir = Path(folder.format(tmp_path))
@@ -102,7 +102,7 @@ def test_a_run_folder_that_cannot_be_made(folder: str, message: str, tmp_path: P
     assert done.stderr.splitlines() == [f"error: {message.format(tmp_path)}"]
 
 
-def test_ranks_under_torchrun_learn_of_the_run_folder(tmp_path: Path) -> None:
+def test_ranks_under_torchrun_learn_of_the_run_folder(tmp_path):
     """Its own exit code is 1, and its summary shows the message."""
     (tmp_path / "file").touch()
     done = train(tmp_path / "file" / "run", *SMALL_RUN, "sharder=dim", exit_code=1)
@@ -112,7 +112,7 @@ def test_ranks_under_torchrun_learn_of_the_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["init", "batch"])
-def test_error_of_one_rank(where: str, tmp_path: Path) -> None:
+def test_error_of_one_rank(where, tmp_path):
     """It ends both ranks, long before a collective's timeout, with the message of the one."""
     done = train(
         tmp_path / "run",
@@ -133,7 +133,7 @@ def test_error_of_one_rank(where: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run/result.json").exists()
 
 
-def test_lost_rank_ends_the_job(tmp_path: Path) -> None:
+def test_lost_rank_ends_the_job(tmp_path):
     """A rank that dies takes the others with it within seconds, not after a timeout."""
     overrides = [f"hydra.run.dir={tmp_path}", *SMALL_RUN, "trainer.num_steps=100000"]
     job = preloaded.start(*command(2), *overrides, env=environment(), own_process=True)
@@ -153,7 +153,7 @@ def test_lost_rank_ends_the_job(tmp_path: Path) -> None:
             job.communicate()
 
 
-def test_leaves_another_run_alone(run_dir: Path) -> None:
+def test_leaves_another_run_alone(run_dir):
     before = {path: path.stat().st_mtime_ns for path in run_dir.glob("*.json")}
     done = train(run_dir, *SMALL_RUN, exit_code=1)
     assert "holds a run already" in done.stderr

@@ -68,7 +68,7 @@ def curves_of(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
+def test_writes_a_policy(kind, tmp_path):
     quick = [*SMALL, *QUICK[kind], "costs=predicted", "seed=3"]
     done = train_policy(tmp_path, f"policy={kind}", *quick)
     shown = done.output
@@ -99,7 +99,7 @@ def test_writes_a_policy(kind: str, tmp_path: Path) -> None:
     assert all(steps == [1, 2, 3] for steps in curves.values())
 
 
-def test_retunes_the_packaged_policy(tmp_path: Path) -> None:
+def test_retunes_the_packaged_policy(tmp_path):
     quick = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "init_from=packaged"]
     done = train_policy(tmp_path, "policy=dreamshard", *quick)
     written = header(artefact_of(tmp_path))
@@ -109,7 +109,7 @@ def test_retunes_the_packaged_policy(tmp_path: Path) -> None:
     assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
 
 
-def test_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_goes_on_after_a_kill(tmp_path):
     overrides = [*SMALL, *QUICK["dreamshard"], "costs=predicted", "schedule.num_rounds=40"]
     keep_probe()
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -139,7 +139,7 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_measures_plans(kind: str, tmp_path: Path) -> None:
+def test_measures_plans(kind, tmp_path):
     """On this machine, of small tables."""
     tables = tuple(Table(f"t{i}", 500 * (i + 1), 8, 2.0) for i in range(4))
     write_json(tmp_path / "task.json", ShardingTask(tables, Topology(2, 10**6), 256).to_json())
@@ -175,7 +175,7 @@ def test_measures_plans(kind: str, tmp_path: Path) -> None:
         (["schedule.num_rounds=0"], "schedule.num_rounds is 0, must be an integer >= 1"),
     ],
 )
-def test_wrong_values_are_one_message(overrides: list[str], message: str, tmp_path: Path) -> None:
+def test_wrong_values_are_one_message(overrides, message, tmp_path):
     done = train_policy(tmp_path, *SMALL, "costs=predicted", *overrides, exit_code=2)
     *_, line = (done.output).strip().splitlines()
     assert message in line

@@ -40,17 +40,17 @@ def shape(**given: object) -> JobShape:
 
 
 @pytest.mark.parametrize("component", [COMPONENT, CALIBRATION])
-def test_passes_torchxs_own_checks(component: str) -> None:
+def test_passes_torchxs_own_checks(component):
     assert get_component(str(ROOT / component)).validation_errors == []
 
 
-def test_a_cluster_is_calibrated_by_all_its_ranks() -> None:
+def test_a_cluster_is_calibrated_by_all_its_ranks():
     request = dryrun("slurm", CALIBRATION, "-j", "2x8", "--rdzv_port", "29400", "minutes=10")
     assert request.count("--nnodes 2 --nproc-per-node 8") == 2
     assert request.count("-m dlrm_sharded.commands.calibrate minutes=10") == 2
 
 
-def test_defaults_depend_on_the_ranks() -> None:
+def test_defaults_depend_on_the_ranks():
     found = shape(j="2x8")
     assert (found.num_nodes, found.ranks_per_node, found.cpus, found.gpus) == (2, 8, 64, 8)
 
@@ -65,14 +65,14 @@ def test_defaults_depend_on_the_ranks() -> None:
     ],
     ids=str,
 )
-def test_cores_and_threads(given: dict[str, object], cpus: int, threads: int) -> None:
+def test_cores_and_threads(given, cpus, threads):
     """Ranks with GPUs get cores for threads that are not OpenMP's."""
     found = shape(**given)
     assert (found.cpus, found.threads_per_rank) == (cpus, threads)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(64, 4), (12, 3), (2, 1)])
-def test_no_more_threads_than_cores(cores: int, threads: int, tmp_path: Path) -> None:
+def test_no_more_threads_than_cores(cores, threads, tmp_path):
     nproc = tmp_path / "nproc"
     nproc.write_text(f"#!/bin/sh\necho {cores}\n")
     nproc.chmod(0o755)
@@ -100,13 +100,13 @@ def test_no_more_threads_than_cores(cores: int, threads: int, tmp_path: Path) ->
     ],
     ids=str,
 )
-def test_refuses_a_shape(given: dict[str, object], said: str) -> None:
+def test_refuses_a_shape(given, said):
     with pytest.raises(ConfigError, match=said):
         shape(**given)
 
 
 @pytest.mark.parametrize("override", ["a='b c'", "run=${now:%Y}", 'x="y"', "l=[1,2]", "s=$HOME"])
-def test_overrides_pass_templates_and_bash_unchanged(override: str) -> None:
+def test_overrides_pass_templates_and_bash_unchanged(override):
     command = torchrun_command(
         "json.tool", [override], shape(), python="echo", rdzv_port=29400
     ).replace("exec echo", "printf '%s\\n'")
@@ -122,7 +122,7 @@ def test_overrides_pass_templates_and_bash_unchanged(override: str) -> None:
     assert "app_1" in words
 
 
-def test_slurm_request() -> None:
+def test_slurm_request():
     request = dryrun(
         *("slurm", COMPONENT, "-j", "2x4", "--gpu", "8", "--cpu", "32", "--memMB", "64000"),
         *("--max_retries", "3", "--max_restarts", "1", "--env", "NCCL_DEBUG=INFO,A=b"),
@@ -141,7 +141,7 @@ def test_slurm_request() -> None:
     assert request.count(f'{ROOT}/runs/slurm/slurm-"$SLURM_JOB_ID"-train-') == 4
 
 
-def test_kubernetes_request() -> None:
+def test_kubernetes_request():
     request = dryrun(
         *("kubernetes", "-cfg", "queue=training", COMPONENT, "-j", "2x8", "--image", "dlrm:1"),
         *("--memMB", "64000", "--rdzv_port", "29400", "sharder=dim"),
@@ -158,7 +158,7 @@ def test_kubernetes_request() -> None:
     assert request.count("-m dlrm_sharded.train sharder=dim") == 2
 
 
-def test_docker_request() -> None:
+def test_docker_request():
     request = dryrun(
         *("local_docker", COMPONENT, "-j", "1x2", "--image", "dlrm:1", "--memMB", "8000"),
         "sharder=dim",
@@ -169,7 +169,7 @@ def test_docker_request() -> None:
     assert "exec python -m dlrm_sharded.ranks.torchrun --nnodes 1 --nproc-per-node 2" in request
 
 
-def test_two_jobs_do_not_meet() -> None:
+def test_two_jobs_do_not_meet():
     """Each has a rendezvous port of its own, by chance: one of ten may meet another, not all."""
     ports = {
         dryrun("local_cwd", COMPONENT, "-j", "2x1").partition("=localhost}:")[2].split()[0]
@@ -192,7 +192,7 @@ def test_two_jobs_do_not_meet() -> None:
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else None,
 )
-def test_refused_before_submission(arguments: list[str], said: list[str]) -> None:
+def test_refused_before_submission(arguments, said):
     done = torchx("run", *arguments, exit_code=None)
     assert done.returncode != 0
     for word in said:
@@ -212,9 +212,7 @@ def test_refused_before_submission(arguments: list[str], said: list[str]) -> Non
         ("1x2", -1, "-1", []),
     ],
 )
-def test_gpus_of_this_machine(
-    j: str, gpu: int, visible: str, given: list[str], tmp_path: Path
-) -> None:
+def test_gpus_of_this_machine(j, gpu, visible, given, tmp_path):
     """Those that are visible, shared out to the nodes; none of them for ranks on the CPU."""
     done = torchx(
         *("run", "--dryrun", "-s", "local_cwd", COMPONENT, "-j", j, "--gpu", str(gpu)),
@@ -226,7 +224,7 @@ def test_gpus_of_this_machine(
     assert ("'DLRM_SHARDED_DEVICE': 'cpu'" in replicas) == (gpu == 0)
 
 
-def test_more_ranks_than_gpus_here(tmp_path: Path) -> None:
+def test_more_ranks_than_gpus_here(tmp_path):
     """The machine has two, although three are listed."""
     path = install_nvidia_smi(tmp_path, 2)
     command = ("run", "-s", "local_cwd", COMPONENT, "-j", "1x4")

@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("what", ["raise_agreed", "raise_alone"])
-def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
+def test_an_error_that_the_user_can_fix(what, start):
     job = start(what, "--max-restarts", "2")
     lines = ended(job)
     assert job.returncode == 2
@@ -80,7 +80,7 @@ def test_an_error_that_the_user_can_fix(what: str, start: Start) -> None:
         assert len(lines) == 1
 
 
-def test_an_error_of_the_environment_is_said_once(start: Start) -> None:
+def test_an_error_of_the_environment_is_said_once(start):
     """It ends with 1, as a bug does, but has no traceback."""
     job = start("raise_unsaved")
     lines = ended(job)
@@ -88,7 +88,7 @@ def test_an_error_of_the_environment_is_said_once(start: Start) -> None:
     assert lines == ["error: the last checkpoint could not be written: the disk is full"]
 
 
-def test_a_wrong_command_line_is_not_tried_again(start: Start) -> None:
+def test_a_wrong_command_line_is_not_tried_again(start):
     """A program that ends with 2 before it could write a message for the launcher."""
     job = start("misuse", "--max-restarts", "2")
     lines = ended(job)
@@ -96,7 +96,7 @@ def test_a_wrong_command_line_is_not_tried_again(start: Start) -> None:
     assert sorted(lines) == [f"rank {r} cannot read its command line" for r in (0, 1)]
 
 
-def test_a_bug(start: Start) -> None:
+def test_a_bug(start):
     job = start("fail")
     lines = ended(job)
     assert job.returncode == 1
@@ -105,7 +105,7 @@ def test_a_bug(start: Start) -> None:
     assert "ChildFailedError" not in "\n".join(lines)
 
 
-def test_torchruns_summary_has_the_message(start: Start) -> None:
+def test_torchruns_summary_has_the_message(start):
     """Plain torchrun ends with 1 and its own summary."""
     job = start("raise_agreed", launcher="torchrun")
     lines = ended(job)
@@ -115,7 +115,7 @@ def test_torchruns_summary_has_the_message(start: Start) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_restarts(launcher: str, start: Start, tmp_path: Path) -> None:
+def test_restarts(launcher, start, tmp_path):
     """Gloo finds the ranks of its own attempt."""
     job = start("die_twice", "--max-restarts", "2", launcher=launcher)
     lines = ended(job)
@@ -130,7 +130,7 @@ def test_restarts(launcher: str, start: Start, tmp_path: Path) -> None:
     assert "restart 2" in restarts[1]
 
 
-def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
+def test_restarts_on_two_hosts(start, tmp_path):
     """Two agents, whose own counts of restarts differ; each serves the ranks of both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -144,7 +144,7 @@ def test_restarts_on_two_hosts(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_a_port_that_is_taken(backend: str, start: Start) -> None:
+def test_a_port_that_is_taken(backend, start):
     """By a program that accepts connections and says nothing; torch waits for it for ever."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
@@ -157,14 +157,14 @@ def test_a_port_that_is_taken(backend: str, start: Start) -> None:
 
 
 @pytest.mark.parametrize("threads", ["0", "abc"])
-def test_threads_that_openmp_would_ignore(threads: str, start: Start) -> None:
+def test_threads_that_openmp_would_ignore(threads, start):
     job = start("misuse", env={"OMP_NUM_THREADS": threads})
     line = ended(job)[-1]  # after OpenMP's own
     assert job.returncode == 2
     assert line.startswith(f"error: OMP_NUM_THREADS is '{threads}', must be an integer >= 1")
 
 
-def test_a_killed_rank(start: Start) -> None:
+def test_a_killed_rank(start):
     job = start("die")
     lines = ended(job)
     assert job.returncode == 1
@@ -175,9 +175,7 @@ def test_a_killed_rank(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
-def test_ranks_answer_a_signal_with_a_checkpoint(
-    number: signal.Signals, start: Start, tmp_path: Path
-) -> None:
+def test_ranks_answer_a_signal_with_a_checkpoint(number, start, tmp_path):
     job = start("checkpoint")
     ranks = ranks_of(tmp_path)
     job.send_signal(number)
@@ -191,7 +189,7 @@ def test_ranks_answer_a_signal_with_a_checkpoint(
     assert not any(map(is_alive, ranks))
 
 
-def test_a_killed_launcher_leaves_no_ranks(start: Start, tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_no_ranks(start, tmp_path):
     job = start("ready", own_process=True)
     ranks = ranks_of(tmp_path)
     job.kill()
@@ -216,7 +214,7 @@ def listening(pids: list[int]) -> set[str]:
     return found
 
 
-def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
+def test_nothing_listens_to_the_network(start, tmp_path):
     job = start("ready", own_process=True)
     addresses = listening([job.pid, *ranks_of(tmp_path)])
     assert addresses == {"0100007F"}, "127.0.0.1, in the byte order of this machine"
@@ -235,7 +233,7 @@ def test_nothing_listens_to_the_network(start: Start, tmp_path: Path) -> None:
     ],
     ids=["1_sleeps", "0_sleeps", "1_is_stopped", "1_sleeps_and_0_has_a_queue"],
 )
-def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, start: Start) -> None:
+def test_a_hung_rank_is_named(what, hung, launcher, said, start):
     env = {"HUNG_RANK": str(hung), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
     job = start(what, launcher=launcher, timeout_s=20, env=env, own_process=what == "stop")
     lines = ended(job)
@@ -248,7 +246,7 @@ def test_a_hung_rank_is_named(what: str, hung: int, launcher: str, said: str, st
         assert lines == [message]
 
 
-def test_a_hung_rank_that_serves_the_store(start: Start) -> None:
+def test_a_hung_rank_that_serves_the_store(start):
     """So it is under torchrun with a store that restarts do not share."""
     env = {"HUNG_RANK": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = start("stop", launcher="torchrun", timeout_s=20, env=env, own_process=True)

@@ -22,7 +22,7 @@ def run_sweep(sweep_dir: Path, *overrides: str, exit_code: int = 0) -> preloaded
     return preloaded.run(*command, *SMALL_RUN, *overrides, exit_code=exit_code)
 
 
-def test_every_job_is_a_run(finished_sweep: Path) -> None:
+def test_every_job_is_a_run(finished_sweep):
     jobs = jobs_of(finished_sweep)
     assert [job["folder"] for job in jobs] == RUNS
     assert [job["state"] for job in jobs] == ["succeeded"] * 4
@@ -40,7 +40,7 @@ def test_every_job_is_a_run(finished_sweep: Path) -> None:
         assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
-def test_the_objective_reaches_the_driver(finished_sweep: Path) -> None:
+def test_the_objective_reaches_the_driver(finished_sweep):
     said = (finished_sweep / "output.txt").read_text()
     for i, run in enumerate(RUNS):
         throughput = result_of(finished_sweep / run)["samples_per_s"]
@@ -48,7 +48,7 @@ def test_the_objective_reaches_the_driver(finished_sweep: Path) -> None:
         assert line.endswith(f": {throughput:,.6g}")
 
 
-def test_comparison(finished_sweep: Path) -> None:
+def test_comparison(finished_sweep):
     said = (finished_sweep / "output.txt").read_text()
     text = (finished_sweep / "summary.md").read_text()
     with (finished_sweep / "summary.csv").open() as file:
@@ -64,7 +64,7 @@ def test_comparison(finished_sweep: Path) -> None:
             assert f"{mean:,.2f}" in place
 
 
-def test_figures_of_a_run_stand_at_both_ends(finished_sweep: Path) -> None:
+def test_figures_of_a_run_stand_at_both_ends(finished_sweep):
     """A chart of one point a run hides the best and the worst."""
     folder = finished_sweep / RUNS[0]
     events = events_of(folder)
@@ -79,7 +79,7 @@ def test_figures_of_a_run_stand_at_both_ends(finished_sweep: Path) -> None:
         assert [point.value for point in points] == pytest.approx([result[key]] * 2, rel=1e-5)
 
 
-def test_failures_and_globs(tmp_path: Path) -> None:
+def test_failures_and_globs(tmp_path):
     """A bad value fails its own job; a glob leaves out what lacks a value."""
     done = run_sweep(tmp_path, "sharder=glob([dim,plan*])", "trainer.num_epochs=1,0", exit_code=1)
     assert states_of(tmp_path) == ["succeeded", "failed", "skipped", "skipped"]
@@ -95,19 +95,19 @@ def test_failures_and_globs(tmp_path: Path) -> None:
     assert "plan_file_2: skipped: sharder.path is not set" in text
 
 
-def test_the_objective_is_what_a_job_returns(tmp_path: Path) -> None:
+def test_the_objective_is_what_a_job_returns(tmp_path):
     done = run_sweep(tmp_path, "sharder=dim", "objective=embedding_cost_ms")
     assert f": {result_of(tmp_path / 'dim_0')['embedding_cost_ms']:,.6g}" in done.stdout
 
 
-def test_an_unknown_objective(tmp_path: Path) -> None:
+def test_an_unknown_objective(tmp_path):
     run_sweep(tmp_path, "sharder=dim", "objective=speed", exit_code=1)
     (reason,) = (job["reason"] for job in jobs_of(tmp_path))
     assert reason.startswith("objective is 'speed'; known: ")
     assert {"samples_per_s", "embedding_cost_ms"} <= set(reason.split("known: ")[1].split(", "))
 
 
-def test_optuna_finds_the_better_one(tmp_path: Path) -> None:
+def test_optuna_finds_the_better_one(tmp_path):
     """A maintained sweeper beside TorchX: it asks in batches, and optimises the objective."""
     run_sweep(
         tmp_path,

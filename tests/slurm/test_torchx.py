@@ -51,7 +51,7 @@ def state(slurm: Cluster, cwd: Path, handle: str) -> str:
     return text.partition("State: ")[2].split()[0]
 
 
-def test_run_status_log(slurm: Cluster, tmp_path: Path) -> None:
+def test_run_status_log(slurm, tmp_path):
     handle = submit(slurm, tmp_path, *SMALL_RUN, "sharder=dim", "hydra.run.dir=run")
     wait_until(lambda: state(slurm, tmp_path, handle) == "SUCCEEDED", "the job has ended")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -65,7 +65,7 @@ def test_run_status_log(slurm: Cluster, tmp_path: Path) -> None:
     assert list((tmp_path / "runs" / "slurm").glob("slurm-*-train-1.err"))
 
 
-def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
+def test_cancel(slurm, tmp_path):
     handle = submit(slurm, tmp_path, *LONG, "hydra.run.dir=run")
     wait_until(lambda: (tmp_path / "run" / "plan.json").exists(), "the job trains")
     assert state(slurm, tmp_path, handle) == "RUNNING"
@@ -89,7 +89,7 @@ def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
     assert f"slurm://torchx/{second_node}" not in listed
 
 
-def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_one_message(slurm, tmp_path):
     """GPUs, which the cluster does not have; a job with more cores than its nodes would wait."""
     options = ["-j", "1x2", "--cpu", "4"]
     done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *options], cwd=tmp_path)
@@ -99,7 +99,7 @@ def test_what_slurm_refuses_is_one_message(slurm: Cluster, tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
+def test_sweep(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     command = sweep(sweep_dir, *SMALL_RUN, "sharder=random,dim")
     done = slurm.run(command, cwd=tmp_path)
@@ -116,7 +116,7 @@ def test_sweep(slurm: Cluster, tmp_path: Path) -> None:
         assert [row["succeeded"] for row in csv.DictReader(file)] == ["1", "1"]
 
 
-def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+def test_sweep_says_what_was_cancelled(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     process = slurm.popen(sweep(sweep_dir, *LONG, "sharder=random"), cwd=tmp_path)
     wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the job trains")
@@ -128,7 +128,7 @@ def test_sweep_says_what_was_cancelled(slurm: Cluster, tmp_path: Path) -> None:
     assert "random_0: cancelled" in (sweep_dir / "summary.md").read_text()
 
 
-def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> None:
+def test_stopping_a_sweep_cancels_its_jobs(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     command = [*LISTENING, *sweep(sweep_dir, *LONG, "sharder=random,dim")]
     process = slurm.popen(command, cwd=tmp_path)
@@ -143,7 +143,7 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm: Cluster, tmp_path: Path) -> No
         slurm.wait_for(job["app"].rpartition("/")[2], "CANCELLED", components=2)
 
 
-def test_environment_arrives_whole(slurm: Cluster, tmp_path: Path, application: Path) -> None:
+def test_environment_arrives_whole(slurm, tmp_path, application):
     """Commas end a value of srun's --export, and TorchX looks for ${...} in it."""
     value = "eth0,eth1 $HOME $$ a=b"
     command = [
@@ -156,7 +156,7 @@ def test_environment_arrives_whole(slurm: Cluster, tmp_path: Path, application: 
     assert [(tmp_path / f"value_{rank}").read_text() for rank in (0, 1)] == [value] * 2
 
 
-def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, application: Path) -> None:
+def test_slurm_starts_a_failed_job_again(slurm, tmp_path, application):
     sweep_dir = tmp_path / "sweep"
     command = [
         *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
@@ -173,7 +173,7 @@ def test_slurm_starts_a_failed_job_again(slurm: Cluster, tmp_path: Path, applica
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["low", "low_cancel"])
-def test_preempted(again: bool, slurm: Cluster, tmp_path: Path) -> None:
+def test_preempted(again, slurm, tmp_path):
     """A job that Slurm runs again goes on, and ends as if undisturbed; one that it ends says so."""
     sweep_dir = tmp_path / "sweep"
     partition = "low" if again else "low_cancel"

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -84,21 +83,21 @@ def page(outcomes: list[Any], *, is_rehearsal: bool = False) -> str:
     return text
 
 
-def test_the_limits_leave_time_in_half_an_hour(steps: ModuleType) -> None:
+def test_the_limits_leave_time_in_half_an_hour(steps):
     assert sum(step.limit_s for step in steps.steps_on("cuda")) == steps.LIMIT_S <= 1800 - 60
 
 
-def test_every_step_has_a_module(steps: ModuleType) -> None:
+def test_every_step_has_a_module(steps):
     for step in steps.steps_on("cuda"):
         assert step.commands or importlib.import_module(f"bring_up.{step.name}").run
 
 
-def test_only_gpus_have_a_first_hour(steps: ModuleType) -> None:
+def test_only_gpus_have_a_first_hour(steps):
     names = {device: [step.name for step in steps.steps_on(device)] for device in ("cpu", "cuda")}
     assert [name for name in names["cuda"] if name not in names["cpu"]] == ["gpu"]
 
 
-def test_the_report_of_a_bring_up() -> None:
+def test_the_report_of_a_bring_up():
     text = page([outcome(step) for step in FIGURES])
     lines = text.splitlines()
     assert lines[:3] == ["# Bring-up of a CPU", "", "6 of 6 steps succeeded, in 3.0 minutes."]
@@ -121,7 +120,7 @@ def test_the_report_of_a_bring_up() -> None:
     assert "cost 9.0 % less" in next_steps[1]
 
 
-def test_the_report_says_what_failed_and_how_to_go_on() -> None:
+def test_the_report_says_what_failed_and_how_to_go_on():
     failed = outcome("tests", status="failed", failures=["test_training::test_a"], figures={})
     late = outcome(
         "sweep", status="no time left", seconds=None, limit_s=None, headline={"needs": "60 s"}
@@ -135,20 +134,20 @@ def test_the_report_says_what_failed_and_how_to_go_on() -> None:
     assert "Copy the folder" not in text
 
 
-def test_the_report_of_steps_without_figures() -> None:
+def test_the_report_of_steps_without_figures():
     crashed = [outcome(step, status="failed", figures={}, device=None) for step in FIGURES]
     text = page(crashed)
     assert text.startswith("# Bring-up of this machine\n\n0 of 6 steps succeeded")
     assert "## Sweep" not in text
 
 
-def test_measuring_beside_other_work_is_to_be_repeated() -> None:
+def test_measuring_beside_other_work_is_to_be_repeated():
     busy = {"before": [10_000.0, 0.0, 0.0]}
     loaded = [outcome(step, load_average=busy) for step in ("tests", "hardware", "calibrate")]
     assert "- Other work ran beside hardware, calibrate." in page(loaded)
 
 
-def test_what_the_prices_are_worth_decides_the_advice() -> None:
+def test_what_the_prices_are_worth_decides_the_advice():
     far_off = FIGURES["calibrate"] | {
         "held_out_errors": {"plan, embedding cost": ERRORS | {"mape": 23.0}}
     }
@@ -164,13 +163,13 @@ def test_what_the_prices_are_worth_decides_the_advice() -> None:
     assert "1.040 times those of TorchRec's planner" in text
 
 
-def test_few_tasks_do_not_tell_sharders_apart() -> None:
+def test_few_tasks_do_not_tell_sharders_apart():
     unclear = {"cost_ms over torchrec, 95 %": {"neuroshard": [0.8, 1.02]}}
     text = page([outcome("benchmark", figures=FIGURES["benchmark"] | unclear)])
     assert "cost 0.910 times those of TorchRec's planner, which so few" in text
 
 
-def test_a_rehearsal_says_so(tmp_path: Path) -> None:
+def test_a_rehearsal_says_so(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"small": True, "device": "cpu"}))
     report: ModuleType = importlib.import_module("bring_up.report")
     line = report.write_report(tmp_path, [outcome(step) for step in FIGURES])
@@ -191,7 +190,7 @@ def test_second():
 """
 
 
-def test_a_test_is_written_before_the_next_begins(tmp_path: Path) -> None:
+def test_a_test_is_written_before_the_next_begins(tmp_path):
     """The end of all tests may be an hour away, and a kill comes before it."""
     (tmp_path / "test_lines.py").write_text(SEES_THE_FIRST)
     plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "bring_up.tests")

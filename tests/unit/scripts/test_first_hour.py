@@ -106,7 +106,7 @@ def state_of(pid: int) -> str:
         return "Z"
 
 
-def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_a_failing_step_stops_no_other(runner_module, tmp_path):
     outcomes = run_steps(
         runner_module,
         tmp_path,
@@ -149,9 +149,7 @@ def test_a_failing_step_stops_no_other(runner_module: ModuleType, tmp_path: Path
     assert steps["good"]["headline"] == {"answer": "42"}
 
 
-def test_a_hanging_step_is_killed_with_its_children(
-    runner_module: ModuleType, tmp_path: Path
-) -> None:
+def test_a_hanging_step_is_killed_with_its_children(runner_module, tmp_path):
     outcomes = run_steps(
         runner_module, tmp_path, {"hang": SLEEPS, "good": ""}, hang={"limit_s": 8.0}
     )
@@ -164,7 +162,7 @@ def test_a_hanging_step_is_killed_with_its_children(
         time.sleep(0.1)
 
 
-def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_steps_share_the_time(runner_module, tmp_path):
     outcomes = run_steps(
         runner_module,
         tmp_path,
@@ -177,7 +175,7 @@ def test_steps_share_the_time(runner_module: ModuleType, tmp_path: Path) -> None
     assert not (tmp_path / "long.json").exists()
 
 
-def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_what_succeeded_is_not_run_again(runner_module, tmp_path):
     run_steps(runner_module, tmp_path, {"good": "", "bad": "raise SystemExit(3)"})
     outcomes = run_steps(runner_module, tmp_path, {"good": "", "bad": "", "new": ""})
     assert [(o.step, o.status, o.is_earlier) for o in outcomes] == [
@@ -192,9 +190,7 @@ def test_what_succeeded_is_not_run_again(runner_module: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_a_kill_at_any_moment_loses_no_finished_case(
-    runner_module: ModuleType, tmp_path: Path, moment: int
-) -> None:
+def test_a_kill_at_any_moment_loses_no_finished_case(runner_module, tmp_path, moment):
     """The runner and all that it started are killed in case a, b, c or d."""
     (tmp_path / "hangs").write_text("abcd"[moment])
     (tmp_path / "fails").write_text("none")
@@ -228,7 +224,7 @@ def test_a_kill_at_any_moment_loses_no_finished_case(
     assert not ended.exists(), "who removes step.json repeats all cases"
 
 
-def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Path) -> None:
+def test_only_failed_cases_are_run_again(runner_module, tmp_path):
     (tmp_path / "hangs").write_text("none")
     (tmp_path / "fails").write_text("c")
     [failed] = run_steps(runner_module, tmp_path, {"step": CASES})
@@ -240,7 +236,7 @@ def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Pa
     assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path):
     module = importlib.import_module("studies.store")
     path = tmp_path / "step.cases.jsonl"
     cases = module.Cases(path, {"commit": "one"})
@@ -254,11 +250,8 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None
 
 
 def test_what_was_run_under_other_conditions_does_not_count(
-    runner_module: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    runner_module, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "hangs").write_text("none")
     (tmp_path / "fails").write_text("d")
     programs = {"good": "", "step": CASES}
@@ -274,7 +267,7 @@ def test_what_was_run_under_other_conditions_does_not_count(
     assert "step: 4 cases were run under other conditions" in printed
 
 
-def test_limits_of_the_steps() -> None:
+def test_limits_of_the_steps():
     """All of them fit into 27 minutes, and any one into ten."""
     first_gpu = importlib.import_module("first_gpu")
     assert sum(step.limit_s for step in first_gpu.STEPS) <= first_gpu.LIMIT_S <= 27 * 60
@@ -283,7 +276,7 @@ def test_limits_of_the_steps() -> None:
         assert step.commands or (ROOT / "scripts" / "first_hour" / f"{step.name}.py").exists()
 
 
-def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
+def test_parts_that_are_left_out_are_failures(tmp_path):
     step_run = importlib.import_module("studies.study")
     run = step_run.StudyRun("some", tmp_path, seconds=100, small=True)
     assert run.has_time("short", 1)
@@ -292,7 +285,7 @@ def test_parts_that_are_left_out_are_failures(tmp_path: Path) -> None:
     assert run.failures == ["long: left out: 100 s left, needs 1000 s"]
 
 
-def test_traces(tmp_path: Path) -> None:
+def test_traces(tmp_path):
     traces = importlib.import_module("first_hour.traces")
 
     def event(category: str, name: str, start: float, duration: float) -> dict[str, Any]:
