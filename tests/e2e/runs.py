@@ -74,8 +74,3 @@ def kinds_of_files(folder: Path) -> set[str]:
     """First words of their names, but for the claims of owners, which every start leaves."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {p.name.split(".")[0] for p in files if not p.name.startswith(".owner-")}
-
-
-def children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(c) for t in tasks for c in (t / "children").read_text().split()]

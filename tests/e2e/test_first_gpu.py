@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.runs.owner import claim
 from tests import preloaded
-from tests.e2e.runs import ROOT, children_of, environment
+from tests.e2e.runs import ROOT, environment
+from tests.processes import children_of, is_running, wait_until
 
 SCRIPT = ROOT / "scripts" / "first_gpu.py"
 STEPS = "environment,kernels,train,mlperf,collect,fit,ranks,measured"
@@ -35,29 +35,19 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def wait_for(condition: Any) -> None:
-    while not condition():
-        time.sleep(0.05)
-
-
 def kill(process: subprocess.Popen[str], cases: Path, num_cases: int) -> int:
     """Kill a rehearsal after some cases of a step; return how many it has finished."""
-    wait_for(lambda: num_finished(cases) >= num_cases)
+    wait_until(lambda: num_finished(cases) >= num_cases, "it has cases")
     [step] = children_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not is_running(step))
+    wait_until(lambda: not is_running(step), "the step has ended")
     return num_finished(cases)
 
 
 def num_finished(cases: Path) -> int:
     """The number of whole lines of cases."""
     return cases.read_text().count('"failures": []}\n') if cases.exists() else 0
-
-
-def is_running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A run's folder belongs to one job, and a job that does not train changes nothing in it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -112,11 +113,12 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
         ("sharder._target_=no.such.Sharder", "no.such.Sharder"),
     ],
 )
-def test_a_resume_that_is_refused_leaves_the_run_as_it_was(run_dir, override, reason):
-    before = contents(run_dir)
-    done = train_alone(run_dir, *SMALL_RUN, "seed=3", "resume=auto", override, exit_code=2)
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(run_dir, override, reason, tmp_path):
+    folder = shutil.copytree(run_dir, tmp_path / "run")  # a refusal is in the log of the run
+    before = contents(folder)
+    done = train_alone(folder, *SMALL_RUN, "seed=3", "resume=auto", override, exit_code=2)
     assert reason in done.stderr
-    assert contents(run_dir) == before
+    assert contents(folder) == before
 
 
 def test_a_run_that_is_finished_keeps_its_result(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.runs import children_of, command, environment, kinds_of_files, train
+from tests.e2e.runs import command, environment, kinds_of_files, train
+from tests.processes import children_of
 
 OWN_DATASETS = Path(__file__).parent
 LEFT = {"config", "hydra", "overrides", "train"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,10 +129,3 @@ def jobs_of(sweep_dir: Path) -> list[dict[str, Any]]:
 
 def states_of(sweep_dir: Path) -> list[str]:
     return [job["state"] for job in jobs_of(sweep_dir)]
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 600) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)

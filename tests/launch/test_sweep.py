@@ -15,7 +15,8 @@ from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
 from tests import preloaded
-from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of
+from tests.processes import wait_until
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 Run = Callable[..., preloaded.Ended]

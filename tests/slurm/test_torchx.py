@@ -10,8 +10,9 @@ import pytest
 
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of, train
-from tests.launch.conftest import LISTENING, jobs_of, states_of, wait_until
+from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.preloaded import ROOT
+from tests.processes import wait_until
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm

@@ -177,11 +177,14 @@ def test_plans_that_are_no_paths(path, override):
         build_planner(cfg, RUN).plan(ShardingTask(TABLES, Topology(1, 10**6), 64))
 
 
-@pytest.mark.parametrize("name", names("optimizer"))
-def test_optimizer_builds(name):
-    optimizer = instantiate(composed_config("train", f"optimizer={name}").optimizer)
-    assert isinstance(optimizer, OptimizerConfig)
-    assert optimizer.schedule.factor(1000) == 1.0
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.startswith(("optimizer", "trainer"))])
+def test_optimizers_and_trainers_build(option):
+    built = instantiate(composed_config("train", option)[option.partition("=")[0]])
+    if option.startswith("trainer"):
+        assert isinstance(built, TrainerConfig)
+    else:
+        assert isinstance(built, OptimizerConfig)
+        assert built.schedule.factor(1000) == 1.0
 
 
 @pytest.mark.parametrize("name", names("topology"))
@@ -197,13 +200,6 @@ def test_topology_builds(name):
             composed_config("train", f"topology={name}", "topology.reserved_gib=4.5").topology
         )
         assert topology.memory_bytes - reserved.memory_bytes == 4.5 * GIB
-
-
-@pytest.mark.parametrize("name", names("trainer"))
-def test_trainer_builds(name):
-    assert isinstance(
-        instantiate(composed_config("train", f"trainer={name}").trainer), TrainerConfig
-    )
 
 
 @pytest.mark.parametrize("config", ["train", "plan"])

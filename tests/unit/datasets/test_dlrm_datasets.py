@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from dlrm_sharded.datasets.base import BatchStream, reuse_histogram
@@ -173,10 +171,3 @@ def test_malformed_content(tmp_path, change, message):
 def test_bad_arguments_are_named(plain, changes, message):
     with pytest.raises(ConfigError, match=message):
         dataset(plain, **changes)
-
-
-def test_yaml_builds_a_dataset(plain):
-    yaml = Path(__file__).parents[3] / "conf" / "data" / "dlrm_datasets.yaml"
-    run = OmegaConf.create({"seed": 1, "data": OmegaConf.load(yaml)})
-    data = instantiate(run.data, path=str(plain), table_ids=[0, 2], batch_size=16)
-    assert data.batch("train", 0, rank=0, world_size=2).labels.shape == (8,)

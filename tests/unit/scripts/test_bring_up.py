@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from types import ModuleType
 from typing import Any
 
-import pytest
-
-from tests.conftest import ROOT
+from bring_up import report
+from bring_up.steps import LIMIT_S, steps_on
+from studies.runner import Outcome
+from tests.preloaded import ROOT
 
 ERRORS = {"num": 9, "mape": 4.0, "median": 3.0, "p90": 8.0, "spearman": 0.99}
 FIGURES: dict[str, dict[str, Any]] = {
@@ -53,16 +53,6 @@ FIGURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-
-
-@pytest.fixture
-def steps() -> ModuleType:
-    return importlib.import_module("bring_up.steps")
-
-
 def outcome(step: str, **fields: Any) -> Any:
     made_up = {
         "status": "ok",
@@ -74,26 +64,24 @@ def outcome(step: str, **fields: Any) -> Any:
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789abcdef",
     }
-    return importlib.import_module("studies.runner").Outcome(step, **made_up | fields)
+    return Outcome(step, **made_up | fields)
 
 
 def page(outcomes: list[Any], *, is_rehearsal: bool = False) -> str:
-    report: ModuleType = importlib.import_module("bring_up.report")
-    text: str = report.report_text(outcomes, is_rehearsal=is_rehearsal)
-    return text
+    return report.report_text(outcomes, is_rehearsal=is_rehearsal)
 
 
-def test_the_limits_leave_time_in_half_an_hour(steps):
-    assert sum(step.limit_s for step in steps.steps_on("cuda")) == steps.LIMIT_S <= 1800 - 60
+def test_the_limits_leave_time_in_half_an_hour():
+    assert sum(step.limit_s for step in steps_on("cuda")) == LIMIT_S <= 1800 - 60
 
 
-def test_every_step_has_a_module(steps):
-    for step in steps.steps_on("cuda"):
+def test_every_step_has_a_module():
+    for step in steps_on("cuda"):
         assert step.commands or importlib.import_module(f"bring_up.{step.name}").run
 
 
-def test_only_gpus_have_a_first_hour(steps):
-    names = {device: [step.name for step in steps.steps_on(device)] for device in ("cpu", "cuda")}
+def test_only_gpus_have_a_first_hour():
+    names = {device: [step.name for step in steps_on(device)] for device in ("cpu", "cuda")}
     assert [name for name in names["cuda"] if name not in names["cpu"]] == ["gpu"]
 
 
@@ -171,7 +159,6 @@ def test_few_tasks_do_not_tell_sharders_apart():
 
 def test_a_rehearsal_says_so(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"small": True, "device": "cpu"}))
-    report: ModuleType = importlib.import_module("bring_up.report")
     line = report.write_report(tmp_path, [outcome(step) for step in FIGURES])
     assert line == f"report: {tmp_path / 'report.md'}"
     text = (tmp_path / "report.md").read_text()
