@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.commands import train as command
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank
-from tests.conftest import ROOT, SMALL_RUN
+from tests.conftest import SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
 from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
+from tests.unit.commands.conftest import composed as composed
 
 # of torch, in what TorchRec loads
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -123,23 +122,15 @@ def test_groups_of_some_ranks():
     ],
     ids=["2", "4+4", "8+8"],
 )
-def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeypatch):
+def test_training_job(world_size, local_world_size, overrides, tmp_path, monkeypatch, composed):
     """The whole command: planning, measuring, steps, logs, evaluations, the result."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-        cfg = compose(
-            "train",
-            [
-                *SMALL_RUN,
-                *overrides,
-                *("trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
-                *("data.pregenerate=false", "measure.iterations=4"),
-                "trainer.checkpoint.every_s=null",  # their files are written by threads
-                f"hydra.runtime.output_dir={tmp_path}",
-            ],
-            return_hydra_config=True,
-        )
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
-    HydraConfig.instance().set_config(cfg)
+    cfg = composed(
+        "train",
+        *(*SMALL_RUN, *overrides, "trainer.eval_every_steps=5", "trainer.num_eval_batches=2"),
+        *("data.pregenerate=false", "measure.iterations=4"),
+        "trainer.checkpoint.every_s=null",  # their files are written by threads
+        f"hydra.runtime.output_dir={tmp_path}",
+    )
     with open_dict(cfg):
         del cfg["hydra"]  # as Hydra does before it calls the command
     batch = SyntheticDataset.batch

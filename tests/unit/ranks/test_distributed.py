@@ -1,5 +1,6 @@
 """A job of one process, and what a rank knows of itself and its memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -233,19 +234,15 @@ def test_nothing_left(options, message):
         detect_topology(**options)
 
 
+BAD_MEMORY = {
+    "reserved_gib": (-0.5, math.inf),
+    "memory_gib": (0, -1.5, math.nan),
+    "memory_fraction": (0, 1.1, math.nan),
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("reserved_gib", -0.5),
-        ("reserved_gib", float("inf")),
-        ("memory_gib", 0),
-        ("memory_gib", -1.5),
-        ("memory_gib", float("nan")),
-        ("memory_fraction", 0),
-        ("memory_fraction", 1.1),
-        ("memory_fraction", float("nan")),
-    ],
-    ids=str,
+    ("key", "value"), [(key, value) for key, values in BAD_MEMORY.items() for value in values]
 )
 def test_bad_memory(key, value):
     with pytest.raises(ConfigError, match=rf"topology\.{key} is {value}, must be"):
