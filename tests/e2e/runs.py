@@ -58,6 +58,12 @@ def train_alone(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.
     return preloaded.run(*arguments, env=environment(), exit_code=exit_code)
 
 
+def script(name: str, folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
+    """Run one of scripts/ in a folder."""
+    path = str(ROOT / "scripts" / f"{name}.py")
+    return preloaded.run(path, *overrides, cwd=folder, exit_code=exit_code)
+
+
 def result_of(folder: Path) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return fields

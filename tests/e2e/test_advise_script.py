@@ -1,6 +1,7 @@
 """scripts/advise.py: a table and a choice, or one message and an exit code."""
 
 import csv
+import functools
 import json
 from pathlib import Path
 
@@ -9,27 +10,22 @@ from omegaconf import OmegaConf
 
 from dlrm_sharded.advice.machines import CPU_NAMES
 from dlrm_sharded.commands.hydra_app import CONF_DIR
-from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.hardware.gpus.gpu_specs import MOST_COMMON, gpu_specs
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB, read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.step.parts import PARTS
-from dlrm_sharded.testing import small_tasks
-from tests import preloaded
+from tests.e2e.runs import script
 
-SCRIPT = preloaded.ROOT / "scripts" / "advise.py"
 TASK = "task=task.json"
 
 
-def advise(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
-    return preloaded.run(str(SCRIPT), *overrides, cwd=folder, exit_code=exit_code)
+advise = functools.partial(script, "advise")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
-    return tmp_path
+def folder(task_json: Path) -> Path:
+    return task_json.parent
 
 
 def test_what_to_rent(folder):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.testing import small_tasks
 from tests import preloaded
+from tests.e2e.runs import script
 
 DATA = (
     *("data=synthetic", "data.max_rows=1000", "batch_size=64", "topology.world_size=2"),
@@ -17,17 +16,15 @@ DATA = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
-    os.mkfifo(tmp_path / "pipe")
-    return tmp_path
+def folder(task_json: Path) -> Path:
+    os.mkfifo(task_json.with_name("pipe"))
+    return task_json.parent
 
 
 @pytest.mark.parametrize("source", [("task=task.json",), DATA], ids=["task", "data"])
 def test_a_plan_on_standard_output_is_json(folder, source):
     before = sorted(folder.iterdir())
-    words = (str(preloaded.ROOT / "scripts/plan.py"), *source, "sharder=dim", "out=-")
-    done = preloaded.run(*words, cwd=folder, exit_code=0)
+    done = script("plan", folder, *source, "sharder=dim", "out=-")
     assert json.loads(done.stdout)["sharder"] == "dim"
     assert "shards of" in done.stderr
     assert ("the task is not written" in done.stderr) == (source == DATA)

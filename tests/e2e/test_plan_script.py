@@ -1,5 +1,6 @@
 """scripts/plan.py: a plan, or one message and an exit code."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,16 @@ from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import read_task
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.testing import small_tasks
-from tests import preloaded
-
-SCRIPT = preloaded.ROOT / "scripts" / "plan.py"
-
+from tests.e2e.runs import script
 
 TOO_LARGE = "need 258,880,048 B (0.24 GiB), all 2 ranks together have 20,000,000"
 
 
-def plan(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
-    return preloaded.run(str(SCRIPT), *overrides, cwd=folder, exit_code=exit_code)
+plan = functools.partial(script, "plan")
 
 
 def written_plan(task_json: Path) -> dict[str, Any]:
     return json.loads(task_json.with_name("p.json").read_text())
-
-
-@pytest.fixture
-def task_json(tmp_path: Path) -> Path:
-    write_json(tmp_path / "task.json", small_tasks()["w3-mixed"].to_json())
-    return tmp_path / "task.json"
 
 
 @pytest.mark.parametrize("sharder", ["size_lookup", "torchrec"])

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,8 @@ from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.simulation.store import MEASUREMENTS, SETTINGS
-from tests import preloaded
-from tests.e2e.runs import keep_probe
+from tests.e2e.runs import keep_probe, script
 
-SCRIPT = preloaded.ROOT / "scripts" / "simulate.py"
 QUICK = ("measure.iterations=3", "measure.time_budget_s=0.1", "sharders=[dim]")
 DATA = ("data=synthetic", "data.num_train_batches=2", "topology.world_size=4", "batch_size=256")
 H100 = ("hardware=h100_sxm", "topology=h100_80gb", "topology.ranks_per_host=2")
@@ -26,8 +25,7 @@ TASK = ShardingTask(
 )
 
 
-def simulate(folder: Path, *overrides: str, exit_code: int = 0) -> preloaded.Ended:
-    return preloaded.run(str(SCRIPT), *overrides, cwd=folder, exit_code=exit_code)
+simulate = functools.partial(script, "simulate")
 
 
 def results(folder: Path) -> dict[str, Any]:
