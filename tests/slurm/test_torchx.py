@@ -47,8 +47,8 @@ def sweep(sweep_dir: Path, *overrides: str, program: Sequence[str] = TRAIN) -> l
 
 
 def application_sweep(application: Path, folder: Path, *overrides: str) -> list[str]:
-    program = (str(application), "hydra/launcher=torchx", f"+folder={folder}")
-    return sweep(folder / "sweep", *overrides, program=program)
+    launcher = ("hydra/launcher=torchx", f"+folder={folder}")
+    return sweep(folder / "sweep", *launcher, *overrides, program=[str(application)])
 
 
 def state(slurm: Cluster, cwd: Path, handle: str) -> str:
