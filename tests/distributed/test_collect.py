@@ -105,10 +105,7 @@ def test_what_a_kill_leaves_is_in_the_file(tmp_path):
     assert manifest["device"] == "cpu"
     hardware = collected.hardware
     assert hardware.name.startswith("cpu: ")
-    assert hardware.fingerprint is not None
     assert hardware.fingerprint.cpu.threads == manifest["threads"]
-    assert hardware.probe is not None
-    assert hardware.probe.exchange is not None
     assert hardware.probe.exchange.num_ranks == 3
     assert manifest["batch_sizes"] == [66, 132]
     assert manifest["num_samples"] == len(collected.samples)

@@ -34,7 +34,6 @@ def keep_probe() -> None:
     A busy one keeps none, and then each start has prices of its own.
     """
     found = detect.local_hardware(torch.device("cpu"))
-    assert found.probe is not None
     probe = dataclasses.replace(found.probe, load=1.0)
     detect._kept(dataclasses.replace(found, probe=probe))
 
@@ -65,8 +64,7 @@ def script(name: str, folder: Path, *overrides: str, exit_code: int = 0) -> prel
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return fields
+    return json.loads((folder / "result.json").read_text())
 
 
 def events_of(folder: Path) -> EventAccumulator:

@@ -19,8 +19,7 @@ def rank() -> Iterator[Rank]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints."""
-    folder: Path = damage.train(tmp_path_factory.mktemp("runs") / "whole")
-    return folder
+    return damage.train(tmp_path_factory.mktemp("runs") / "whole")
 
 
 def test_every_kind_of_damage(whole, rank):

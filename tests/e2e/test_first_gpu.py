@@ -64,8 +64,7 @@ def figures_of(out: Path, step: str) -> dict[str, Any]:
     assert 0 < written["seconds"] <= written["limit_s"]
     assert written["versions"]["torchrec"]
     assert (out / f"{step}.log").exists()
-    figures: dict[str, Any] = written["figures"]
-    return figures
+    return written["figures"]
 
 
 @pytest.mark.soak

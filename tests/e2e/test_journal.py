@@ -39,8 +39,6 @@ def test_each_run_corrects_the_next(tmp_path, absurd):
         result = result_of(folder)
         assert ("corrected by 1 run" in str(result["prices"])) == (number == 1)
         predicted, measured = result["predicted_ms"], result["embedding_cost_ms"]
-        assert isinstance(predicted, float)
-        assert isinstance(measured, float)
         errors.append(abs(np.log(predicted / measured)))
     assert errors[1] < errors[0] / 2
     (journal,) = (tmp_path / "journal").glob("*.jsonl")

@@ -55,8 +55,7 @@ def artefact_of(folder: Path) -> Path:
 
 def header(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="numpy") as file:
-        fields: dict[str, Any] = json.loads(file.metadata()[HEADER])
-    return fields
+        return json.loads(file.metadata()[HEADER])
 
 
 def curves_of(folder: Path) -> dict[str, list[int]]:
@@ -92,7 +91,6 @@ def test_writes_a_policy(kind, tmp_path):
     pool = training_tasks(part="unseen", num_tables=9, world_size=3)
     task = pool.task(pool.draw(np.random.default_rng(0)))
     ranks = policy.place(task, num_samples=2, seed=0)
-    assert ranks is not None
     assert {*ranks} <= {0, 1, 2}
     curves = curves_of(tmp_path)
     assert curves.keys() == TAGS
@@ -105,7 +103,7 @@ def test_retunes_the_packaged_policy(tmp_path):
     written = header(artefact_of(tmp_path))
     assert written["training"]["init_from"] == "packaged"
     before, after = written["initial_ms"], written["scores_ms"]["dreamshard"]
-    shown = " ".join((done.output).split())
+    shown = " ".join(done.output.split())
     assert f"its plans cost {after:.2f} ms, before the training {before:.2f} ms, those" in shown
 
 

@@ -123,8 +123,7 @@ def run_sweep(
 
 
 def jobs_of(sweep_dir: Path) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads((sweep_dir / "sweep.json").read_text())["jobs"]
-    return jobs
+    return json.loads((sweep_dir / "sweep.json").read_text())["jobs"]
 
 
 def states_of(sweep_dir: Path) -> list[str]:

@@ -205,7 +205,6 @@ def test_how_often_slurm_has_started_a_job_again(queue, accounting, state, resta
 
     monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
     described = TolerantSlurmScheduler("session").describe("1")
-    assert described is not None
     assert (described.state, described.num_restarts) == (state, restarts)
 
 
@@ -221,5 +220,4 @@ def test_what_ranks_said_in_earlier_attempts_is_forgotten(tmp_path):
     second.send_failure(1, "the second time")
     second.remove_earlier_attempts()
     failure = JobMailbox(tmp_path).receive_first_failure()
-    assert failure is not None
     assert failure.reason == "the second time"

@@ -76,7 +76,6 @@ def test_a_command_dies_with_the_command_that_started_it():
     child = "run_hydra(lambda: (print('runs', flush=True), time.sleep(20), print('still runs')))"
     code = PARENT.replace("LAUNCHER", repr(LAUNCHER_VARIABLE))
     with subprocess.Popen([sys.executable, "-c", code, child], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == b"runs\n"
         parent.kill()
         assert parent.stdout.read() == b"", "the child has closed the pipe, too"

@@ -77,7 +77,6 @@ def test_a_witness_proves_that_there_is_a_plan(number):
         assert benchmark.witness is None
         assert memory_use(benchmark.task) > 1
     else:
-        assert benchmark.witness is not None
         validate(benchmark.witness, benchmark.task)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
@@ -20,6 +19,7 @@ from dlrm_sharded.runs.comparison_events import write_comparison
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.discovery import find_runs
 from dlrm_sharded.runs.tags import COMPARED_METRICS, HPARAMS
+from tests.unit.runs.test_run_events import read
 
 
 def write_run(folder: Path, *overrides: str, scale: float = 1.0, ranks: int = 2) -> None:
@@ -77,12 +77,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def events_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return events
-
-
 def ends(figure: Figure) -> list[float]:
     """Where the last part of each bar ends."""
     last = [bars for bars in figure.axes[0].containers if hasattr(bars, "patches")][-1]
@@ -105,7 +99,7 @@ def test_a_sweep_is_compared_in_its_own_folder(compared_sweep):
 
 def test_tensorboard_reads_it(compared_sweep):
     sweep, _ = compared_sweep
-    events = events_of(sweep / "comparison")
+    events = read(sweep / "comparison")
     assert set(events.Tags()["images"]) == {
         *(f"comparison/{name}" for name in ("embedding_cost", "throughput", "imbalance")),
         *(f"cost_by_rank/{sharder}" for sharder in ("random", "dim")),
@@ -136,7 +130,7 @@ def test_again_replaces_its_own_file_only(tmp_path):
         files = {path.name for path in folder.iterdir()}
         assert other.name in files
         assert len(files) == 2
-    assert len(events_of(folder).Images("comparison/throughput")) == 1
+    assert len(read(folder).Images("comparison/throughput")) == 1
 
 
 def test_bars(sweep):

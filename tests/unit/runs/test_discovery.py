@@ -70,7 +70,6 @@ def write_sweep(folder: Path, *jobs: dict[str, Any]) -> None:
 
 
 def known_metrics(run: Run) -> dict[str, float]:
-    assert run.result is not None
     return {name: value for name, value in run.result.metrics.items() if value is not None}
 
 
@@ -90,7 +89,6 @@ def test_a_run_with_all_it_says(tmp_path):
     assert run.platform == Platform(
         world_size=2, device="cpu: test", versions=(("python", "3.11"), ("torch", "2.13.0"))
     )
-    assert run.result is not None
     assert run.result.commit == "abc"
     assert known_metrics(run) == {
         "embedding_cost_ms": 10.0,
@@ -113,7 +111,6 @@ def test_what_is_no_number_is_unknown(tmp_path, value):
     fields = RESULT | dict.fromkeys([*keys, *predicted, "lower_bound_ms", "gap"], value)
     write_run(tmp_path, [], fields | {"per_rank": [{"fwd_compute_ms": value}]})
     run = only(tmp_path)
-    assert run.result is not None
     assert known_metrics(run).keys() == {"embedding_cost_ms", "critical_path_ms", "plan_solve_s"}
     assert run.result.cost is None
     assert run.result.platform.world_size is None
@@ -289,7 +286,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 def test_figures_beyond_any_real_one_are_not_known(tmp_path):
     write_run(tmp_path, [], {**RESULT, "samples_per_s": 1e308})
     result = only(tmp_path).result
-    assert result is not None
     assert result.samples_per_s is None
 
 

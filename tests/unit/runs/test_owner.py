@@ -60,7 +60,6 @@ class Other:
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
         return self._process.pid
 
     def kill(self) -> None:

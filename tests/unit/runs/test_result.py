@@ -78,8 +78,7 @@ def result_of(report: PlanReport = REPORT, training: TrainingResult = TRAINING) 
 
 def written(folder: Path, result: RunResult) -> dict[str, Any]:
     write_result(folder, result)
-    fields: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return fields
+    return json.loads((folder / "result.json").read_text())
 
 
 def test_all_that_a_run_says(tmp_path):
