@@ -97,30 +97,21 @@ def test_forms_of_a_file_give_the_same(tmp_path, sample, blocks_dir, small_chunk
         assert (tmp_path / "blocks" / name).read_bytes() == (blocks_dir / name).read_bytes()
 
 
-def flipped(data: bytes) -> bytes:
-    half = len(data) // 2
-    return data[:half] + bytes([data[half] ^ 0xFF]) + data[half + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        *(
-            (
-                lambda data, kept=kept: data[: int(len(data) * kept)],
-                "is a truncated or damaged gzip",
-            )
-            for kept in (0.1, 0.5, 0.999)
-        ),
-        (flipped, r"truncated or damaged gzip|malformed"),
-    ],
-)
-def test_a_damaged_gzip(tmp_path, sample, small_chunks, change, message):
-    (tmp_path / "day_0.gz").write_bytes(change(gzip.compress(sample.read_bytes())))
-    with pytest.raises(DataError, match=message) as error:
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.999])
+def test_a_truncated_gzip(tmp_path, sample, small_chunks, kept):
+    content = gzip.compress(sample.read_bytes())
+    (tmp_path / "day_0.gz").write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(DataError, match=r"day_0.gz is a truncated or damaged gzip file"):
         converted(tmp_path, files=str(tmp_path / "day_0.gz"))
-    assert "day_0.gz" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["day_0.gz"]
+
+
+def test_a_damaged_gzip(tmp_path, sample):
+    content = bytearray(gzip.compress(sample.read_bytes()))
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "day_0.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"truncated or damaged gzip|malformed"):
+        converted(tmp_path, files=str(tmp_path / "day_0.gz"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
