@@ -71,31 +71,26 @@ def test_our_errors_are_their_message(kind):
 
 
 SHARDERS = "dlrm_sharded.sharders.heuristics"
-MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "argument": (
         lambda: instantiate({"_target_": f"{SHARDERS}.RandomSharder", "sede": 1}),
-        ["RandomSharder", "unexpected keyword argument 'sede'"],
+        r"RandomSharder(?s:.*) unexpected keyword argument 'sede'",
     ),
-    "class": (lambda: instantiate({"_target_": f"{SHARDERS}.Nobody"}), ["Nobody"]),
+    "class": (lambda: instantiate({"_target_": f"{SHARDERS}.Nobody"}), "Nobody"),
     "option": (
         lambda: composed_config("train", "sharder=nobody"),
-        ["there is no sharder 'nobody'; known: autoshard, dim, "],
+        r"\Athere is no sharder 'nobody'; known: autoshard, dim, .*\Z",
     ),
-    "key": (lambda: composed_config("train", "trainer.num_stepz=3"), ["num_stepz"]),
-    "missing": (lambda: OmegaConf.create({"task": "???"}).task, ["task"]),
+    "key": (lambda: composed_config("train", "trainer.num_stepz=3"), "num_stepz"),
+    "missing": (lambda: OmegaConf.create({"task": "???"}).task, "task"),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_a_config_are_named(name):
-    make, words = MISTAKES[name]
+@pytest.mark.parametrize(("make", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_config_are_named(make, message):
     with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
         make()
-    message = said(raised.value)
-    assert [word for word in words if word not in message] == []
-    if name == "option":
-        assert message.startswith(words[0])
-        assert "\n" not in message
+    assert re.search(message, said(raised.value))
 
 
 @pytest.mark.parametrize(
