@@ -11,24 +11,19 @@ from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of
 
 COMPUTE = learned_cost_model(RunContext(device="cpu")).compute
-UNKNOWN = tuple(
-    Table(f"t{i}", rows, cols, pooling)
-    for i, (rows, cols, pooling) in enumerate(
-        [(100, 4, 0.5), (40_000, 16, 30.0), (3_000_000, 64, 8.0), (40_000_000, 128, 1.0)]
-    )
-)
-KNOWN = Table("known", 1000, 16, 2.0, (1.0, *(0.0,) * 16))
-TASK = ShardingTask((KNOWN, *UNKNOWN), Topology(1, 2**40, compute_device="cpu"), 8192)
+SHAPES = [(100, 4, 0.5), (40_000, 16, 30.0), (3_000_000, 64, 8.0), (40_000_000, 128, 1.0)]
+UNKNOWN = tables_of(*SHAPES)
+KNOWN = Table("known", 1000, 16, 2.0, USED_ONCE)
+TASK = task_of((KNOWN, *UNKNOWN), 1, 2**40, 8192)
 
 
 def whole_ms(tables: tuple[Table, ...], compute: ComputeModel) -> np.ndarray:
     task = dataclasses.replace(TASK, tables=tables)
-    plan = ShardingPlan(1, tuple(Shard.whole(table, 0) for table in tables))
+    plan = in_turns(task)
     return compute.stand_alone_ms(compute.vectors(workload_of_plan(plan, task)))
 
 
@@ -44,7 +39,6 @@ def test_a_table_costs_the_mean_over_the_skews() -> None:
     expected = np.array(list(SKEWS.values())) @ np.array(by_skew)
     assert whole_ms(tuple(assumed), COMPUTE) == pytest.approx(expected, rel=5e-3)
     for table in assumed:
-        assert table.reuse_histogram is not None
         assert sum(table.reuse_histogram) == pytest.approx(1.0)
 
 

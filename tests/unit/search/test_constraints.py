@@ -1,6 +1,5 @@
 """What users ask of a plan is kept, or refused with the table and the key."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.constraints import Constraints
+from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import MODELS, neuroshard
 
 Keys = dict[str, Any]
@@ -105,11 +105,7 @@ def test_kept_or_refused(case: tuple[ShardingTask, Keys], model: str, seed: int)
     assert (repr(task), repr(keys)) == before
 
 
-TASK = ShardingTask(
-    tuple(Table(f"t{i}", 100, 16, 2.0) for i in range(5)),
-    Topology(3, 10**6, compute_device="cpu"),
-    256,
-)
+TASK = task_of(tables_of(*[(100, 16, 2.0)] * 5), 3, 10**6, 256)
 
 
 def plan(**keys: Any) -> ShardingPlan:
@@ -197,9 +193,7 @@ def test_more_apart_than_ranks() -> None:
 def test_row_blocks_only_where_a_table_may_be() -> None:
     """The narrowest columns fit no rank; the ranks of a host are enough for blocks."""
     tall = Table("tall", 4000, 4, 1.0)
-    task = dataclasses.replace(
-        TASK, tables=(tall,), topology=Topology(4, 40_000, 2, compute_device="cpu")
-    )
+    task = task_of((tall,), 4, 40_000, 256, local_world_size=2)
     for ranks, found in (([0, 1, 2, 3], True), ([2, 3], True), ([1, 2, 3], True), ([1, 2], False)):
         sharder = neuroshard(patience=1, pin={"tall": ranks})
         if found:

@@ -35,7 +35,6 @@ def found(
     bound_ms = lower_bound_ms(problem.priced)
     stopping = StoppingRule(patience, good_gap, clock or CountingClock())
     state = find_state(problem, bound_ms, seed, stopping)
-    assert state is not None
     assert is_whole(state)
     return state
 
@@ -47,7 +46,6 @@ def test_searches_are_no_worse_than_their_start(seed: int) -> None:
     costs = [found(problem, patience=patience).copy_for(plain).objective_ms for patience in (0, 5)]
     bound_ms = lower_bound_ms(problem.priced)
     start = first_plan(problem, cut_units(problem, problem.mean_processing_ms(bound_ms)))
-    assert start is not None
     assert costs[0] <= start.copy_for(plain).objective_ms * 1.05  # margins differ
     assert costs[1] <= costs[0] * 1.02
 
@@ -58,7 +56,6 @@ def test_over_at_the_first_look_that_says_so(looks: int, monkeypatch: pytest.Mon
     clock = CountingClock(looks)
     refreshes_at_look = [0]
     is_over, refresh = CountingClock.is_over.fget, State.refresh
-    assert is_over is not None
 
     def counted_look(self: CountingClock) -> bool:
         refreshes_at_look.append(0)
