@@ -1,10 +1,11 @@
 """Made-up tables, tasks and plans, as the tests of several rooms take them."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
@@ -12,6 +13,8 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 
 USED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 """Reuse histogram of ids that all differ."""
+
+ROWS = st.integers(1, 5000)
 
 
 def tables_of(*shapes: tuple[Any, ...]) -> tuple[Table, ...]:
@@ -24,11 +27,13 @@ def task_of(
     world_size: int = 2,
     memory_bytes: int = 10**9,
     batch_size: int = 1024,
+    *,
+    device: str = "cpu",
     **topology: Any,
 ) -> ShardingTask:
-    """Return a task on CPUs, unless the topology says otherwise."""
-    topology = {"compute_device": "cpu", **topology}
-    return ShardingTask(tuple(tables), Topology(world_size, memory_bytes, **topology), batch_size)
+    """Return a task on ranks with these further figures of a topology."""
+    ranks = Topology(world_size, memory_bytes, compute_device=device, **topology)
+    return ShardingTask(tuple(tables), ranks, batch_size)
 
 
 def with_topology(task: ShardingTask, **changes: Any) -> ShardingTask:
@@ -62,3 +67,31 @@ def assert_same_arrays(found: Mapping[str, np.ndarray], expected: Mapping[str, n
     assert found.keys() == expected.keys()
     for key, array in expected.items():
         np.testing.assert_array_equal(found[key], array, err_msg=key)
+
+
+@st.composite
+def packed_tasks(
+    draw: st.DrawFn,
+    room: st.SearchStrategy[float],
+    *,
+    rows: st.SearchStrategy[int] = ROWS,
+    most_tables: int = 8,
+    hosts: Sequence[tuple[int, int]] = tuple((1, ranks) for ranks in range(1, 6)),
+) -> ShardingTask:
+    """Draw tasks whose ranks have `room` times the memory of their share, alike or each its own.
+
+    Args:
+        hosts: numbers of hosts, and of ranks on each.
+    """
+    shape = st.tuples(rows, st.integers(1, 24).map(lambda n: 4 * n), st.floats(0, 100, width=32))
+    tables = tables_of(*draw(st.lists(shape, min_size=1, max_size=most_tables)))
+    num_hosts, per_host = draw(st.sampled_from(hosts))
+    world_size, state = num_hosts * per_host, draw(st.sampled_from([0, 4]))
+    size = sum(table.num_embeddings * (4 * table.embedding_dim + state) for table in tables)
+    memory = room.map(lambda times: int(times * size / world_size) + 1)
+    ranks = {
+        "local_world_size": per_host,
+        "optimizer_bytes_per_row": state,
+        "memory_bytes_by_rank": draw(st.none() | st.tuples(*[memory] * world_size)),
+    }
+    return task_of(tables, world_size, draw(memory), 64, **ranks)
