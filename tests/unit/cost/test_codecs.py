@@ -116,7 +116,7 @@ def test_search_and_bound_see_the_same_prices(hosts: Hosts) -> None:
 
 
 def task(device: str, batch_size: int = 4096) -> ShardingTask:
-    return with_profiles(task_of(TABLES, batch_size=batch_size, compute_device=device))
+    return with_profiles(task_of(TABLES, batch_size=batch_size, device=device))
 
 
 def test_a_model_predicts_the_precision_of_a_plan(of_device: LearnedCostModel) -> None:

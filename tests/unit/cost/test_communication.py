@@ -201,7 +201,7 @@ def test_stated_bandwidths_are_for_links_that_were_not_measured() -> None:
 def test_what_was_measured_does_not_change_with_what_is_stated(model: LearnedCostModel) -> None:
     """The fit knew no bandwidths, so those of a preset must not scale its times."""
     tables = tables_of(*[(1000, 128, 2.0)] * 4)
-    silent = task_of(tables, 4, batch_size=4096, local_world_size=4, compute_device="cuda")
+    silent = task_of(tables, 4, batch_size=4096, local_world_size=4, device="cuda")
     plan = whole_tables(silent, range(4))
     stated = with_topology(silent, intra_host_bytes_per_s=450e9, inter_host_bytes_per_s=50e9)
     expected, found = (times_ms(model.predict(plan, task), EXCHANGING) for task in (silent, stated))

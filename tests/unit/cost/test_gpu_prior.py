@@ -33,7 +33,7 @@ H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
 
 def mlperf(world_size: int = 8) -> ShardingTask:
     tables = mlperf_dcnv2()
-    ranks = {"local_world_size": 8, "optimizer_bytes_per_row": 4, "compute_device": "cuda"}
+    ranks = {"local_world_size": 8, "optimizer_bytes_per_row": 4, "device": "cuda"}
     return with_profiles(task_of(tables, world_size, 56 * GIB, 55_296, **ranks))
 
 
@@ -50,7 +50,7 @@ def lookup_ms(
 @pytest.mark.parametrize(
     "task",
     [
-        with_topology(task, compute_device="cuda")
+        with_topology(task, device="cuda")
         for name, task in small_tasks().items()
         if name != "w2-odd_names"
     ],
@@ -211,7 +211,7 @@ def test_priors_meet_the_public_lookups_within_their_error() -> None:
 def test_replicas_have_a_price() -> None:
     """They save the exchange of their vectors and cost an all-reduce of their gradients."""
     tables = tables_of(*((10 ** (2 + i % 5), 64, 4.0) for i in range(26)))
-    task = with_profiles(task_of(tables, 4, 10**10, 4096, compute_device="cuda"))
+    task = with_profiles(task_of(tables, 4, 10**10, 4096, device="cuda"))
     model, whole = prior_cost_model(H100), in_turns(task)
     replicated = [shard for table in tables[:12] for shard in Replicas(4).shards(table)]
     mixed = ShardingPlan(4, (*replicated, *whole.shards[12:]))

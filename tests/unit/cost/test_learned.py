@@ -286,7 +286,7 @@ def test_the_all_reduce_of_the_dense_part_has_a_price() -> None:
     model = prior_cost_model(RunContext("cuda"))
 
     def all_reduce_ms(world_size: int, num_bytes: int) -> float:
-        per_host = {"local_world_size": min(8, world_size), "compute_device": "cuda"}
+        per_host = {"local_world_size": min(8, world_size), "device": "cuda"}
         task = task_of([Table("a", 100, 16, 2.0)], world_size, GIB, 64 * world_size, **per_host)
         return model.price(task).all_reduce_ms(num_bytes)
 

@@ -21,11 +21,7 @@ NUM_TASKS = 10
 @pytest.mark.parametrize(("num_tables", "world_size"), [(50, 4), (20, 4), (60, 8)])
 @pytest.mark.parametrize("method", METHODS)
 def test_is_below_every_heuristic(
-    method: str,
-    num_tables: int,
-    world_size: int,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    method: str, num_tables: int, world_size: int, caplog, monkeypatch
 ) -> None:
     caplog.set_level(logging.ERROR)
     for kind, tables in TABLE_KINDS.items():  # fewer tables to profile, of the whole range
@@ -39,8 +35,7 @@ def test_is_below_every_heuristic(
         plans = [sharder.shard(task) for task in tasks]
         for plan, task in zip(plans, tasks, strict=True):
             validate(plan, task)
-        costs = [model.predict(plan, task) for plan, task in zip(plans, tasks, strict=True)]
-        return float(np.mean([cost.cost_ms for cost in costs]))
+        return np.mean([model.predict(*of).cost_ms for of in zip(plans, tasks, strict=True)])
 
     policy_ms = mean_ms(policy_sharder(SharderContext(), method=method, num_samples=0))
     heuristics_ms = {weight: mean_ms(GreedySharder(weight)) for weight in WEIGHTS}

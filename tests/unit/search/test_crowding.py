@@ -47,7 +47,7 @@ def mixed_task(seed: int, world_size: int, num_wide: int, num_narrow: int) -> Sh
     rng = np.random.default_rng(seed)
     wide = [Table(f"w{i}", 10**5, 128, rng.uniform(1, 3)) for i in range(num_wide)]
     narrow = [Table(f"n{i}", 10**5, 16, rng.uniform(1, 10)) for i in range(num_narrow)]
-    task = task_of((*wide, *narrow), world_size, 10**12, 8192, compute_device="cuda")
+    task = task_of((*wide, *narrow), world_size, 10**12, 8192, device="cuda")
     return with_profiles(task)
 
 

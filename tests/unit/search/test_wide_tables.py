@@ -27,7 +27,7 @@ SMALL = (Table("a", 300, 16, 3.0), Table("b", 200, 128, 1.0))
 def wide_task(*widths: int, world_size: int, device: str = "cuda") -> ShardingTask:
     wide = tuple(Table(f"wide{i}", 100 + i, width, 2.0) for i, width in enumerate(widths))
     tables, batch_size = (*wide, *SMALL), 64 * world_size
-    return with_profiles(task_of(tables, world_size, batch_size=batch_size, compute_device=device))
+    return with_profiles(task_of(tables, world_size, batch_size=batch_size, device=device))
 
 
 def halved(task: ShardingTask) -> ShardingPlan:
