@@ -8,17 +8,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from dlrm_sharded import RunContext, Sharder, ShardingPlan, Table, validate
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, ShardingError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import GreedySharder
 from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import tables_of, task_of, with_topology

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model, fit_learned
 from dlrm_sharded.calibration.costs_file import read_costs, write_costs
@@ -13,10 +14,8 @@ from dlrm_sharded.calibration.from_prior import adapted
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample
 from dlrm_sharded.cost.learned import KIND, learned_cost_model, shipped_prior
 from dlrm_sharded.cost.learned_arrays import learned_features, to_arrays
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import read_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
-from dlrm_sharded.hardware.context import RunContext
 from tests import preloaded
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.made_up import assert_same_arrays

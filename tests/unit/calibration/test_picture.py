@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded import ConfigError, RunContext
 from dlrm_sharded.calibration.adapt import error_of
 from dlrm_sharded.calibration.picture import conditions_of, corrected, cost_picture, run_journal
 from dlrm_sharded.calibration.run_journal import RunJournal
 from dlrm_sharded.calibration.samples import Sample
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
 from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.tables import Table
 from tests.unit.made_up import column_shards, task_of, with_topology
 
 SGD = Conditions("sgd", 2)

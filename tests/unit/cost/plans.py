@@ -5,11 +5,10 @@ import math
 
 from hypothesis import strategies as st
 
+from dlrm_sharded import Shard, ShardingPlan, ShardingTask, Topology
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
 from tests.unit.made_up import column_shards
 
 COMPUTING, EXCHANGING = (STAGES[0], STAGES[3]), STAGES[1:3]

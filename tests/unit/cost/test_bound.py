@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import Shard, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.communication import CommunicationModel
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import column_shards, tables_of, task_of
 from tests.unit.search.made_up import (

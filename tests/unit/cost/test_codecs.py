@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded import DataError, RunContext, Shard, ShardingPlan, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.samples import CollectedCosts
@@ -28,12 +29,7 @@ from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrice
 from dlrm_sharded.cost.features import Exchange, Floats, Reduce
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.made_up import task_of
 
 FP16, INT8 = ExchangePrecision("fp16", "fp16"), ExchangePrecision("int8", "int8")

@@ -5,13 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded import RunContext, Table, learned_cost_model
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
 from dlrm_sharded.cost.features import workload_of_plan
-from dlrm_sharded.cost.learned import learned_cost_model
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.tables import Table
 from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of
 
 COMPUTE = learned_cost_model(RunContext(device="cpu")).compute

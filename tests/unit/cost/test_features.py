@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
 from dlrm_sharded.calibration.samples import MeasuredShard, workload_of_sample
@@ -19,8 +20,6 @@ from dlrm_sharded.cost.features import (
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
 from tests.unit.calibration.cases import sample
 from tests.unit.made_up import column_shards, tables_of, task_of
 

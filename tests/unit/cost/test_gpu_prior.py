@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import PROFILE, workload_of_rows
@@ -14,15 +15,12 @@ from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_comput
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.public_lookups import PUBLIC_LOOKUPS

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model, predictor
 from dlrm_sharded.calibration.fit import LookupData, TrainablePriceNet, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
@@ -17,9 +18,7 @@ from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, to_arrays
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.standing import Standing
 from tests.unit.hardware.made_up import HARDWARE, with_cpu, with_probe

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import ConfigError, RunContext, ShardingPlan, ShardingTask
 from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit_paper import fit_paper
@@ -19,11 +20,7 @@ from dlrm_sharded.cost.neuroshard_paper import (
     paper_cost_model,
     to_arrays,
 )
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms
 from tests.unit.made_up import assert_same_arrays, in_turns, tables_of, task_of

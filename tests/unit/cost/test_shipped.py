@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded import RunContext, learned_cost_model
 from dlrm_sharded.cost import learned_arrays, neuroshard_paper
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.hardware.artifact import SHIPPED, read_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind
-from dlrm_sharded.hardware.context import RunContext
 
 LOADERS = {"learned": learned_cost_model, "neuroshard_paper": paper_cost_model}
 FEATURES = {

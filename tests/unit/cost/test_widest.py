@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import DataError, PlanCost, RunContext, learned_cost_model
 from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.fit import LookupData, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
@@ -20,13 +21,9 @@ from dlrm_sharded.cost.features import (
     workload_of_plan,
     workload_of_rows,
 )
-from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan_cost import PlanCost
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import USED_ONCE, assert_same_arrays

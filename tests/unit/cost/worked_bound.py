@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dlrm_sharded import ShardingTask, Table
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
     EXCHANGES,
@@ -12,8 +13,6 @@ from dlrm_sharded.cost.communication import (
 from dlrm_sharded.cost.compute import ComputeModel, PriceNet
 from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, DeviceWork
 from dlrm_sharded.cost.learned import LearnedCostModel
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.made_up import USED_ONCE, task_of
 
 LAUNCH_MS, IDS_MS, ID_COLUMNS_MS = 0.05, 0.1, 0.2

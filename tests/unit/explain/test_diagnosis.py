@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import PlanCost, StageCost, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -22,7 +23,6 @@ from dlrm_sharded.explain.diagnosis import (
 )
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import (
     Alternative,
     Diagnosis,
@@ -31,9 +31,7 @@ from dlrm_sharded.plans.plan_report import (
     ShardCost,
     SplitGain,
 )
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask
-from dlrm_sharded.plans.validation import validate
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.made_up import column_shards, tables_of, task_of
 from tests.unit.search.made_up import MODELS, model_of

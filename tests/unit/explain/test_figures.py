@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from matplotlib.figure import Figure
 
+from dlrm_sharded import Shard, ShardingPlan, Table
 from dlrm_sharded.explain.figures import (
     MAX_RANK_TICKS,
     MAX_TABLES_SHOWN,
@@ -21,7 +22,6 @@ from dlrm_sharded.explain.text import (
     sections,
     shares_of_rank,
 )
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import (
     Alternative,
@@ -31,7 +31,6 @@ from dlrm_sharded.plans.plan_report import (
     ShardCost,
     SplitGain,
 )
-from dlrm_sharded.plans.tables import Table
 from tests.unit.made_up import column_shards, in_turns, tables_of, task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)

@@ -4,14 +4,13 @@ import dataclasses
 
 import pytest
 
+from dlrm_sharded import Planner, ShardingTask
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.explain import profile_value
 from dlrm_sharded.explain.profile_value import value_profiles
 from dlrm_sharded.explain.text import profile_value_text
 from dlrm_sharded.plans.plan_report import plan_json
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.heuristics import GreedySharder
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.made_up import in_turns, tables_of, task_of
 from tests.unit.search.made_up import model_of
 

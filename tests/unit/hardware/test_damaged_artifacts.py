@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded import DataError, RunContext, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import CALIBRATED, SHIPPED, Arrays, write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.rl.policy import load_policy
 from tests.unit.hardware.test_artifact import header

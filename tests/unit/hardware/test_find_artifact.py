@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.files.errors import DataError
+from dlrm_sharded import DataError, RunContext
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import (
     ARTIFACT_SUFFIX,
@@ -19,7 +19,6 @@ from dlrm_sharded.hardware.artifact import (
     write_artifact,
 )
 from dlrm_sharded.hardware.artifact_kinds import Kind
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from tests.unit.damage import cut_off
 from tests.unit.hardware.made_up import HARDWARE, ON_GPU, with_cpu, with_probe

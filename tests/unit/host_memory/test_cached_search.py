@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from dlrm_sharded import Constraints, Planner, RunContext, SharderContext, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -17,21 +18,15 @@ from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.explain.text import cached_text
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.host_memory.cache_prices import CachePrices, cache_forecast
 from dlrm_sharded.host_memory.cached_search import cached_problem
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, without_memory_limit
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import load_plan
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.made_up import tables_of, task_of
 
 RUN = RunContext("cuda", Hardware("NVIDIA A100-SXM4-40GB"))

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, ShardingTask, Table
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.host_memory import miss_curves
 from dlrm_sharded.host_memory.miss_curves import num_curve_batches, with_measured_curves
 from dlrm_sharded.host_memory.miss_ratio import expected_curve
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.made_up import task_of
 
 BATCH_SIZE = 512

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import row_blocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, read_task
-from dlrm_sharded.plans.validation import validate
 from tests.unit.made_up import task_of
 
 TABLE = Table("t", 100, 16, 2.0)

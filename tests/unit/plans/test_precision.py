@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded import ConfigError, InvalidPlanError, Table, validate
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, read_plan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision, why_not_exchanged
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.validation import validate
 from tests.unit.made_up import task_of
 
 FP16 = ExchangePrecision("fp16", "fp16")

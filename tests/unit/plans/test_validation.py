@@ -7,12 +7,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import InvalidPlanError
+from dlrm_sharded import InvalidPlanError, Shard, ShardingPlan, Table, validate
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, row_blocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer
-from dlrm_sharded.plans.validation import validate
 from tests.unit.made_up import column_shards, task_of, with_memory
 
 

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm_sharded import ConfigError, RunContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import write_artifact
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.env import roll_out
 from dlrm_sharded.rl.nets import PlacementNet
 from dlrm_sharded.rl.policy import (

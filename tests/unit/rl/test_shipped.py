@@ -5,13 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded import RunContext, Sharder, SharderContext, learned_cost_model, validate
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.policy import METHODS
 from dlrm_sharded.rl.tasks import training_tasks
-from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
 from dlrm_sharded.sharders.policy import policy_sharder
 

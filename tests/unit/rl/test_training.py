@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_sharded.files.errors import ConfigError, DataError
+from dlrm_sharded import ConfigError, DataError, PlanCost, ShardingTask, StageCost
 from dlrm_sharded.plans.plan import whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.rl.autoshard import AutoShardConfig
 from dlrm_sharded.rl.dreamshard import DreamShardConfig
 from dlrm_sharded.rl.policy import METHODS, to_arrays

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded import Constraints, PlanCost, RunContext, SharderContext, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.communication import (
     EXCHANGE_TERMS,
@@ -27,17 +28,12 @@ from dlrm_sharded.cost.features import DEVICE_WORK, EXTENT, PROFILE
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.widest import WIDEST_TERMS
 from dlrm_sharded.files.errors import InvalidPlanError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.search.build_problem import build_problem
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import NeuroShardSharder, neuroshard_sharder
 from tests.unit.made_up import column_shards, task_of, with_memory
 

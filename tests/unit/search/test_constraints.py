@@ -6,12 +6,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import Constraints, ShardingPlan, Table, validate
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from tests.unit.made_up import packed_tasks, tables_of, task_of
 from tests.unit.search.made_up import MODELS, neuroshard
 

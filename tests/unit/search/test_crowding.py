@@ -5,20 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dlrm_sharded import NeuroShardSharder, SharderContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.features import DEVICE_WORK
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.moves import Neighborhood
 from dlrm_sharded.search.problem import Load
 from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import state_shards
-from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
 from tests.unit.cost.worked_bound import constant_prices
 from tests.unit.made_up import task_of
 from tests.unit.search.made_up import COST_ALONE, model_of, predicted, problem_of

@@ -4,10 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from dlrm_sharded import Constraints, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
 from tests.unit.made_up import task_of
 from tests.unit.search.made_up import all_plans, model_of, problem_of, tiny_task, with_memory

@@ -6,20 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from dlrm_sharded import Constraints, InvalidPlanError, Planner, Shard, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
-from dlrm_sharded.files.errors import InvalidPlanError
 from dlrm_sharded.plans.layouts import RowBlocks, is_row_wise
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.find_plan import find_state
 from dlrm_sharded.search.state_shards import state_shards
 from dlrm_sharded.search.stopping import StoppingRule
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.made_up import column_shards, task_of, with_topology
 from tests.unit.search.made_up import model_of, neuroshard, problem_of
 from tests.unit.search.states import CountingClock

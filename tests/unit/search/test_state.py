@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask
 from dlrm_sharded.plans.layouts import RowBlocks
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan

@@ -6,11 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
 from tests.unit.made_up import column_shards, tables_of, task_of

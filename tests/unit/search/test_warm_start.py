@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, InvalidPlanError, validate
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.heuristics import RandomSharder
 from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (

@@ -5,17 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS, Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.feasibility import why_infeasible
 from tests.unit.made_up import column_shards, task_of, with_memory
 from tests.unit.search.made_up import COST_ALONE, model_of, neuroshard, predicted, problem_of

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
+from dlrm_sharded import ConfigError, InfeasibleTaskError, Sharder, ShardingTask, Table, validate
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder, RandomSharder
 from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 

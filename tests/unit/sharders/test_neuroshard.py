@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlrm_sharded import Constraints, NeuroShardSharder, Planner, RunContext, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -25,17 +26,11 @@ from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, read_task
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.sharders.base import Sharder, SharderContext
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.made_up import tables_of, task_of, with_memory
 from tests.unit.search.made_up import (
     COST_ALONE,

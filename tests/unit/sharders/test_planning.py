@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dlrm_sharded import PlanCost, Planner, RunContext, ShardingPlan, ShardingTask, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -17,16 +18,10 @@ from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.explain.text import explain, forecast
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import Diagnosis, plan_json
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.sharders.base import sharder_name
 from dlrm_sharded.sharders.heuristics import GreedySharder, RandomSharder
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.conftest import OF_A_CPU
 from tests.unit.made_up import USED_ONCE, in_turns, task_of, with_memory, with_topology
 

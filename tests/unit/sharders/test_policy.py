@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import PlanCost, ShardingTask, StageCost, validate
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
 from dlrm_sharded.files.errors import ConfigError, DataError, InfeasibleTaskError
 from dlrm_sharded.plans.layouts import is_row_wise
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate, Policy
 from dlrm_sharded.sharders.base import SharderContext, sharder_name
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder

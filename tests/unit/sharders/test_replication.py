@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded import RunContext, SharderContext, ShardingPlan, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.datasets.presets import criteo_kaggle
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.rl.base import Candidate
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.neuroshard import neuroshard_sharder
 from dlrm_sharded.sharders.policy import PolicySharder
 from tests.unit.made_up import task_of, with_topology

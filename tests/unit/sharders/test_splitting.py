@@ -6,11 +6,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_sharded import ShardingPlan, ShardingTask, validate
 from dlrm_sharded.plans.layouts import is_row_wise
-from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.splitting import (
     BY_ROWS,
     LARGEST_PIECE,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlrm_sharded import NeuroShardSharder, Planner, RunContext, SharderContext, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
@@ -17,13 +18,7 @@ from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.shapes import Shapes
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import SharderContext
-from dlrm_sharded.sharders.neuroshard import NeuroShardSharder
-from dlrm_sharded.sharders.planning import Planner
 from tests.unit.conftest import OF_A_CPU
 from tests.unit.made_up import in_turns, task_of, with_memory
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
+from dlrm_sharded import DataError, PlanCost, StageCost
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
 from dlrm_sharded.step.prediction import (

@@ -7,13 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dlrm_sharded import ConfigError, InfeasibleTaskError, Shard, Sharder, ShardingPlan, validate
 from dlrm_sharded.datasets.presets import mlperf_dcnv2
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.layouts import is_replicated, is_row_wise, layout_name
-from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import GIB, ShardingTask
-from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.baselines.halving import METHODS, HalvingSharder
 from dlrm_sharded.testing import check_sharder
 from tests.unit.made_up import tables_of, task_of

@@ -9,19 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from dlrm_sharded import PlanCost, Planner, RunContext, ShardingTask, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_cost import PlanCost
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.baselines.neuroshard_paper import NeuroShardPaperSharder, candidates
-from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.made_up import column_shards, in_turns, tables_of, task_of, with_topology
 from tests.unit.search.made_up import model_of

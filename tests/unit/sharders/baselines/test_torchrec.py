@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded import ConfigError, InfeasibleTaskError, Table, validate
 from dlrm_sharded.datasets.presets import criteo_kaggle
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.layouts import is_row_wise
-from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.baselines import torchrec, torchrec_search
 from dlrm_sharded.sharders.baselines.time_box import TimeBox
 from dlrm_sharded.sharders.baselines.torchrec import TorchRecSharder

@@ -13,13 +13,9 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from dlrm_sharded import ConfigError, Shard, SharderContext, ShardingTask, Table
 from dlrm_sharded.accesses.profiles import with_profiles
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.torchrec_adapter import bag_configs
-from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.plans.tables import Table
-from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.baselines.torchrec import calibrated_sharder
 from dlrm_sharded.sharders.baselines.torchrec_estimator import CalibratedPerfEstimator
 from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
