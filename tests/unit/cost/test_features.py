@@ -1,6 +1,5 @@
 """What cost models read of a plan: volumes and work, by hand and against exact counts."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.calibration.samples import MeasuredShard, workload_of_sample
 from dlrm_sharded.cost.features import (
     CPU_WORK,
     EXTENT,
@@ -20,7 +18,6 @@ from dlrm_sharded.cost.features import (
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from tests.unit.calibration.cases import sample
 from tests.unit.made_up import column_shards, tables_of, task_of
 
 BATCH_SIZE = 64
@@ -148,35 +145,6 @@ def test_row_blocks_divide_rows_and_ids(world_size: int) -> None:
     whole = workload(Shard.whole(A, 0), task=task)
     assert of.num_unique.sum() == pytest.approx(whole.num_unique.sum())
     assert of.exchange(for_ids=False).volume.tolist() == [0] * world_size
-
-
-def test_plan_and_sample_agree() -> None:
-    """The same shards, once planned and once as they were measured."""
-    tables = {table.name: table for table in TABLES}
-    shards = tuple(
-        MeasuredShard(
-            rank=shard.rank,
-            num_rows=shard.num_rows,
-            num_cols=shard.num_cols,
-            pooling_factor=tables[shard.table].pooling_factor
-            * (shard.num_rows / tables[shard.table].num_embeddings),
-            reuse_histogram=tables[shard.table].reuse_histogram,
-            row_wise=shard.table == "c",
-        )
-        for shard in MIXED
-    )
-    measured = workload_of_sample(
-        dataclasses.replace(sample(), batch_size=BATCH_SIZE, shards=shards)
-    )
-    planned = workload(*MIXED)
-    for field in dataclasses.fields(Workload):
-        found, expected = getattr(measured, field.name), getattr(planned, field.name)
-        if expected is None:  # there are no tables in fp16
-            assert found is None
-            continue
-        np.testing.assert_allclose(found, expected, ROUNDING)
-    np.testing.assert_allclose(measured.work(), planned.work(), ROUNDING)
-    np.testing.assert_allclose(measured.profile(), planned.profile(), ROUNDING)
 
 
 @pytest.mark.parametrize("for_ids", [False, True], ids=["vectors", "ids"])

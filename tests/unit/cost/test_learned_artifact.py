@@ -16,7 +16,7 @@ from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of
 from dlrm_sharded.cost.communication import EXCHANGE_TERMS
 from dlrm_sharded.cost.compute import PriceNet
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model
-from dlrm_sharded.cost.learned_arrays import from_arrays, to_arrays
+from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.prior import OTHER_HARDWARE_ERROR
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.hardware import Hardware
@@ -181,11 +181,6 @@ def test_other_versions_and_optimizers_have_the_same_kernels(
     same = learned_cost_model(context, of_version(fitted, tmp_path, there))
     assert_same_arrays(to_arrays(same.compute, same.communication), fitted.arrays)
     assert same.standing.kind == "calibrated"
-
-
-def test_its_arrays_are_the_model(fitted: Fitted) -> None:
-    found = to_arrays(*from_arrays(fitted.arrays, fitted.meta["device"]))
-    assert_same_arrays(found, fitted.arrays)
 
 
 def global_states() -> tuple[Any, ...]:

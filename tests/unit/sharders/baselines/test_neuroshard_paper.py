@@ -18,7 +18,7 @@ from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.sharders.base import SharderContext
 from dlrm_sharded.sharders.baselines.neuroshard_paper import NeuroShardPaperSharder, candidates
 from dlrm_sharded.testing import check_sharder, small_tasks
-from tests.unit.made_up import column_shards, in_turns, tables_of, task_of, with_topology
+from tests.unit.made_up import in_turns, tables_of, task_of, with_topology
 from tests.unit.search.made_up import model_of
 
 SMALL = small_tasks()
@@ -134,15 +134,6 @@ def test_ranks_are_compared_as_they_are_without_the_shard() -> None:
     assert beside_t0_ms < 0.7 * model.predict(plan, task).cost_ms
 
 
-def test_limits_end_at_half_as_much_again() -> None:
-    """A mean of 24: 36 columns are allowed, 40 are not."""
-    sharder = paper_sharder(max_splits=0)
-    plan = sharder.shard(profiled(2, (1000, 36, 9.0), (1000, 12, 1.0)))
-    assert sorted(by_rank(plan)) == [12, 36]
-    with pytest.raises(InfeasibleTaskError):
-        sharder.shard(profiled(2, (1000, 40, 9.0), (1000, 8, 1.0)))
-
-
 def test_at_most_10_splits() -> None:
     """15 halvings give each of 16 ranks its 4 columns; published, the search ends after 10."""
     task = profiled(16, (1000, 64, 1.0))
@@ -150,15 +141,6 @@ def test_at_most_10_splits() -> None:
     with pytest.raises(InfeasibleTaskError, match=message):
         paper_sharder().shard(task)
     assert by_rank(paper_sharder(max_splits=15).shard(task)) == [4] * 16
-
-
-def test_halves_only() -> None:
-    """Thirds would fit; halves of 48 columns end at 12, of which a rank can hold one."""
-    task = profiled(3, (1000, 48, 1.0), memory=1000 * 16 * 4)
-    thirds = column_shards(task.tables[0], (0, 16), (1, 16), (2, 16))
-    validate(ShardingPlan(3, tuple(thirds)), task)
-    with pytest.raises(InfeasibleTaskError, match="found no plan"):
-        paper_sharder().shard(task)
 
 
 def quarters_needed(order: str) -> ShardingTask:
