@@ -24,13 +24,9 @@ from dlrm_sharded.explain.text import (
 )
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import (
-    Alternative,
-    Diagnosis,
     PlanReport,
-    RankCost,
-    ShardCost,
-    SplitGain,
 )
+from tests.unit.explain.test_diagnosis import SHOWN
 from tests.unit.made_up import column_shards, in_turns, tables_of, task_of
 
 WIDE = Table("wide", 1000, 128, 1.0)
@@ -181,20 +177,11 @@ def test_predicted_beside_measured() -> None:
 
 def test_what_the_cost_model_says_comes_before_the_ranks() -> None:
     """As lists below titles, after what was measured."""
-    diagnosis = Diagnosis(
-        world_size=3,
-        cost_ms=13.0,
-        bounding=(RankCost(1, 13.0, (ShardCost(PLAN.shards[1], BUSY, 7.0, 1.0),)),),
-        num_bounding=1,
-        splits=(SplitGain("split", 2, kind="row blocks", gain_ms=0.25),),
-        num_split=1,
-        alternatives=(Alternative("one more rank", 6.5),),
-    )
-    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=diagnosis)
+    report = PlanReport("test", 0.1, cost=PREDICTED, lower_bound_ms=10.0, diagnosis=SHOWN)
     lines = explain(PLAN, report, TASK, COST).splitlines()
     (start,) = [i for i, line in enumerate(lines) if str(forecast(report)) in line]
     expected = []
-    for section in sections(diagnosis):
+    for section in sections(SHOWN):
         expected += ["", f"**{section.title}**", "", *(f"- {line}" for line in section.lines)]
     end = start + 1 + len(expected)
     assert lines[start + 1 : end] == expected

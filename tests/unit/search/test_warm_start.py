@@ -11,6 +11,7 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import ShardingPlan, whole_tables
 from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.search.state_shards import moved_bytes
 from dlrm_sharded.sharders.heuristics import RandomSharder
 from tests.unit.made_up import tables_of, task_of
 from tests.unit.search.made_up import (
@@ -26,18 +27,9 @@ MODEL = "shipped"
 
 
 def new_bytes(task: ShardingTask, before: ShardingPlan, after: ShardingPlan) -> int:
-    """Of cells that are on a rank which did not have them; four bytes each."""
-    cells = 0
-    old = before.shards_by_table()
-    for shard in after.shards:
-        cells += shard.num_rows * shard.num_cols
-        for held in old[shard.table]:
-            if held.rank == shard.rank:
-                rows = min(shard.rows[1], held.rows[1]) - max(shard.rows[0], held.rows[0])
-                cols = min(shard.cols[1], held.cols[1]) - max(shard.cols[0], held.cols[0])
-                cells -= max(rows, 0) * max(cols, 0)
-    assert task.topology.shard_bytes(1, 1) == 4
-    return 4 * cells
+    """`test_state_shards` counts the cells of single tables."""
+    old, new = before.shards_by_table(), after.shards_by_table()
+    return sum(moved_bytes(task, old[name], new[name]) for name in old)
 
 
 def moved_tables(before: ShardingPlan, after: ShardingPlan) -> int:

@@ -1,7 +1,6 @@
 """TorchRec's planner as a sharder: what it says where it finds nothing."""
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -104,29 +103,21 @@ MANY = tables_of(*((1000 + 10 * i, 16, 1.0) for i in range(40)))
 TASK = task_of(MANY, 4, 2**30, 64, device="cuda")
 
 
-def clock_of(ticks_s: float) -> Callable[[], float]:
-    """A clock on which every look takes the same time."""
-    count = itertools.count()
-    return lambda: next(count) * ticks_s
-
-
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What this package logged, without TorchRec's own lines."""
     return [r.getMessage() for r in caplog.records if r.name.startswith("dlrm_sharded.")]
 
 
 @pytest.fixture
-def boxed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    def start(ticks_s: float) -> None:
-        monkeypatch.setattr(torchrec, "TimeBox", partial(TimeBox, clock=clock_of(ticks_s)))
-        monkeypatch.setattr(torchrec_search, "OPTIONS_PER_LOOK", 20)
-
-    return start
+def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the clock of a search's time limit, every look takes a second."""
+    clock = map(float, itertools.count()).__next__
+    monkeypatch.setattr(torchrec, "TimeBox", partial(TimeBox, clock=clock))
+    monkeypatch.setattr(torchrec_search, "OPTIONS_PER_LOOK", 20)
 
 
 @pytest.mark.parametrize("informed", [True, False])
-def test_the_time_limit_includes_the_pricing(boxed: Callable[[float], None], informed: bool):
-    boxed(1.0)
+def test_the_time_limit_includes_the_pricing(boxed: None, informed: bool):
     message = r"priced \d+ of \d+ ways .* raise sharder\.timeo"
     with pytest.raises(InfeasibleTaskError, match=message):
         TorchRecSharder(informed=informed, timeout_s=5).shard(TASK)
@@ -134,10 +125,9 @@ def test_the_time_limit_includes_the_pricing(boxed: Callable[[float], None], inf
 
 @pytest.mark.parametrize("informed", [True, False])
 def test_the_time_limit_cuts_the_search(
-    boxed: Callable[[float], None], caplog: pytest.LogCaptureFixture, informed: bool
+    boxed: None, caplog: pytest.LogCaptureFixture, informed: bool
 ) -> None:
     """A plan comes from what was found by then, and a line says that there may be a better one."""
-    boxed(1.0)
     caplog.set_level("INFO", "dlrm_sharded")
     plan = TorchRecSharder(informed=informed, timeout_s=60).shard(TASK)
     validate(plan, TASK)
@@ -146,8 +136,7 @@ def test_the_time_limit_cuts_the_search(
     assert "stopped after sharder.timeout_s = 60 s with the best of" in warning
 
 
-def test_a_search_that_finds_nothing_in_time_says_so(boxed: Callable[[float], None]) -> None:
-    boxed(1.0)
+def test_a_search_that_finds_nothing_in_time_says_so(boxed: None) -> None:
     task = with_memory(TASK, sum(table.num_embeddings * 64 for table in MANY) // 4)
     with pytest.raises(InfeasibleTaskError, match=r"fits within sharder\.timeout_s = 60 s, in \d+"):
         TorchRecSharder(timeout_s=60).shard(task)
