@@ -17,15 +17,13 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded import ShardingPlan, ShardingTask, Table, Topology, validate
+from dlrm_sharded import Planner, RunContext, ShardingPlan, ShardingTask, Table, Topology, validate
 from dlrm_sharded.commands.sharders import build_planner
 from dlrm_sharded.commands.task import build_dataset
 from dlrm_sharded.files.json_files import write_json
-from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.model.torchrec_adapter import bag_configs, from_torchrec
 from dlrm_sharded.plans.plan import read_plan
 from dlrm_sharded.plans.task import GIB
-from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,12 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dlrm_sharded.calibration.fit import communication_rows, fit_communication, fit_nonnegative
-from dlrm_sharded.cost.communication import (
-    UNMEASURED,
-    CommunicationModel,
-    Hosts,
-    with_stated,
-)
+from dlrm_sharded.cost.communication import UNMEASURED, CommunicationModel, Hosts, with_stated
 from dlrm_sharded.cost.features import Exchange, Reduce, Workload
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.layouts import REPLICA_GROUP

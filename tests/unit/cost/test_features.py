@@ -8,13 +8,7 @@ import pytest
 from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.cost.features import (
-    CPU_WORK,
-    EXTENT,
-    PROFILE,
-    Workload,
-    workload_of_plan,
-)
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table

@@ -82,11 +82,15 @@ def test_an_artefact_is_of_the_hardware_of_its_costs(costs: CollectedCosts) -> N
         fit_cost_model(damaged, FitConfig(num_steps=2))
 
 
+def known(fitted: Fitted, folder: Path, **meta: Any) -> str:
+    """The fitted model as one of hardware with a fingerprint and a probe."""
+    meta = fitted.meta | HARDWARE.to_meta() | meta
+    return str(write_artifact(folder, "learned-known", fitted.arrays, meta))
+
+
 @pytest.fixture
 def of_known_hardware(fitted: Fitted, tmp_path: Path) -> str:
-    """The fitted model as one of hardware with a fingerprint and a probe."""
-    meta = fitted.meta | HARDWARE.to_meta()
-    return str(write_artifact(tmp_path, "learned-known", fitted.arrays, meta))
+    return known(fitted, tmp_path)
 
 
 def test_the_models_own_hardware(of_known_hardware: str, fitted: Fitted) -> None:
@@ -135,8 +139,7 @@ def test_another_cpu_of_the_same_speed(of_known_hardware: str) -> None:
 def of_version(fitted: Fitted, tmp_path: Path, fbgemm: str | None) -> str:
     """The fitted model as one of known hardware under a version of FBGEMM."""
     versions = {} if fbgemm is None else {"fbgemm-gpu": "1.8.0+cpu", "fbgemm-gpu-cpu": fbgemm}
-    meta = fitted.meta | HARDWARE.to_meta() | {"versions": versions}
-    return str(write_artifact(tmp_path, "learned-versioned", fitted.arrays, meta))
+    return known(fitted, tmp_path, versions=versions)
 
 
 @pytest.mark.parametrize(

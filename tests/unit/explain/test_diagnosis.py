@@ -10,30 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_sharded import PlanCost, StageCost, Table, validate
+from dlrm_sharded import PlanCost, PlanReport, StageCost, Table, validate
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.explain import diagnosis as module
-from dlrm_sharded.explain.diagnosis import (
-    BOUNDING_FRACTION,
-    MAX_RANKS,
-    MAX_SPLITS,
-    diagnose,
-)
+from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPLITS, diagnose
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
-from dlrm_sharded.plans.plan_report import (
-    Alternative,
-    Diagnosis,
-    PlanReport,
-    RankCost,
-    ShardCost,
-    SplitGain,
-)
+from dlrm_sharded.plans.plan_report import Alternative, Diagnosis, RankCost, ShardCost, SplitGain
 from dlrm_sharded.plans.task import MAX_BYTES, ShardingTask
 from tests.unit.cost.plans import Planned, planned
-from tests.unit.made_up import column_shards, tables_of, task_of
+from tests.unit.made_up import column_shards, tables_of, task_of, with_memory
 from tests.unit.search.made_up import MODELS, model_of
 
 
@@ -55,10 +43,7 @@ def limited(draw: st.DrawFn) -> Planned:
     memory = [int(max(used) * draw(roomy)) + 1] * len(used)
     if draw(st.booleans()):
         memory = [int(size * draw(roomy)) + 1 for size in used]
-    topology = dataclasses.replace(
-        task.topology, memory_bytes=min(memory), memory_bytes_by_rank=tuple(memory)
-    )
-    return plan, dataclasses.replace(task, topology=topology)
+    return plan, with_memory(task, *memory)
 
 
 def cost_of(plan: ShardingPlan, task: ShardingTask, model: LearnedCostModel) -> PlanCost:

@@ -23,9 +23,7 @@ from dlrm_sharded.explain.text import (
     shares_of_rank,
 )
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
-from dlrm_sharded.plans.plan_report import (
-    PlanReport,
-)
+from dlrm_sharded.plans.plan_report import PlanReport
 from tests.unit.explain.test_diagnosis import SHOWN
 from tests.unit.made_up import column_shards, in_turns, tables_of, task_of
 

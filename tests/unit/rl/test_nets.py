@@ -18,9 +18,9 @@ each_kind = pytest.mark.parametrize("kind", METHODS)
 each_seed = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
-def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> TaskTensors:
+def ordered(net: PlacementNet, *, uneven: bool = False) -> TaskTensors:
     """Draw twelve tasks of seven tables, as actors read them."""
-    inputs = drawn_inputs(small_pool(7, world_size), 12)
+    inputs = drawn_inputs(small_pool(7, 3), 12)
     if uneven:
         random = torch.Generator().manual_seed(0)
         share = 0.7 + 0.6 * torch.rand(inputs.capacity.shape, generator=random)
@@ -28,19 +28,12 @@ def ordered(net: PlacementNet, *, world_size: int = 3, uneven: bool = False) -> 
     return net.scale_and_sort(inputs)[0]
 
 
-def drawn(
-    kind: str, seed: int, *, uneven: bool = False
-) -> tuple[PlacementNet, TaskTensors, Tensor]:
+def drawn(kind: str, seed: int, **keys: bool) -> tuple[PlacementNet, TaskTensors, Tensor]:
     """A net, tasks, and ranks of their tables."""
     net = random_net(kind, seed)
-    inputs = ordered(net, uneven=uneven)
-    return net, inputs, drawn_ranks(inputs, 3, seed)
-
-
-def drawn_ranks(inputs: TaskTensors, num_ranks: int, seed: int = 0) -> Tensor:
+    inputs = ordered(net, **keys)
     random = torch.Generator().manual_seed(seed)
-    shape = (inputs.num_episodes, inputs.num_tables)
-    return torch.randint(num_ranks, shape, generator=random)
+    return net, inputs, torch.randint(3, inputs.size_bytes.shape, generator=random)
 
 
 def actor_scores(net: PlacementNet, inputs: TaskTensors, ranks: Tensor) -> Tensor:

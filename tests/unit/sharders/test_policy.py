@@ -1,7 +1,7 @@
 """The sharder of policies finds a plan where there is one, whatever a policy prefers."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,44 +24,42 @@ from dlrm_sharded.testing import check_sharder, packable, small_tasks
 from tests.unit.made_up import packed_tasks, tables_of, task_of, with_memory
 from tests.unit.rl.cases import cost_model, small_pool
 
+Ranks = tuple[int, ...] | None
 
-class OneCandidate:
-    """A policy that considers the placement that it chooses, and no other."""
+
+class Deciding:
+    """A policy that considers the placement that a function chooses, and no other.
+
+    It keeps what it was asked.
+    """
+
+    def __init__(self, choose: Callable[[ShardingTask, int, int], Ranks]) -> None:
+        self._choose = choose
+        self.asked: list[tuple[ShardingTask, int, int]] = []
+
+    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> Ranks:
+        self.asked.append((task, num_samples, seed))
+        return self._choose(task, num_samples, seed)
 
     def candidates(self, task: ShardingTask, *, num_samples: int, seed: int) -> list[Candidate]:
         ranks = self.place(task, num_samples=num_samples, seed=seed)
         return [] if ranks is None else [Candidate(ranks, "the policy's")]
 
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        raise NotImplementedError
 
-
-class Repairing(OneCandidate):
-    """Balances lookups, and places large tables first where it must."""
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        try:
-            plan = GreedySharder("lookup", seed=seed).shard(task)
-        except InfeasibleTaskError:
-            return None
-        rank_of = {shard.table: shard.rank for shard in plan.shards}
-        return tuple(rank_of[table.name] for table in task.tables)
-
-
-class Careless(OneCandidate):
-    """Takes any rank with room, table by table; a few times."""
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        rng = random.Random(seed)
-        for _ in range(1 + num_samples):
-            ranks = self._place(task, rng)
-            if len(ranks) == len(task.tables):
-                return tuple(ranks)
+def repairing(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
+    """Balance lookups, and place large tables first where it must be."""
+    try:
+        shards = GreedySharder("lookup", seed=seed).shard(task).shards_by_table()
+    except InfeasibleTaskError:
         return None
+    return tuple(shards[table.name][0].rank for table in task.tables)
 
-    def _place(self, task: ShardingTask, rng: random.Random) -> Sequence[int]:
-        free = list(task.topology.rank_memory_bytes)
-        ranks: list[int] = []
+
+def careless(task: ShardingTask, num_samples: int, seed: int) -> Ranks:
+    """Take any rank with room, table by table; a few times."""
+    rng = random.Random(seed)
+    for _ in range(1 + num_samples):
+        free, ranks = list(task.topology.rank_memory_bytes), []
         for table in task.tables:
             size = task.topology.table_bytes(table)
             fitting = [rank for rank, left in enumerate(free) if left >= size]
@@ -69,17 +67,14 @@ class Careless(OneCandidate):
                 break
             ranks.append(rng.choice(fitting))
             free[ranks[-1]] -= size
-        return ranks
+        else:
+            return tuple(ranks)
+    return None
 
 
-class Recording(OneCandidate):
-    """Finds no room, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[ShardingTask, int, int]] = []
-
-    def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> None:
-        self.asked.append((task, num_samples, seed))
+def lost() -> Deciding:
+    """A policy that finds no room."""
+    return Deciding(lambda *_: None)
 
 
 class Fixed:
@@ -95,7 +90,7 @@ class Fixed:
         return [Candidate(ranks, origin) for origin, ranks in self._placements.items()]
 
 
-POLICIES = {"repairing": Repairing(), "careless": Careless()}
+POLICIES = {"repairing": Deciding(repairing), "careless": Deciding(careless)}
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
@@ -143,7 +138,7 @@ def test_valid_plan_or_clear_error(policy: Policy, task: ShardingTask) -> None:
         topology = task.topology
         fits = task.table_bytes <= sum(topology.rank_memory_bytes)
         assert ("does not prove" in str(error)) == fits
-        if isinstance(policy, Repairing):
+        if policy is POLICIES["repairing"]:
             with pytest.raises(InfeasibleTaskError):
                 GreedySharder("lookup", seed=1).shard(task)
     else:
@@ -181,24 +176,24 @@ def tables_on(shapes: Sequence[tuple[int, int]], *memory_bytes: int) -> Sharding
 def test_splits_only_what_has_no_room(split: bool) -> None:
     """Tables that fit stay whole, and are placed as the policy says."""
     task = tables_on([(1000, 8), (1000, 16), (10, 4)], 10**6, 10**6)
-    plan = sharder(Repairing(), split=split).shard(task)
-    ranks = Repairing().place(task, num_samples=0, seed=1)
+    plan = sharder(POLICIES["repairing"], split=split).shard(task)
+    ranks = repairing(task, 0, 1)
     assert plan.shards == tuple(map(Shard.whole, task.tables, ranks))
 
 
 def test_a_table_that_fits_no_rank() -> None:
     task = tables_on([(1000, 64), (10, 4)], 150_000, 150_000)
-    of_table = sharder(Repairing()).shard(task).shards_by_table()
+    of_table = sharder(POLICIES["repairing"]).shard(task).shards_by_table()
     assert len(of_table["t0"]) == 2
     assert len(of_table["t1"]) == 1
     message = r"'t0' needs 256,000 B, more than the 150,000 B of any rank"
     with pytest.raises(InfeasibleTaskError, match=message):
-        sharder(Repairing(), split=False).shard(task)
+        sharder(POLICIES["repairing"], split=False).shard(task)
 
 
 def test_rows_of_which_no_rank_holds_four_columns() -> None:
     task = tables_on([(10_001, 4), (10, 4)], 100_000, 100_000)
-    plan = sharder(Careless()).shard(task)
+    plan = sharder(POLICIES["careless"]).shard(task)
     assert is_row_wise(plan.shards_by_table()["t0"], task.tables[0])
     assert len(plan.shards_by_table()["t1"]) == 1
 
@@ -206,7 +201,7 @@ def test_rows_of_which_no_rank_holds_four_columns() -> None:
 def test_rows_of_every_table() -> None:
     """Then there is nothing left to place."""
     task = tables_on([(10_000, 4), (10_000, 4)], 160_000, 160_000)
-    plan = sharder(Recording()).shard(task)
+    plan = sharder(lost()).shard(task)
     validate(plan, task)
     assert len(plan.shards) == 4
 
@@ -214,7 +209,7 @@ def test_rows_of_every_table() -> None:
 @pytest.mark.parametrize("split", [True, False])
 def test_finds_nothing(split: bool) -> None:
     """Not in ever smaller pieces, and there is no memory for row blocks."""
-    policy = Recording()
+    policy = lost()
     task = tables_on([(1000, 64), (1000, 128), (1000, 4)], 10**6, 1000)
     with pytest.raises(InfeasibleTaskError) as error:
         sharder(policy, split=split).shard(task)
@@ -230,7 +225,7 @@ def test_finds_nothing(split: bool) -> None:
 
 def test_what_a_policy_is_asked() -> None:
     """Tables with a profile, the samples and the seed."""
-    policy = Recording()
+    policy = lost()
     with pytest.raises(InfeasibleTaskError):
         sharder(policy, split=False).shard(tables_on([(1000, 64), (1000, 128)], 10**6, 10**6))
     [(asked, num_samples, seed)] = policy.asked
@@ -278,7 +273,7 @@ def test_takes_the_cheapest_and_says_which(caplog: pytest.LogCaptureFixture) -> 
 def test_a_heuristic_where_the_policy_finds_no_room() -> None:
     """Tables that fit are not split then."""
     task = tables_on([(1000, 64), (1000, 128)], 10**6, 10**6)
-    plan = sharder(Recording(), cost_model=cost_model()).shard(task)
+    plan = sharder(lost(), cost_model=cost_model()).shard(task)
     validate(plan, task)
     assert len(plan.shards) == 2
 
@@ -286,9 +281,9 @@ def test_a_heuristic_where_the_policy_finds_no_room() -> None:
 def test_prices_of_pieces() -> None:
     """Candidates for tables that have to be split are judged as whole plans."""
     task = tables_on([(1000, 64), (1000, 64), (10, 4)], 300_000, 300_000)
-    plan = sharder(Careless(), cost_model=cost_model()).shard(task)
+    plan = sharder(POLICIES["careless"], cost_model=cost_model()).shard(task)
     validate(plan, task)
-    assert cost_ms(plan, task) <= cost_ms(sharder(Careless()).shard(task), task)
+    assert cost_ms(plan, task) <= cost_ms(sharder(POLICIES["careless"]).shard(task), task)
 
 
 def test_a_model_that_only_predicts_plans() -> None:
@@ -317,7 +312,7 @@ def test_a_model_that_only_predicts_plans() -> None:
 )
 def test_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PolicySharder(Recording(), name="test", **arguments)
+        PolicySharder(lost(), name="test", **arguments)
 
 
 @pytest.mark.parametrize("method", ["dreamshard", "autoshard"])

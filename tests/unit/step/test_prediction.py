@@ -9,12 +9,7 @@ import pytest
 from dlrm_sharded import DataError, PlanCost, StageCost
 from dlrm_sharded.step.core_sharing import CoreSharing
 from dlrm_sharded.step.parts import PARTS, DenseTimes
-from dlrm_sharded.step.prediction import (
-    COMPOSITION_ERROR,
-    SHARING_ERROR,
-    DensePart,
-    predict_step,
-)
+from dlrm_sharded.step.prediction import COMPOSITION_ERROR, SHARING_ERROR, DensePart, predict_step
 from dlrm_sharded.step.schedule import SERIAL
 from tests.unit.step.made_up import dense_times
 
