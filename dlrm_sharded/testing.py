@@ -1,6 +1,5 @@
 """Conformance checks for sharders, datasets and cost models, ours and yours, and small tasks.
 
-from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.testing import check_cost_model, check_dataset, check_sharder, small_tasks
 
 @pytest.mark.parametrize("task", small_tasks().values(), ids=small_tasks())

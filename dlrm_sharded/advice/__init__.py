@@ -1,5 +1,5 @@
-"""What to rent and which sharder to use: candidates, where they stop to scale, and the choice among
-them.
+"""This room finds what to rent and which sharder to use: it makes candidates, sees where they stop
+to scale, and chooses among them.
 
 It measures nothing.
 

@@ -1,7 +1,5 @@
-"""What a run goes on from under any plan: logical tensors, their storage, the manifest, saving and
-loading.
-
-When a checkpoint is due is decided in `training`.
+"""A run goes on from a checkpoint under any plan: this room has logical tensors, their storage, the
+manifest, saving and loading.
 
 When a checkpoint is due is decided in `training`.
 

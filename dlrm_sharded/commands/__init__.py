@@ -1,4 +1,4 @@
-"""One module for each command, and what turns a config into objects.
+"""Each command has one module here, beside what turns a config into objects.
 
 No room below knows Hydra or a config.
 """

@@ -1,4 +1,5 @@
-"""What predicts the cost of a plan: features, prices of lookups and exchanges, the lower bound.
+"""Cost models predict the cost of a plan from features and the prices of lookups and exchanges, and
+bound it from below.
 
 Nothing is measured or fitted here.
 """

@@ -1,5 +1,5 @@
-"""What yields batches and access profiles: synthetic tables, Criteo, Meta's lookups; and sets of
-tasks.
+"""Datasets yield batches and access profiles: synthetic tables, Criteo, Meta's lookups; there are
+sets of tasks too.
 
 It knows neither models nor plans.
 """

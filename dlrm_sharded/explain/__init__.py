@@ -1,4 +1,4 @@
-"""Why a plan costs what it costs: the diagnosis, its text and its figures.
+"""The diagnosis of a plan, its text and its figures say why a plan costs what it costs.
 
 It makes no plan and measures nothing.
 """

@@ -1,4 +1,5 @@
-"""Errors and files: JSON read as dataclasses and written whole, lines of JSON, caches, provenance.
+"""Defines the errors, and reads and writes files: JSON as dataclasses and whole, lines of JSON,
+caches, provenance.
 
 It knows no other room.
 

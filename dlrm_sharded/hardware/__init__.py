@@ -1,7 +1,5 @@
-"""What a machine is: its fingerprint, its probe, data sheets of GPUs, and the artefacts that were
-fitted on one.
-
-The stages of a plan are measured in `calibration`.
+"""Says what a machine is, by its fingerprint, its probe and the data sheets of GPUs, and finds
+the artefacts that were fitted on one.
 
 The stages of a plan are measured in `calibration`.
 

@@ -1,5 +1,5 @@
-"""Tables in host memory, whose recent rows GPUs cache: miss ratios, prices, and the choice and
-placement of such tables, which no GPU has measured yet.
+"""Tables lie in host memory, and GPUs cache their recent rows: this room has their miss ratios and
+prices, and places them; no GPU has measured this yet.
 
 The sharder that falls back on it is in `sharders`.
 """

@@ -1,4 +1,4 @@
-"""One training run in ten steps, from its settings to its result.
+"""A training run takes ten steps here, from its settings to its result.
 
 Configs end in `commands`, and settings come as objects.
 """

@@ -1,4 +1,5 @@
-"""The DLRM, its optimizers and its sharded form: TorchRec's plans from ours, and replicas.
+"""The DLRM is here, with its optimizers and its sharded form: TorchRec's plans are made from ours,
+and replicas are kept equal.
 
 The loop that trains it is in `training`.
 """

@@ -1,7 +1,5 @@
-"""Processes that work together: their launch, meeting, process groups, devices and installed
-versions.
-
-What kind of machine they run on is in `hardware`.
+"""Processes work together here: they are launched, meet, form process groups, and know their
+devices and installed versions.
 
 What kind of machine they run on is in `hardware`.
 """

@@ -1,5 +1,5 @@
-"""Policies that place tables one by one: environment, features, networks, and one file for each
-method.
+"""Policies place tables one by one: environment, features and networks are shared, and each method
+is one file.
 
 The sharders that use them are in `sharders`.
 

@@ -1,4 +1,5 @@
-"""The folder of a run: its owner, its results and events, written, read and compared.
+"""The folder of a run, with its owner, its results and its events, is written, read and compared
+here.
 
 What a run does is not decided here.
 

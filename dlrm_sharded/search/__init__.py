@@ -1,4 +1,5 @@
-"""Finds a plan under an additive cost model: a first plan, local search, large neighborhood search.
+"""Finds a plan under an additive cost model by a first plan, local search, and large
+neighborhood search.
 
 What a plan costs is decided in `cost`.
 

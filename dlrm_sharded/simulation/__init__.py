@@ -1,7 +1,5 @@
-"""A cluster of any size on one device: each rank's lookups measured one after another, and the
-steps of all ranks as a timeline.
-
-Recorded steps of real runs are in `tracing`.
+"""A cluster of any size is simulated on one device: each rank's lookups are measured one after
+another, and the steps of all ranks become a timeline.
 
 Recorded steps of real runs are in `tracing`.
 

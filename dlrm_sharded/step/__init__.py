@@ -1,4 +1,4 @@
-"""A training step as a timeline: its parts, their overlap, the waiting of ranks, and its
+"""A training step is a timeline: its parts, their overlap, the waiting of ranks, and its
 prediction.
 
 How long each part takes comes from `cost`, `dense` and `calibration`.

@@ -1,4 +1,5 @@
-"""The loop: steps, validation, metrics, the memory that they need, and when checkpoints are due.
+"""The loop takes the steps, validates, computes metrics, estimates their memory, and decides when
+checkpoints are due.
 
 It knows neither search nor prices.
 """
