@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology
+from dlrm_sharded.plans.task import GIB, ShardingTask, Topology
 
 USED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 """Reuse histogram of ids that all differ."""
@@ -34,6 +35,12 @@ def task_of(
     """Return a task on ranks with these further figures of a topology."""
     ranks = Topology(world_size, memory_bytes, compute_device=device, **topology)
     return ShardingTask(tuple(tables), ranks, batch_size)
+
+
+def mlperf_task(world_size: int, memory_gib: int = 56) -> ShardingTask:
+    """Return MLPerf's tables on hosts of 8 GPUs."""
+    ranks = {"local_world_size": min(world_size, 8), "optimizer_bytes_per_row": 4}
+    return task_of(mlperf_dcnv2(), world_size, memory_gib * GIB, 55_296, device="cuda", **ranks)
 
 
 def with_topology(task: ShardingTask, **changes: Any) -> ShardingTask:

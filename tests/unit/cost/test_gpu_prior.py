@@ -14,25 +14,22 @@ from dlrm_sharded.cost.features import PROFILE, workload_of_rows
 from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_compute
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
-from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS
 from dlrm_sharded.plans.layouts import Replicas
-from dlrm_sharded.plans.task import GIB, ShardingTask
+from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.testing import check_cost_model, small_tasks
 from tests.unit.cost.public_lookups import PUBLIC_LOOKUPS
-from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of, with_topology
+from tests.unit.made_up import USED_ONCE, in_turns, mlperf_task, tables_of, task_of, with_topology
 
 H100 = RunContext("cuda", Hardware("NVIDIA H100 80GB HBM3"))
 
 
 def mlperf(world_size: int = 8) -> ShardingTask:
-    tables = mlperf_dcnv2()
-    ranks = {"local_world_size": 8, "optimizer_bytes_per_row": 4, "device": "cuda"}
-    return with_profiles(task_of(tables, world_size, 56 * GIB, 55_296, **ranks))
+    return with_profiles(mlperf_task(world_size))
 
 
 def lookup_ms(
@@ -48,7 +45,7 @@ def lookup_ms(
 @pytest.mark.parametrize(
     "task",
     [
-        with_topology(task, device="cuda")
+        with_topology(task, compute_device="cuda")
         for name, task in small_tasks().items()
         if name != "w2-odd_names"
     ],

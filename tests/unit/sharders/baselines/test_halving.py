@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 
 from dlrm_sharded import ConfigError, InfeasibleTaskError, Shard, Sharder, ShardingPlan, validate
-from dlrm_sharded.datasets.presets import mlperf_dcnv2
 from dlrm_sharded.plans.layouts import is_replicated, is_row_wise, layout_name
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.sharders.baselines.halving import METHODS, HalvingSharder
 from dlrm_sharded.testing import check_sharder
-from tests.unit.made_up import tables_of, task_of
+from tests.unit.made_up import mlperf_task, tables_of, task_of
 
 HUGECTR, EMBARK = (partial(HalvingSharder, method) for method in METHODS)
 PLANNERS = pytest.mark.parametrize("planner", [HUGECTR, EMBARK], ids=METHODS)
-
-
-def mlperf(world_size: int, memory_gib: int = 60) -> ShardingTask:
-    ranks = {"local_world_size": min(world_size, 8), "optimizer_bytes_per_row": 4}
-    return task_of(mlperf_dcnv2(), world_size, memory_gib * GIB, 55_296, device="cuda", **ranks)
 
 
 def on_gpus(
@@ -49,7 +43,7 @@ def split_tables(plan: ShardingPlan) -> dict[str, list[Shard]]:
 
 def test_nvidias_plan_for_one_host() -> None:
     """The published code replicates 13 tables, quarters one, and gives no rank more than 29."""
-    task = mlperf(8)
+    task = mlperf_task(8, 60)
     plan = HUGECTR().shard(task)
     validate(plan, task)
     assert len(plan.replicated_tables) == 13
@@ -61,7 +55,7 @@ def test_nvidias_plan_for_one_host() -> None:
 
 def test_nvidias_plan_for_two_hosts() -> None:
     """The published code splits no table over both hosts, whose loads are 202.75 and 206."""
-    task = mlperf(16)
+    task = mlperf_task(16, 60)
     plan = HUGECTR(strategy="hier_auto").shard(task)
     validate(plan, task)
     assert len(plan.replicated_tables) == 13
@@ -78,7 +72,7 @@ def test_nvidias_plan_for_two_hosts() -> None:
 
 def test_nvidias_plan_of_ranks_on_two_hosts() -> None:
     """The published code quarters one table and halves another, and has a load of 41.75."""
-    task = mlperf(16)
+    task = mlperf_task(16, 60)
     plan = HUGECTR().shard(task)
     split = {name: len(shards) for name, shards in split_tables(plan).items()}
     assert split == {"cat_20": 4, "cat_21": 2}
@@ -104,7 +98,7 @@ def test_embark_is_near_the_published_code(
     world_size: int, exchange_ids: float, published: tuple[float, float]
 ) -> None:
     """Within 2 % of the better one of its plans, by rows alone and by columns, too."""
-    task = mlperf(world_size)
+    task = mlperf_task(world_size, 60)
     plan = EMBARK().shard(task)
     assert len(plan.replicated_tables) == 13
     assert max(columns_per_rank(plan, task, exchange_ids)) / 128 <= 1.02 * min(published)
@@ -205,7 +199,7 @@ def test_gives_up_the_larger_replicas_where_memory_is_short(planner: Callable[..
 
 @PLANNERS
 def test_a_table_that_fits_no_rank_is_split(planner: Callable[..., Sharder]) -> None:
-    task = mlperf(8, memory_gib=14)
+    task = mlperf_task(8, memory_gib=14)
     plan = planner().shard(task)
     validate(plan, task)
     assert {"cat_0", "cat_20"} <= set(split_tables(plan))
@@ -214,13 +208,13 @@ def test_a_table_that_fits_no_rank_is_split(planner: Callable[..., Sharder]) -> 
 @PLANNERS
 def test_says_why_there_is_no_plan(planner: Callable[..., Sharder]) -> None:
     with pytest.raises(InfeasibleTaskError, match=r"no plan can fit: the tables need 10[45],"):
-        planner().shard(mlperf(8, memory_gib=10))
+        planner().shard(mlperf_task(8, memory_gib=10))
 
 
 @PLANNERS
 def test_one_host_has_no_other_hosts(planner: Callable[..., Sharder]) -> None:
     with pytest.raises(InfeasibleTaskError, match=r"all 8 ranks are on one; use sharder\.strat"):
-        planner(strategy="hier_auto").shard(mlperf(8))
+        planner(strategy="hier_auto").shard(mlperf_task(8, 60))
 
 
 @PLANNERS
