@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import Zipf, scatter_ranks
 from dlrm_sharded.datasets.counter_random import (
     counters,
@@ -14,6 +15,7 @@ from dlrm_sharded.datasets.counter_random import (
     uniform_pairs,
     uniforms,
 )
+from tests.unit.made_up import tables_of
 
 NUM_DRAWS = 400_000
 
@@ -58,6 +60,11 @@ def test_popular_ids_lie_all_over_the_table() -> None:
     ids = scatter_ranks(np.arange(64), 1_000_000, shift=stream_key("x"))
     per_eighth = np.bincount(ids // 125_000, minlength=8)
     assert per_eighth.min() >= 4
+
+
+def test_no_draws_use_nothing() -> None:
+    (table,) = with_expected_profile(tables_of((10, 4, 0.0)), batch_size=8, exponent=0.9)
+    assert table.reuse_histogram == (0.0,) * 17
 
 
 def test_streams_are_apart_and_counters_are_random_access() -> None:
