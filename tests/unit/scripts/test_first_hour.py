@@ -240,14 +240,16 @@ def test_only_failed_cases_are_run_again(runner_module: ModuleType, tmp_path: Pa
     assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoiled", ['{"case": "b", "fig', "5\n", "[]\n", "null\n", "{}\n"])
+def test_a_spoiled_line_does_not_spoil_the_next(tmp_path: Path, spoiled: str) -> None:
+    """It was cut off, or is JSON that no case writes."""
     module = importlib.import_module("studies.store")
     path = tmp_path / "step.cases.jsonl"
     cases = module.Cases(path, {"commit": "one"})
     cases.plan(["a", "b"])
     cases.add("a", 1.5, [])
     with path.open("a") as file:
-        file.write('{"case": "b", "fig')
+        file.write(spoiled)
     module.Cases(path, {"commit": "one"}).add("b", None, [])
     again = module.Cases(path)
     assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)
