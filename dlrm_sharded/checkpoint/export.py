@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import DTYPES, Manifest
-from dlrm_sharded.checkpoint.storage import PartReader, torch_dtype
+from dlrm_sharded.checkpoint.storage import PartReader, is_table, torch_dtype
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
 
@@ -73,9 +73,7 @@ def _write(manifest: Manifest, folder: Path) -> Export:
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
     }
-    tables = [
-        name for name in manifest.tensors if name.startswith("tables.") and name.endswith(".weight")
-    ]
+    tables = list(filter(is_table, manifest.tensors))
     weight_map = dict.fromkeys(dense.values(), DENSE_FILE)
     _write_file(folder / DENSE_FILE, manifest, reader, dense)
     for number, name in enumerate(tables, start=1):
@@ -132,7 +130,7 @@ def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tenso
     dtype = torch_dtype(tensor.dtype)
     if not tensor.shape:
         scalar = torch.empty((), dtype=dtype)
-        reader.read_piece(name, Piece((), scalar))
+        reader.read({name: [Piece((), scalar)]})
         yield scalar
         return
     rows, *others = tensor.shape
@@ -140,7 +138,7 @@ def _blocks(manifest: Manifest, reader: PartReader, name: str) -> Iterator[Tenso
     block = torch.empty((min(height, rows), *others), dtype=dtype)
     for start in range(0, rows, height):
         block = block[: rows - start]
-        reader.read_piece(name, Piece((start, *(0 for _ in others)), block))
+        reader.read({name: [Piece((start, *(0 for _ in others)), block)]})
         yield block
 
 

@@ -1,4 +1,4 @@
-"""Logical tensors, and DCP's planners that split them into pieces."""
+"""Logical tensors, and DCP's planner of who writes which piece of them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     StorageMeta,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadPlan,
     SavePlan,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 PART_BYTES = 2**26
 """Largest size of a part, unless one row is larger. Writing a part takes twice its memory."""
@@ -120,38 +116,3 @@ class SavePlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self._blocks[index].tensor
-
-
-class LoadPlanner(DefaultLoadPlanner):
-    """Lets each rank read its pieces from any pieces that were written."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        self.state_dict = state_dict
-        self.metadata = metadata
-        self.is_coordinator = is_coordinator
-        self._pieces = {
-            MetadataIndex(name, piece.offsets): piece
-            for name, logical in state_dict.items()
-            for piece in logical.pieces
-        }
-
-    def create_local_plan(self) -> LoadPlan:
-        assert self.metadata is not None
-        items = []
-        for name, logical in self.state_dict.items():
-            written = self.metadata.state_dict_metadata[name]
-            assert isinstance(written, TensorStorageMetadata)
-            wanted = [piece.index_range for piece in logical.pieces]
-            items += create_read_items_for_chunk_list(name, written, wanted)
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._pieces[index].tensor

@@ -1,12 +1,11 @@
-"""DCP's storage for checkpoints: safetensors files and a manifest, without pickled objects."""
+"""The storage of checkpoints: safetensors files and a manifest, without pickled objects."""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from torch.distributed.checkpoint import StorageReader, StorageWriter
+from torch.distributed.checkpoint import StorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -23,14 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -133,7 +125,7 @@ class PartWriter(StorageWriter):
         return False
 
 
-class PartReader(StorageReader):
+class PartReader:
     """Reads the rectangles that a rank needs; parts are mapped, not read whole."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -144,43 +136,34 @@ class PartReader(StorageReader):
             for block in tensor.blocks
         }
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
+    def read(self, wanted: Mapping[str, Sequence[Piece]]) -> None:
+        """Read rectangles of logical tensors into pieces, and each part once.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return Metadata({name: self._metadata(name) for name in self._manifest.tensors})
+        Raises:
+            CheckpointError: a part cannot be read.
+        """
+        items: list[ReadItem] = []
+        targets: dict[MetadataIndex, Tensor] = {}
+        for name, pieces in wanted.items():
+            ranges = [piece.index_range for piece in pieces]
+            items += create_read_items_for_chunk_list(name, self._metadata(name), ranges)
+            targets |= {MetadataIndex(name, piece.offsets): piece.tensor for piece in pieces}
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        pass
+        def part_of(item: ReadItem) -> str:
+            return self._blocks[item.storage_index].file
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        self._read(plan.items, planner.resolve_tensor)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def read_piece(self, name: str, piece: Piece) -> None:
-        """Read a rectangle of a logical tensor into a piece, without DCP's agreement of ranks."""
-        items = create_read_items_for_chunk_list(name, self._metadata(name), [piece.index_range])
-
-        def target(item: ReadItem) -> Tensor:
-            return piece.tensor[_slices(item.dest_offsets, item.lengths)]
-
-        self._read(items, target)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False
+        for part, in_part in groupby(sorted(items, key=part_of), key=part_of):
+            try:
+                with safe_open(self._manifest.folder / part, framework="pt") as file:
+                    for item in in_part:
+                        target = targets[item.dest_index][_slices(item.dest_offsets, item.lengths)]
+                        key = self._blocks[item.storage_index].key
+                        target.copy_(_rectangle(file, key, item))
+            except (OSError, SafetensorError, RuntimeError) as error:
+                raise _unreadable(self._manifest, part, error) from error
 
     def _metadata(self, name: str) -> TensorStorageMetadata:
+        """Return DCP's description of a logical tensor, from which it finds what overlaps."""
         tensor = self._manifest.tensors[name]
         return TensorStorageMetadata(
             TensorProperties(dtype=torch_dtype(tensor.dtype)),
@@ -191,22 +174,9 @@ class PartReader(StorageReader):
             ],
         )
 
-    def _read(self, items: Iterable[ReadItem], target: Callable[[ReadItem], Tensor]) -> None:
-        def file_of(item: ReadItem) -> str:
-            return self._blocks[item.storage_index].file
 
-        for name, in_file in groupby(sorted(items, key=file_of), key=file_of):
-            with ExitStack() as stack:
-                try:
-                    path = self._manifest.folder / name
-                    file = stack.enter_context(safe_open(path, framework="pt"))
-                    for item in in_file:
-                        key = self._blocks[item.storage_index].key
-                        target(item).copy_(_rectangle(file, key, item))
-                except (OSError, SafetensorError, RuntimeError) as error:
-                    raise CheckpointError(
-                        f"{self._manifest.folder} cannot be read: {name}: {error}"
-                    ) from error
+def _unreadable(manifest: Manifest, part: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}")
 
 
 def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
@@ -251,7 +221,7 @@ def check_finite(
                             file.get_tensor(key), may_be_infinite=is_buffer
                         )
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}") from error
+            raise _unreadable(manifest, part, error) from error
     bad = [name for name, number in num_bad.items() if number]
     bad.sort(key=lambda name: (not is_weight(name), name))
     if bad:
@@ -264,7 +234,12 @@ def check_finite(
 
 def is_weight(name: str) -> bool:
     """Return whether a logical tensor is a weight or buffer of the model."""
-    return name.startswith("dense.") or (name.startswith("tables.") and name.endswith(".weight"))
+    return name.startswith("dense.") or is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Return whether a logical tensor is the weights of a table."""
+    return name.startswith("tables.") and name.endswith(".weight")
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,14 +89,15 @@ def test_weights_alone_are_exported_a_block_of_rows_at_a_time(
 ) -> None:
     largest = 700
     sizes = []
-    read_piece = PartReader.read_piece
+    read = PartReader.read
 
-    def spied(self: PartReader, name: str, piece: Piece) -> None:
+    def spied(self: PartReader, wanted: Mapping[str, Sequence[Piece]]) -> None:
+        [[piece]] = wanted.values()
         sizes.append(piece.tensor.nbytes)
-        read_piece(self, name, piece)
+        read(self, wanted)
 
     monkeypatch.setattr(exports, "BLOCK_BYTES", largest)
-    monkeypatch.setattr(PartReader, "read_piece", spied)
+    monkeypatch.setattr(PartReader, "read", spied)
     checkpoint = write(tmp_path / "run", rank)
     assert run(monkeypatch, checkpoint, f"out={tmp_path / 'new' / 'model'}") == 0
     assert max(sizes) <= largest < TABLE.nbytes / 30
