@@ -127,7 +127,8 @@ class Trainer:
         if self.start.step == self._num_steps:
             self._steady_until_s = time.perf_counter()
         self._make_up_for_evaluation()
-        window = Window(first_step, self.rank, earlier=self._earlier_losses())
+        earlier = list(self.start.window_losses.to(self.rank.device))
+        window = Window(first_step, self.rank, earlier=earlier)
         for num_done in range(self.start.step + 1, self._num_steps + 1):
             if num_done == self.config.num_warmup_steps + 1:
                 self._steady_since_s = time.perf_counter()
@@ -217,9 +218,6 @@ class Trainer:
         if num_untraced < 1:
             return float("nan")
         return (steady_s - self._tracer.spent_s) * num_steps / num_untraced
-
-    def _earlier_losses(self) -> list[Tensor]:
-        return list(self.start.window_losses.to(self.rank.device))
 
     def _report(self, bar: ProgressBar | None, *, num_unread: int) -> None:
         """Log the windows that are not read yet, except the last `num_unread`."""

@@ -224,12 +224,11 @@ def diverge(rank: Rank, folder: str, background: bool) -> list[list[Any]]:
     logical = LogicalTensor((rank.world_size, 4), torch.float32, (Piece((rank.rank, 0), mine),))
     model = ModelState({"tables.t.weight": logical}, {}, {}, {}, {})
     checkpoints_of_run = Checkpoints(
-        Path(folder),
-        CheckpointConfig(every_steps=5, keep=1),
+        Saver(Path(folder), keep=1, background=background, rank=rank),
+        CheckpointConfig(every_steps=5),
         model,
         describe=lambda progress: run_state(model, "table_wise", rank.world_size, progress.step),
         rank=rank,
-        in_background=background,
     )
     error = None
     try:

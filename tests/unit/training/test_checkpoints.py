@@ -9,7 +9,7 @@ import torch
 
 from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.files.errors import DivergenceError
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
@@ -27,12 +27,11 @@ def test_a_divergence_ends_an_evaluation(
     monkeypatch.setattr(meeting, "INTERVAL_S", 0.0)  # ranks meet after every batch
     state = {**STATE, "dense.over.bias": LogicalTensor.whole(torch.tensor([1.5, math.nan]))}
     checkpoints = Checkpoints(
-        tmp_path,
+        Saver(tmp_path, keep=2, background=True, rank=rank),
         CheckpointConfig(every_steps=1),
         ModelState(state, {}, {}, {}, {}),
         describe=lambda progress: run_state(progress.step),
         rank=rank,
-        in_background=True,
     )
 
     def evaluate() -> None:

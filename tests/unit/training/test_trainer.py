@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrec.datasets.utils import Batch
 
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.saver import CheckpointConfig
+from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.files.errors import DivergenceError
@@ -120,12 +120,11 @@ def test_a_loss_that_is_not_finite_is_never_followed_by_a_checkpoint(
 
     write(tmp_path, rank, step=1)
     checkpoints = Checkpoints(
-        tmp_path,
-        CheckpointConfig(every_steps=5 if due == "interval" else 100, keep=1),
+        Saver(tmp_path, keep=1, background=False, rank=rank),
+        CheckpointConfig(every_steps=5 if due == "interval" else 100),
         ModelState(STATE, {}, {}, {}, {}),
         describe=lambda progress: run_state(progress.step),
         rank=rank,
-        in_background=False,
     )
     steps = {"num_steps": 5000, "log_every_steps": 10_000}
     with pytest.raises(DivergenceError, match="the loss is nan at step 3;"):
