@@ -286,8 +286,6 @@ class BlockReader:
 
     def _copy_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         block, offset = divmod(start, self.manifest.block_rows)
-        if offset + stop - start <= self.manifest.block_rows:
-            return np.array(self._ids[block, :, offset : offset + stop - start])
         ids = np.empty((len(self.manifest.feature_names), stop - start), np.int32)
         filled = 0
         while filled < stop - start:

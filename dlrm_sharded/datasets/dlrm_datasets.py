@@ -160,7 +160,11 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
             "data.path, or use data=dlrm_datasets_pool, which needs none"
         )
     try:
-        loaded = _load_gzip(path) if path.suffix == ".gz" else _load_plain(path)
+        if path.suffix == ".gz":
+            loaded = _load_gzip(path)
+        else:  # only torch's zip format can be mapped; ranks share the memory of a mapped file
+            is_zip = zipfile.is_zipfile(path)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (OSError, EOFError, RuntimeError, ValueError, zlib.error, pickle.UnpicklingError) as e:
         raise DataError(
             f"{path} ({path.stat().st_size:,} B) cannot be read as a file of torch.save: it is "
@@ -185,11 +189,6 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     ):
         raise DataError(f"{path} has {shapes}, whose offsets do not match lengths and indices")
     return indices, offsets, lengths
-
-
-def _load_plain(path: Path) -> object:
-    # only torch's zip format can be mapped; ranks share the memory of a mapped file
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _load_gzip(path: Path) -> object:
