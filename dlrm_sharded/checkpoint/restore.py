@@ -13,7 +13,7 @@ from torch import Tensor
 from dlrm_sharded.checkpoint.logical import PART_BYTES, LogicalTensor, Piece, State
 from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.model_state import ModelState
-from dlrm_sharded.checkpoint.storage import PartReader, is_table, is_weight, torch_dtype
+from dlrm_sharded.checkpoint.storage import is_table, is_weight, read_pieces, torch_dtype
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import all_or_none
 
@@ -37,15 +37,15 @@ def load_model(manifest: Manifest, state: ModelState) -> None:
         _check_names(manifest.folder, state.tensors, written)
         _check_shapes(manifest, state.tensors, without=state.row_states)
         _check_bounds(manifest, state)
-    reader = PartReader(manifest)
     written_bounds, bounds = manifest.state.column_bounds, state.column_bounds
     tables = {name: _table_of(name) for name in state.row_states}
     other = {name: t for name, t in tables.items() if written_bounds[t] != bounds[t]}
     with all_or_none():
-        reader.read({n: state.tensors[n].pieces for n in state.tensors if n not in other})
+        alike = {n: state.tensors[n].pieces for n in state.tensors if n not in other}
+        read_pieces(manifest, alike)
         for name, table in other.items():
             _convert(
-                reader,
+                manifest,
                 name,
                 state.row_states[name],
                 written=written_bounds[table],
@@ -70,14 +70,14 @@ def load_weights(manifest: Manifest, state: ModelState) -> None:
         _check_names(manifest.folder, state.weights, written)
         _check_shapes(manifest, state.weights)
     with all_or_none():
-        PartReader(manifest).read({name: logical.pieces for name, logical in state.weights.items()})
+        read_pieces(manifest, {name: state.weights[name].pieces for name in state.weights})
 
 
 def load_whole(manifest: Manifest, name: str) -> Tensor:
     """Return a logical tensor, read by this rank alone."""
     written = manifest.tensors[name]
     tensor = torch.empty(written.shape, dtype=torch_dtype(written.dtype))
-    PartReader(manifest).read({name: [Piece((0,) * tensor.dim(), tensor)]})
+    read_pieces(manifest, {name: [Piece((0,) * tensor.dim(), tensor)]})
     return tensor
 
 
@@ -133,7 +133,7 @@ def _table_of(state_name: str) -> str:
 
 
 def _convert(
-    reader: PartReader,
+    manifest: Manifest,
     name: str,
     logical: LogicalTensor,
     *,
@@ -162,5 +162,5 @@ def _convert(
         for row in range(0, piece.tensor.shape[0], height):
             target = piece.tensor[row : row + height]
             found = torch.empty(target.shape[0], len(widths), dtype=logical.dtype)
-            reader.read({name: [Piece((first_row + row, min(overlaps)), found)]})
+            read_pieces(manifest, {name: [Piece((first_row + row, min(overlaps)), found)]})
             target.copy_((found.double() @ (widths / widths.sum())).unsqueeze(1))

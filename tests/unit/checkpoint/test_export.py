@@ -18,8 +18,8 @@ from dlrm_sharded.checkpoint import export as exports
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.folder import checkpoint_path
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
+from dlrm_sharded.checkpoint.manifest import Manifest
 from dlrm_sharded.checkpoint.saver import Saver
-from dlrm_sharded.checkpoint.storage import PartReader
 from dlrm_sharded.commands.export import main
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import run_state
@@ -89,15 +89,14 @@ def test_weights_alone_are_exported_a_block_of_rows_at_a_time(
 ) -> None:
     largest = 700
     sizes = []
-    read = PartReader.read
 
-    def spied(self: PartReader, wanted: Mapping[str, Sequence[Piece]]) -> None:
+    def spied(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> None:
         [[piece]] = wanted.values()
         sizes.append(piece.tensor.nbytes)
-        read(self, wanted)
+        storage.read_pieces(manifest, wanted)
 
     monkeypatch.setattr(exports, "BLOCK_BYTES", largest)
-    monkeypatch.setattr(PartReader, "read", spied)
+    monkeypatch.setattr(exports, "read_pieces", spied)
     checkpoint = write(tmp_path / "run", rank)
     assert run(monkeypatch, checkpoint, f"out={tmp_path / 'new' / 'model'}") == 0
     assert max(sizes) <= largest < TABLE.nbytes / 30

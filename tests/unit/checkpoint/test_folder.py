@@ -117,7 +117,7 @@ def test_setting_aside_that_fails_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        set_aside([tmp_path / "step-0000000001"])
+        set_aside(tmp_path / "step-0000000001")
     assert "cannot be set aside: No such file or directory" in caplog.text
 
 

@@ -23,7 +23,7 @@ from dlrm_sharded.checkpoint.manifest import (
     read_manifest,
 )
 from dlrm_sharded.checkpoint.restore import load_whole
-from dlrm_sharded.checkpoint.storage import PartReader
+from dlrm_sharded.checkpoint.storage import read_pieces
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import STATE, TABLE, filled, run_state, write
@@ -66,7 +66,7 @@ def test_large_pieces_become_many_parts(
 def test_any_rectangle_is_read(rows: list[int], cols: list[int], written: Manifest) -> None:
     """An empty one too."""
     piece = Piece((rows[0], cols[0]), filled((rows[1] - rows[0], cols[1] - cols[0])))
-    PartReader(written).read({"tables.t.weight": [piece]})
+    read_pieces(written, {"tables.t.weight": [piece]})
     assert torch.equal(piece.tensor, TABLE[slice(*rows), slice(*cols)])
 
 
