@@ -172,7 +172,8 @@ class Trainer:
 
     def _close(self, window: Window, step: int) -> None:
         is_traced = self._tracer is not None and self._tracer.covers(step)
-        self._unread.append(window.close(self._batches.take_wait_ms(), is_traced=is_traced))
+        waited_ms = self._batches.take_wait_ms()
+        self._unread.append(ClosedWindow(window, data_wait_ms=waited_ms, is_traced=is_traced))
 
     def _make_up_for_evaluation(self) -> None:
         """Do the evaluation of the step that the run resumes at, if a signal interrupted it."""
@@ -195,7 +196,7 @@ class Trainer:
         """Log what is not logged yet, and return the state of the training after a step."""
         self._report(bar, num_unread=0)
         if window.num_steps:
-            self._finite_losses(window.close(0.0))
+            self._finite_losses(ClosedWindow(window))
         steady_s = self._steady_s(step)
         return Progress(
             step=step,

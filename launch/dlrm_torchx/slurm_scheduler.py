@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchx.specs import AppDef, AppState, Role, RoleStatus, macros, runopts
 from torchx.specs.api import ReplicaStatus
 
 from dlrm_torchx.app import JobRefusedError
-from dlrm_torchx.logs import log_lines
+from dlrm_torchx.logs import LogFiles
 
 SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
@@ -32,7 +31,7 @@ def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmSchedu
     return TolerantSlurmScheduler(session_name)
 
 
-class TolerantSlurmScheduler(SlurmScheduler):
+class TolerantSlurmScheduler(LogFiles, SlurmScheduler):
     """`slurm` with logs in a folder of their own, and with every state that Slurm reports.
 
     TorchX fails an assertion on states it does not know, such as "CANCELLED by 0", and asks only
@@ -124,19 +123,8 @@ class TolerantSlurmScheduler(SlurmScheduler):
             for job_id, states in parts.items()
         ]
 
-    def log_iter(
-        self,
-        app_id: str,
-        role_name: str,
-        k: int = 0,
-        regex: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        should_tail: bool = False,
-        streams: Stream | None = None,
-    ) -> Iterable[str]:
-        path = slurm_log(app_id, role_name, k, stream=streams)
-        return log_lines(path, app_id, self, regex, should_tail)
+    def log_path(self, app_id: str, role: str, replica: int, stream: Stream | None) -> Path:
+        return slurm_log(app_id, role, replica, stream=stream)
 
 
 def slurm_log(

@@ -188,7 +188,7 @@ def test_two_jobs_do_not_meet() -> None:
         (["-s", "local_cwd", COMPONENT, "--gpus", "4"], ["--gpus", "[--gpu int]"]),
         (["-s", "local_cwd", COMPONENT, "--cpu", "many"], ["--cpu", "'many'"]),
         (["-s", "local_cwd", COMPONENT, "a=b", "--gpu", "1"], ["'--gpu'", "before overrides"]),
-        (["-s", "local_cwd", COMPONENT, "sharder=dmi"], ["sharder/dmi", "dim", "torchrec"]),
+        (["-s", "local_cwd", COMPONENT, "sharder=dmi"], ["no sharder 'dmi'", "dim", "torchrec"]),
         (["-s", "local_cwd", COMPONENT, "batchsize=4"], ["batchsize", "batch_size"]),
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else None,
