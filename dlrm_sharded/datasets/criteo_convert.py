@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, INT_FEATURE_COUNT
 
-from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter, Manifest
+from dlrm_sharded.datasets.blocks import MANIFEST, BlockWriter
 from dlrm_sharded.datasets.build_once import build_once
 from dlrm_sharded.datasets.criteo_source import CriteoSource, names_and_sizes
 from dlrm_sharded.datasets.criteo_tsv import CriteoTsv
@@ -79,7 +79,13 @@ def _build(source: CriteoSource, folder: Path) -> None:
                 "num_malformed": [tsv.num_malformed for tsv in tsvs],
             },
         )
-    _log_summary(manifest)
+    log.info(
+        "%s samples for training, %s for validation, %s malformed lines left out, %s table rows",
+        f"{num_train_rows:,}",
+        f"{manifest.num_rows - num_train_rows:,}",
+        f"{sum(tsv.num_malformed for tsv in tsvs):,}",
+        f"{sum(num_embeddings):,}",
+    )
 
 
 def _read(
@@ -171,13 +177,3 @@ class VocabularyIds:
         for start in range(0, num_rows, PIECE_ROWS):
             piece = file.read(4 * min(PIECE_ROWS, num_rows - start))
             yield np.frombuffer(piece, np.uint32)
-
-
-def _log_summary(manifest: Manifest) -> None:
-    log.info(
-        "%s samples for training, %s for validation, %s malformed lines left out, %s table rows",
-        f"{manifest.num_train_rows:,}",
-        f"{manifest.num_rows - manifest.num_train_rows:,}",
-        f"{sum(manifest.source['num_malformed']):,}",
-        f"{sum(manifest.num_embeddings):,}",
-    )

@@ -99,7 +99,11 @@ class ShardedPlanner(TorchRecPlanner):
             pg: ranks of the model; all ranks of the job if None.
         """
         chosen = get_default_sharders() if sharders is None else sharders
-        topology = self.topology or _topology_of_all_ranks(pg)
+        topology = self.topology
+        if topology is None:
+            with all_or_none(group=pg):
+                topology = detect_topology(group=pg)
+            topology = with_memory_of_all_ranks(topology, group=pg)
         plan, self.report = on_rank_zero(lambda: self._plan(module, chosen, topology), group=pg)
         return plan
 
@@ -254,9 +258,3 @@ def _with_replicas(
         if all(own <= have for own, have in zip(used, capacity, strict=True)):
             found = tried
     return found
-
-
-def _topology_of_all_ranks(group: dist.ProcessGroup | None) -> Topology:
-    with all_or_none(group=group):
-        topology = detect_topology(group=group)
-    return with_memory_of_all_ranks(topology, group=group)
