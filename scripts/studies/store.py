@@ -26,6 +26,9 @@ from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
 from dlrm_sharded.ranks.gpus import nvidia_smi, visible_gpus
 
+KINDS = {"conditions", "planned", "case"}
+"""Keys that tell what a line is."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndedCase:
@@ -156,7 +159,8 @@ def _short(value: Any) -> str:
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file, and remove a last one that a kill has cut off.
 
-    A line that a full disk has cut off stands before another one, and is passed over.
+    A line that a full disk has cut off stands before another one, and is passed over, as is what no
+    case writes.
     """
     if not path.exists():
         return []
@@ -167,5 +171,7 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for line in whole.splitlines():
         with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
+            found = json.loads(line)
+            if isinstance(found, dict) and KINDS & found.keys():
+                lines.append(found)
     return lines

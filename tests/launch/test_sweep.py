@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.options import SweepOptions
-from dlrm_torchx.signals import delayed_signals, kept_signals, raise_on_signals
+from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from tests import preloaded
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.processes import wait_until
@@ -279,7 +280,7 @@ def test_signals_wait_and_end_as_they_were():
 
     outer = signal.signal(signal.SIGTERM, own)
     try:
-        with kept_signals() as before:
+        with kept_signals(STOPPING_SIGNALS) as before:
             raise_on_signals(before)
             with pytest.raises(SystemExit) as ended:
                 kill_oneself()

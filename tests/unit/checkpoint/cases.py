@@ -70,11 +70,11 @@ def checkpoints_of_run(
     **config: Any,
 ) -> Checkpoints:
     """What a trainer of a model with this state saves."""
+    settings = CheckpointConfig(**config)
     return Checkpoints(
-        run_dir,
-        CheckpointConfig(**config),
+        Saver(run_dir, keep=settings.keep, background=in_background, rank=rank),
+        settings,
         ModelState(state, {}, {}, {}, {}),
         describe=lambda progress: run_state(progress.step),
         rank=rank,
-        in_background=in_background,
     )

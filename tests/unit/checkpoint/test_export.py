@@ -16,7 +16,6 @@ from torch import Tensor
 from dlrm_sharded.checkpoint import export as exports
 from dlrm_sharded.checkpoint import storage
 from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
-from dlrm_sharded.checkpoint.storage import PartReader
 from dlrm_sharded.commands.export import main
 from dlrm_sharded.ranks.distributed import Rank
 from tests.unit.checkpoint.cases import PART, write
@@ -85,14 +84,14 @@ def check_equal(tensors: dict[str, Tensor], *, add: float = 0.0) -> None:
 def test_weights_alone_are_exported_a_block_of_rows_at_a_time(tmp_path, rank, export, monkeypatch):
     largest = 700
     sizes = []
-    read_piece = PartReader.read_piece
 
-    def spied(self, name, piece):
+    def spied(manifest, wanted):
+        [[piece]] = wanted.values()
         sizes.append(piece.tensor.nbytes)
-        read_piece(self, name, piece)
+        storage.read_pieces(manifest, wanted)
 
     monkeypatch.setattr(exports, "BLOCK_BYTES", largest)
-    monkeypatch.setattr(PartReader, "read_piece", spied)
+    monkeypatch.setattr(exports, "read_pieces", spied)
     out = tmp_path / "new" / "model"
     assert export(write_model(tmp_path / "run", rank), out) == ""
     assert max(sizes) <= largest < TABLE.nbytes / 30

@@ -82,7 +82,7 @@ def test_files_and_links_in_the_place_of_checkpoints(tmp_path, rank):
 
 
 def test_setting_aside_that_fails_is_a_warning(tmp_path, caplog):
-    set_aside([tmp_path / "step-0000000001"])
+    set_aside(tmp_path / "step-0000000001")
     assert "cannot be set aside: No such file or directory" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.mc_embedding_modules import (
@@ -130,11 +131,48 @@ def test_the_report_says_what_replicas_would_gain(caplog):
     with caplog.at_level(logging.INFO):
         planner.plan(bags(), get_default_sharders())
     assert planner.report in caplog.messages
+    assert "another device" not in caplog.text
+    said = re.search(
+        r"^6 tables on 4 ranks, predicted critical path (.*) ms, cost (.*) ms, at most (.*) % "
+        r"above the best possible, (.*) ms; replicas",
+        str(planner.report),
+    )
+    assert said is not None
+    path_ms, cost_ms, gap, bound_ms = map(float, said.groups())
+    assert 0 < bound_ms <= cost_ms
+    assert path_ms <= cost_ms
+    assert gap == pytest.approx(100 * (cost_ms / bound_ms - 1), abs=1.0)
     assert "replicas of 3 tables would save" in str(planner.report)
     assert "ShardedPlanner(replicas=True)" in str(planner.report)
     planner = ShardedPlanner(GreedySharder("dim"), topology=TOPOLOGY, replicas=True)
     planner.plan(bags(), get_default_sharders())
     assert "0 of them replicated; without cost_model" in str(planner.report)
+
+
+def test_one_table_on_one_rank_is_said_in_the_singular():
+    planner = ShardedPlanner(GreedySharder("dim"), topology=Topology(1, 10**9))
+    config = EmbeddingBagConfig(name="t", num_embeddings=60, embedding_dim=64, feature_names=["f"])
+    only = EmbeddingBagCollection(tables=[config], device=META)
+    planner.plan(only, get_default_sharders())
+    assert str(planner.report).startswith("1 table on 1 rank; ")
+
+
+@pytest.mark.parametrize("by", ["sharder", "report"])
+def test_prices_of_another_device_are_named(by, caplog):
+    """They are those of GPUs, and the ranks are CPUs."""
+    run = RunContext(device="cuda")
+    prices = learned_cost_model(run)
+    sharder = NeuroShardSharder(SharderContext(run, prices), patience=1)
+    planner = ShardedPlanner(
+        sharder if by == "sharder" else GreedySharder("dim"),
+        topology=TOPOLOGY,
+        cost_model=prices if by == "report" else None,
+    )
+    planner.plan(bags(), get_default_sharders())
+    [warning] = [r.getMessage() for r in caplog.records if "another device" in r.getMessage()]
+    assert "RunContext(device='cpu')" in warning
+    assert ("(see the caveat)" in str(planner.report)) == (by == "report")
+    assert "best possible" not in str(planner.report)
 
 
 def test_replicas_that_nobody_asked_for_are_refused():

@@ -1,12 +1,14 @@
 """A run writes its main figures to the terminal."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.runs.terminal import closing_text, prediction_text
+from dlrm_sharded.plans.standing import Standing
+from dlrm_sharded.runs.terminal import closing_text, prediction_text, surprise_text
 from dlrm_sharded.step.parts import DenseTimes
 from dlrm_sharded.step.prediction import DensePart, predict_step
 from dlrm_sharded.step.schedule import SERIAL
@@ -51,6 +53,18 @@ def test_the_prediction_beside_what_was_measured():
     differences = ["1.50 (-62 %)", "2.50 (-17 %)", "2.00 (-33 %)", "1.75 (-56 %)"]
     for stage, difference in zip(STAGES, differences, strict=True):
         assert f"{stage} {difference}" in text
+
+
+def test_a_surprise_is_said_on_one_scale() -> None:
+    """The critical path is 14 ms, 1.81 times what was predicted."""
+    prior = Standing("prior", "cpu: other", error=0.6)
+    text = surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=prior), MEASURED)
+    assert text is not None
+    assert "is 1.81 x the predicted one, and prior prices of cpu: other are expected" in text
+    assert "off by a factor of 1.60 at most: " in text
+    assert "%" not in text
+    within = dataclasses.replace(prior, error=0.9)
+    assert surprise_text(PlanReport("dim", 0.5, cost=PREDICTED, standing=within), MEASURED) is None
 
 
 @pytest.mark.parametrize("cost", [PREDICTED, None], ids=["predicted", "unpredicted"])

@@ -191,13 +191,15 @@ def test_only_failed_cases_are_run_again(tmp_path):
     assert (tmp_path / "cases").read_text().split() == ["a", "b", "c", "d", "c"]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path):
+@pytest.mark.parametrize("spoiled", ['{"case": "b", "fig', "5\n", "[]\n", "null\n", "{}\n"])
+def test_a_spoiled_line_does_not_spoil_the_next(tmp_path, spoiled):
+    """It was cut off, or is JSON that no case writes."""
     path = tmp_path / "step.cases.jsonl"
     cases = store.Cases(path, {"commit": "one"})
     cases.plan(["a", "b"])
     cases.add("a", 1.5, [])
     with path.open("a") as file:
-        file.write('{"case": "b", "fig')
+        file.write(spoiled)
     store.Cases(path, {"commit": "one"}).add("b", None, [])
     again = store.Cases(path)
     assert (again.num_finished, again.missing, again.ended["a"].figures) == (2, [], 1.5)

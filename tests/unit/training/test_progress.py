@@ -15,7 +15,7 @@ from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation
 from dlrm_sharded.training.pipeline import set_schedule_step
 from dlrm_sharded.training.progress import Progress, read_progress
-from dlrm_sharded.training.window import Window
+from dlrm_sharded.training.window import ClosedWindow, Window
 from tests.unit.checkpoint.cases import write
 
 PROGRESS = Progress(
@@ -95,7 +95,7 @@ def test_window_begins_with_earlier_losses(rank):
     """Their times are those of another process."""
     window = Window(3, rank, earlier=[torch.tensor(0.5), torch.tensor(0.25)])
     window.add(torch.tensor(0.75))
-    closed = window.close(0.0)
+    closed = ClosedWindow(window)
     assert closed.mean_losses().tolist() == [0.5, 0.25, 0.75]
     assert (closed.first_step, closed.first_timed_step) == (3, 5)
     assert len(closed.step_ms()) == 1
