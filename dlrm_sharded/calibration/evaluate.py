@@ -97,18 +97,6 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePair
     return dict(sorted(pairs_by_name.items()))
 
 
-def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
-    """Compare the second measurement of each plan with its first, as `compare` does."""
-    attempts: dict[tuple[str, int], dict[int, Sample]] = {}
-    for sample in samples:
-        attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    pairs_by_name: dict[str, TimePairs] = {}
-    for by_attempt in attempts.values():
-        if 1 in by_attempt:
-            _compare_plan(pairs_by_name, by_attempt[0], by_attempt[1].cost)
-    return dict(sorted(pairs_by_name.items()))
-
-
 def _compare_plan(pairs_by_name: dict[str, TimePairs], sample: Sample, cost: PlanCost) -> None:
     def add(name: str, predicted: float, measured: float) -> None:
         if measured > 0:  # a time below the clock's resolution has no relative error

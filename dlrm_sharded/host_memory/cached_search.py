@@ -31,9 +31,6 @@ from dlrm_sharded.search.feasibility import why_none_found
 from dlrm_sharded.search.problem import Blocks, Demand, Problem
 from dlrm_sharded.search.state import State
 
-WHEN_TO_CACHE = ("auto", "never")
-"""Values of the option `cache_tables`: where nothing else fits GPUs, or not at all."""
-
 CACHE_TABLES = ("auto", "never")
 """Values of the option `cache_tables`: where no other plan fits GPUs, or not at all."""
 

@@ -56,7 +56,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
     return (
         f"the critical path is {factor:.2f} x the predicted one, more than the "
         f"{100 * standing.error:.0f} % that {standing.short_text.split(',')[0]} prices of "
-        f"{standing.hardware} are expected to be off: {stages}; `make calibrate` (2 minutes, on an "
+        f"{standing.hardware} are expected to be off: {stages}; `dlrm-calibrate` (2 minutes, on an "
         "idle machine) mends it"
     )
 

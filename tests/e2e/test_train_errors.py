@@ -85,7 +85,7 @@ def test_a_damaged_cost_model(damage: str, artifact: Path, tmp_path: Path) -> No
     done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}")
     message = refusal(done)
     assert str(copy) in message
-    assert "make calibrate" in message
+    assert "dlrm-calibrate" in message
     assert kinds_of_files(tmp_path / "run") <= LEFT
 
 

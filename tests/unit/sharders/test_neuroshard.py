@@ -72,6 +72,12 @@ def costs_of_all_plans(task: ShardingTask, model: LearnedCostModel) -> list[floa
     return [model.predict_workload(w, hosts).cost_ms for w in workloads_of_all_plans(task)]
 
 
+def test_constraints_as_arguments_are_refused_by_the_name_of_their_class() -> None:
+    context = SharderContext(cost_model=model_of("plain"))
+    with pytest.raises(TypeError, match=r"no argument pin, split_cols; .*constraints=Constraints"):
+        NeuroShardSharder(context, pin={"t0": [0]}, split_cols=True)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("name", ["shipped", "plain", "links", "sparse"])
 @pytest.mark.parametrize("shape", TINY)
 def test_against_every_plan_of_a_tiny_task(shape: str, name: str) -> None:
