@@ -95,7 +95,7 @@ def build_problem(
     if shapes.replicas is not None and replicable.any():
         kind = range(len(groups), len(groups) + 1)
         groups += (RankGroup(Replicas(hosts.world_size), len(blocks)),)
-        blocks += (pricing.replicas(shapes.replicas, units.first_table, replicable, kind),)
+        blocks += (pricing.blocks(shapes.replicas, units.first_table, replicable, kind),)
     return Problem(
         priced=priced,
         prices=prices,
@@ -272,7 +272,7 @@ def _replicable(
     """Return [U], units that may be on every rank, as far as memory and constraints are known."""
     if shapes.replicas is None:
         return np.zeros(len(units.tables), dtype=bool)
-    size_bytes = shapes.replicas.replica.size_bytes[units.first_table]
+    size_bytes = shapes.replicas.block.size_bytes[units.first_table]
     return (
         shapes.replicas.possible[units.first_table]
         & (size_bytes <= capacity_bytes.min())
