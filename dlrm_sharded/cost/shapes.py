@@ -189,7 +189,7 @@ class PiecePricer:
         """Price every table on every rank; the dense kernel has fp32 only."""
         topology, table = self._task.topology, np.arange(len(self._whole))
         replica = self._pieces(table, self._whole, self._dims, REPLICA_GROUP)
-        gradient_bytes: Floats = self._whole * self._dims * FLOAT_BYTES
+        gradient_bytes = (self._whole * self._dims).astype(np.float64) * FLOAT_BYTES
         return BlockShapes(
             group_size=topology.world_size,
             num_groups=1,
