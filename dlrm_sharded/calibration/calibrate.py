@@ -177,7 +177,7 @@ def _fitted_alone(
         communication = fit_communication(
             [workload_of_sample(sample) for sample in together],
             [exchange_times(sample) for sample in together],
-            [sample_hosts(sample) for sample in together],
+            [sample.hosts for sample in together],
         )
     fused = [sample for sample in computation if not sample.has_replicas]
     device = manifest["device"]
@@ -244,11 +244,6 @@ def split_held_out(
         [sample for sample in costs.samples if sample.number not in held_out],
         averaged([sample for sample in costs.samples if sample.number in held_out]),
     )
-
-
-def sample_hosts(sample: Sample) -> Hosts:
-    """Return how the ranks of a sample lay on hosts."""
-    return Hosts(sample.world_size, sample.ranks_per_host)
 
 
 def predictor(model: LearnedCostModel) -> Predictor:

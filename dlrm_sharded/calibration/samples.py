@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
+from dlrm_sharded.cost.communication import Hosts
 from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form
@@ -94,6 +95,11 @@ class Sample:
     @property
     def has_replicas(self) -> bool:
         return any(shard.replicated for shard in self.shards)
+
+    @property
+    def hosts(self) -> Hosts:
+        """How the ranks lay on hosts."""
+        return Hosts(self.world_size, self.ranks_per_host)
 
     def to_row(self) -> dict[str, Any]:
         """Return one row of the file."""

@@ -75,11 +75,11 @@ def build_problem(
     is_partial[kept_shapes.first_shape[1:] - 1] = False
     load, margin = pricing.load(columns, is_partial * split_error)
     # Constraints name tables; from here on, units and ranks have numbers.
-    table_index = {table.name: i for i, table in enumerate(task.tables)}
-    allowed = constraints.allowed(units.tables, table_index, hosts.world_size)
-    separated = constraints.separated(units.tables, table_index)
+    names = [[task.tables[i].name for i in of_unit] for of_unit in units.tables]
+    allowed = constraints.allowed(names, hosts.world_size)
+    separated = constraints.separated(names)
     capacity_bytes = constraints.capacity(task.topology)
-    must_replicate = constraints.must_replicate(units.tables, table_index)
+    must_replicate = constraints.must_replicate(names)
     if hosts.world_size == 1:
         must_replicate[:] = False  # a replica on one rank is a whole table
     groups, blocks = _groups_and_blocks(
