@@ -25,8 +25,8 @@ from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
-from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, INPUT_DIST
 
 SHARED_SPREAD = 2.0

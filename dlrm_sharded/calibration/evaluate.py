@@ -13,7 +13,7 @@ from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
-from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_sharded.calibration.samples import MeasuredShard, Sample, problem_of, sound_sample
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.kernel_changes import changes_between
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.cost.communication import Hosts
-from dlrm_sharded.cost.features import Workload, workload_of_rows
+from dlrm_sharded.cost.workload import Workload, workload_of_rows
 from dlrm_sharded.files.errors import DataError, shortened
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE

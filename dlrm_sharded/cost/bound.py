@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices, ReducePrices
-from dlrm_sharded.cost.features import Floats
 from dlrm_sharded.cost.shapes import BlockShapes, Indices, Pieces, Shapes
+from dlrm_sharded.cost.workload import Floats
 
 NUM_BISECTIONS = 20
 """Steps of the bisection, which leave an interval of 2 ** -20 of the bound."""

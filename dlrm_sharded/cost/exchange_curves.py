@@ -33,7 +33,7 @@ from dlrm_sharded.cost.communication import (
     CommunicationModel,
     Hosts,
 )
-from dlrm_sharded.cost.features import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
+from dlrm_sharded.cost.workload import FLOAT_BYTES, ID_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.hardware.gpus.collectives import HostCollectives
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision

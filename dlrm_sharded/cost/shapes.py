@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import FLOAT_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Workload, column_volume
 from dlrm_sharded.plans.layouts import REPLICA_GROUP, row_layout
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS, NUM_REUSE_BINS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats, workload_of_rows
+from dlrm_sharded.cost.workload import Floats, workload_of_rows
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.host_memory.cache_choice import (
     CacheChoice,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Floats
+from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.search.cuts import UnitCut, cut_options
 from dlrm_sharded.search.greedy_placer import GreedyPlacer
 from dlrm_sharded.search.problem import Blocks, Problem

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import PricedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
-from dlrm_sharded.cost.features import Floats, column_volume
 from dlrm_sharded.cost.shapes import PiecePricer
+from dlrm_sharded.cost.workload import Floats, column_volume
 from dlrm_sharded.files.errors import InfeasibleTaskError, check_count
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard, ShardingPlan

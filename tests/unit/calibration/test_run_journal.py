@@ -9,7 +9,7 @@ import pytest
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
-from dlrm_sharded.cost.features import workload_of_plan
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost

@@ -25,9 +25,9 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.features import Exchange, Floats, Reduce
 from dlrm_sharded.cost.learned import LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.hardware.artifact import SHIPPED
 from dlrm_sharded.hardware.context import RunContext

@@ -13,8 +13,8 @@ from dlrm_sharded.cost.communication import (
     Hosts,
     with_stated,
 )
-from dlrm_sharded.cost.features import Exchange, Reduce, Workload
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import Exchange, Reduce, Workload
 from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table

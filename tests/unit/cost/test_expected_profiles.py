@@ -8,8 +8,8 @@ import pytest
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import learned_cost_model
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
