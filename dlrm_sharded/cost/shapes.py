@@ -45,7 +45,8 @@ class Pieces:
 class BlockShapes:
     """Every table cut into even blocks of rows, one on each rank of a group.
 
-    Replicas are such blocks too: whole tables on all ranks, whose gradients these average.
+    Replicas are such blocks too: whole tables on all ranks. What the ranks reduce are the gradients
+    of their weights, where those of row blocks reduce pooled vectors.
 
     Args:
         group_size: number of ranks in the group.

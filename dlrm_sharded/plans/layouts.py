@@ -53,7 +53,12 @@ class ColumnShards:
 
     @staticmethod
     def shards(table: Table, widths: Iterable[tuple[int, int]]) -> list[Shard]:
-        """Return shards side by side, given as ranks and columns; the last ends with the table."""
+        """Return the shards of a table side by side.
+
+        Args:
+            widths: ranks and numbers of columns, from the left; the last shard ends with the table,
+                so it may be narrower.
+        """
         shards, start = list[Shard](), 0
         for rank, width in widths:
             stop = min(start + width, table.embedding_dim)

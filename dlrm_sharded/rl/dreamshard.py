@@ -267,8 +267,9 @@ class DreamShardTraining(TrainingMethod):
             free = free_before_each_step(tasks, placed.ranks)
             legal, _ = legal_ranks(free, tasks.size_bytes)
         log_p = log_probabilities(self.net.scores(tasks, placed.ranks), legal)
+        entropy = entropies(log_p, legal).mean()
         log_p_placed = log_p.gather(2, placed.ranks[..., None])[..., 0]
-        yield -(advantage * log_p_placed).mean(), entropies(log_p, legal).mean(), costs.mean()
+        yield -(advantage * log_p_placed).mean(), entropy, costs.mean()
 
 
 def advantages(to_come: Tensor) -> Tensor:

@@ -190,8 +190,7 @@ class TrainingMethod(ABC):
         for done in progress.shares_done(num_batches):
             drawn = pool.tensors([pool.draw(progress.numpy_rng) for _ in range(num_tasks)])
             tasks = self.net.scale_and_sort(drawn)[0].repeat(num_episodes)
-            with torch.no_grad():
-                placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
+            placed = roll_out(tasks, self.net.actor(tasks), progress.torch_rng)
             for update in self.policy_losses(tasks, placed):
                 loss, entropy, cost = update
                 loss = loss - config.entropy_weight * entropy

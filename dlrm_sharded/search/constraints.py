@@ -118,7 +118,11 @@ class Constraints:
         return np.maximum(left, 0)
 
     def allowed(self, units: Sequence[Sequence[str]], world_size: int) -> NDArray[np.bool_] | None:
-        """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned."""
+        """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned.
+
+        Args:
+            units: names of each unit's tables, which may be on ranks that all of them may be on.
+        """
         if not self.pin:
             return None
         allowed = np.zeros((len(units), world_size), dtype=bool)
@@ -127,7 +131,11 @@ class Constraints:
         return allowed
 
     def separated(self, units: Sequence[Sequence[str]]) -> NDArray[np.bool_]:
-        """Return [U, S], whether a unit has a table in a set of `apart`."""
+        """Return [U, S], whether a unit has a table in a set of `apart`.
+
+        Args:
+            units: names of each unit's tables.
+        """
         member = np.zeros((len(units), len(self.apart)), dtype=bool)
         for i, names in enumerate(self.apart):
             member[:, i] = [not set(names).isdisjoint(tables) for tables in units]
