@@ -13,7 +13,7 @@ from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_sample
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
-from dlrm_sharded.cost.features import Workload
+from dlrm_sharded.cost.workload import Workload
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 
@@ -94,18 +94,6 @@ def compare(predict: Predictor, samples: Iterable[Sample]) -> dict[str, TimePair
     pairs_by_name: dict[str, TimePairs] = {}
     for sample in samples:
         _compare_plan(pairs_by_name, sample, predict(workload_of_sample(sample)))
-    return dict(sorted(pairs_by_name.items()))
-
-
-def compare_attempts(samples: Iterable[Sample]) -> dict[str, TimePairs]:
-    """Compare the second measurement of each plan with its first, as `compare` does."""
-    attempts: dict[tuple[str, int], dict[int, Sample]] = {}
-    for sample in samples:
-        attempts.setdefault((sample.kind, sample.number), {})[sample.attempt] = sample
-    pairs_by_name: dict[str, TimePairs] = {}
-    for by_attempt in attempts.values():
-        if 1 in by_attempt:
-            _compare_plan(pairs_by_name, by_attempt[0], by_attempt[1].cost)
     return dict(sorted(pairs_by_name.items()))
 
 

@@ -56,7 +56,7 @@ def surprise_text(report: PlanReport, measured: PlanCost) -> str | None:
     return (
         f"the critical path is {factor:.2f} x the predicted one, and "
         f"{standing.short_text.split(',')[0]} prices of {standing.hardware} are expected to be off "
-        f"by a factor of {1 + standing.error:.2f} at most: {stages}; `make calibrate` (2 minutes, "
+        f"by a factor of {1 + standing.error:.2f} at most: {stages}; `dlrm-calibrate` (2 minutes, "
         "on an idle machine) mends it"
     )
 

@@ -83,7 +83,7 @@ def test_a_damaged_cost_model(damage, artifact, tmp_path):
     done = train(tmp_path / "run", *SMALL_RUN, f"cost_model.artifact={copy}", exit_code=1)
     message = refusal(done)
     assert str(copy) in message
-    assert "make calibrate" in message
+    assert "dlrm-calibrate" in message
     assert kinds_of_files(tmp_path / "run") <= LEFT
 
 

@@ -11,7 +11,6 @@ from dlrm_sharded.calibration.evaluate import (
     TimePairs,
     averaged,
     compare,
-    compare_attempts,
     errors_table,
     repeatability_text,
 )
@@ -89,19 +88,6 @@ def attempt(number: int, *times: Times, ids_ms: float = 2.0, of: int = 0) -> Sam
     made = measured("computation", *times, shards=(1,) * len(times))
     cost = cost_of(times, ids_ms=ids_ms)
     return dataclasses.replace(made, number=of, attempt=number, cost=cost)
-
-
-def test_second_measurements_against_first_ones() -> None:
-    samples = [
-        attempt(0, (1, 1, 1, 1), (2, 1, 1, 1)),
-        attempt(0, (9, 9, 9, 9), (9, 9, 9, 9), of=1),
-        attempt(1, (1, 2, 1, 1), (3, 1, 1, 1), ids_ms=4.0),
-    ]
-    pairs = pairs_of(compare_attempts(samples))
-    assert pairs["computation, 1 shard"] == ([2, 4], [2, 3])
-    assert pairs["forward communication, 2 ranks"] == ([2], [1])
-    assert pairs["input distribution, 2 ranks"] == ([4], [2])
-    assert compare_attempts(samples[:2]) == {}
 
 
 def test_averages_are_medians_time_by_time() -> None:

@@ -10,7 +10,8 @@ from dlrm_sharded import PlanCost, StageCost, Table
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.calibration.run_journal import MAX_RUNS, Conditions, RunJournal, measured_run
 from dlrm_sharded.calibration.samples import TIMES, Sample, workload_of_sample
-from dlrm_sharded.cost.features import Workload, workload_of_plan
+from dlrm_sharded.cost.features import profile_of, work_of
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from tests.unit.made_up import column_shards, task_of, with_topology
@@ -45,8 +46,8 @@ def test_a_run_is_the_plan_that_it_measured(run: Sample) -> None:
     for field in dataclasses.fields(Workload):
         found, expected = getattr(ours, field.name), getattr(planned, field.name)
         assert found == pytest.approx(expected, abs=1e-6), field.name
-    assert ours.work() == pytest.approx(planned.work(), rel=1e-5)
-    assert ours.profile() == pytest.approx(planned.profile(), abs=1e-5)
+    assert work_of(ours) == pytest.approx(work_of(planned), rel=1e-5)
+    assert profile_of(ours) == pytest.approx(profile_of(planned), abs=1e-5)
     assert run.cost == COST
 
 

@@ -179,7 +179,7 @@ def test_says_what_is_wrong_and_what_to_do(
     with pytest.raises(DataError, match=what) as error:
         read_costs(costs)
     assert str(costs) in str(error.value) or str(manifest_path(costs)) in str(error.value)
-    assert "make calibrate" in str(error.value)
+    assert "dlrm-calibrate" in str(error.value)
 
 
 def test_without_its_manifest_new_data_is_not_read(costs: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm_sharded.cost.features import Workload, workload_of_rows
 from dlrm_sharded.cost.gpu_lookups import gpu_compute
+from dlrm_sharded.cost.workload import Workload, workload_of_rows
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 

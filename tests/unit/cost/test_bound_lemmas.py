@@ -26,9 +26,9 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import Table
 from tests.unit.cost.plans import Planned, planned, tables, topologies

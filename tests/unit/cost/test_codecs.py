@@ -26,9 +26,9 @@ from dlrm_sharded.cost.communication import (
     Hosts,
 )
 from dlrm_sharded.cost.exchange_prices import ExchangePrices, LeastExchangePrices
-from dlrm_sharded.cost.features import Exchange, Floats, Reduce
 from dlrm_sharded.cost.learned import LearnedCostModel, prior_cost_model
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.workload import Exchange, Floats, Reduce
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from tests.unit.made_up import task_of
 

@@ -9,8 +9,8 @@ from dlrm_sharded import RunContext, Table, learned_cost_model
 from dlrm_sharded.accesses.profiles import SKEWS, with_expected_profile
 from dlrm_sharded.cost.compute import ComputeModel
 from dlrm_sharded.cost.expected_profiles import with_expected_profiles
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.local_profiles import local_histograms
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 from tests.unit.made_up import USED_ONCE, in_turns, tables_of, task_of
 

@@ -8,7 +8,8 @@ import pytest
 from dlrm_sharded import ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_expected_profile
 from dlrm_sharded.accesses.zipf import cached_zipf
-from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, Workload, workload_of_plan
+from dlrm_sharded.cost.features import CPU_WORK, EXTENT, PROFILE, extent_of, profile_of, work_of
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan, whole_tables
 from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
@@ -39,7 +40,7 @@ def workload(*shards: Shard, task: ShardingTask | None = None) -> Workload:
 
 
 def work(of: Workload, term: str) -> list[float]:
-    return of.work()[:, CPU_WORK.terms.index(term)].tolist()
+    return work_of(of)[:, CPU_WORK.terms.index(term)].tolist()
 
 
 # a whole on rank 0, b on rank 1, c in blocks of 5 rows on both.
@@ -86,8 +87,8 @@ def test_work_by_hand() -> None:
 def test_a_rank_without_shards_has_nothing() -> None:
     of = workload(*(Shard.whole(table, 2) for table in TABLES), task=small_task(world_size=4))
     assert of.num_lookups().tolist() == [0, 0, 1, 0]
-    assert of.by_rank(of.work()).shape == (4, len(CPU_WORK.terms))
-    assert not of.by_rank(of.work())[[0, 1, 3]].any()
+    assert of.by_rank(work_of(of)).shape == (4, len(CPU_WORK.terms))
+    assert not of.by_rank(work_of(of))[[0, 1, 3]].any()
     assert of.exchange(for_ids=False).volume.tolist() == [0, 0, 56 * 16 * 4, 0]
 
 
@@ -124,8 +125,8 @@ def test_column_splits_divide_columns_and_not_ids() -> None:
     assert work(split, "id_lines")[:2] == pytest.approx([lines, lines / 2], rel=ROUNDING)
     volume = split.exchange(for_ids=False).volume
     assert volume.sum() == whole.exchange(for_ids=False).volume.sum()  # of integers
-    for profile in split.profile()[:2]:
-        np.testing.assert_allclose(profile, whole.profile()[0], ROUNDING)
+    for profile in profile_of(split)[:2]:
+        np.testing.assert_allclose(profile, profile_of(whole)[0], ROUNDING)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -151,7 +152,7 @@ def test_ranks_are_only_names(for_ids: bool) -> None:
         for ranks in ([i % 4 for i in range(8)], [order[i % 4] for i in range(8)])
     )
     np.testing.assert_allclose(
-        renamed.by_rank(renamed.work())[order], of.by_rank(of.work()), ROUNDING
+        renamed.by_rank(work_of(renamed))[order], of.by_rank(work_of(of)), ROUNDING
     )
     before, after = of.exchange(for_ids=for_ids), renamed.exchange(for_ids=for_ids)
     assert len(set(before.volume.tolist())) == 4
@@ -184,7 +185,7 @@ def test_a_table_that_is_never_used_has_finite_features() -> None:
     (table,) = with_expected_profile([Table("t", 1, 4, 0.0)], batch_size=BATCH_SIZE, exponent=0.9)
     of = workload(Shard.whole(table, 0), task=small_task((table,)))
     assert of.num_unique.tolist() == [0]
-    assert np.isfinite(of.profile()).all()
+    assert np.isfinite(profile_of(of)).all()
     assert work(of, "ids") == [0]
     assert work(of, "shards") == [1]
 
@@ -201,7 +202,7 @@ def test_profile_by_hand() -> None:
         Table("unknown", 100, 8, 1.0),
     )
     of = workload(*(Shard.whole(table, 0) for table in tables), task=small_task(tables))
-    profile = dict(zip(PROFILE, of.profile().T.tolist(), strict=True))
+    profile = dict(zip(PROFILE, profile_of(of).T.tolist(), strict=True))
     assert profile["log_rows"] == pytest.approx([3, 1, 2])
     assert profile["log_reuse"] == pytest.approx([math.log10(2), math.log10(192), 0])
     assert profile["accesses_reused_little"] == pytest.approx([0.75, 0, 0])
@@ -209,7 +210,7 @@ def test_profile_by_hand() -> None:
 
 
 def test_extent_is_named() -> None:
-    found = workload(*MIXED).extent().tolist()
+    found = extent_of(workload(*MIXED)).tolist()
     assert dict(zip(EXTENT, found, strict=True)) == {
         "rows of a shard": [5, 1000],
         "columns of a shard": [8, 32],

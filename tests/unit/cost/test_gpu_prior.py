@@ -10,10 +10,11 @@ import pytest
 from dlrm_sharded import ConfigError, RunContext, ShardingPlan
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.bound import lower_bound_ms
-from dlrm_sharded.cost.features import PROFILE, workload_of_rows
+from dlrm_sharded.cost.features import PROFILE
 from dlrm_sharded.cost.gpu_lookups import LOOKUP_ERROR, UPDATE_LINES, gpu_compute
 from dlrm_sharded.cost.learned import KIND, LearnedCostModel, learned_cost_model, prior_cost_model
 from dlrm_sharded.cost.learned_arrays import from_arrays, learned_features, to_arrays
+from dlrm_sharded.cost.workload import workload_of_rows
 from dlrm_sharded.hardware import artifact
 from dlrm_sharded.hardware.artifact import write_artifact
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs

@@ -11,7 +11,6 @@ from dlrm_sharded.calibration.calibrate import FitConfig, fit_cost_model
 from dlrm_sharded.calibration.evaluate import compare
 from dlrm_sharded.calibration.fit_paper import fit_paper
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
-from dlrm_sharded.cost.features import workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import (
     PaperCostModel,
@@ -20,6 +19,7 @@ from dlrm_sharded.cost.neuroshard_paper import (
     paper_cost_model,
     to_arrays,
 )
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import reuse_histogram
 from tests.unit.cost.plans import EXCHANGING, relabelled, times_ms

@@ -14,15 +14,10 @@ from dlrm_sharded.calibration.calibrate import FitConfig, Fitted, fit_cost_model
 from dlrm_sharded.calibration.fit import LookupData, fit_compute
 from dlrm_sharded.calibration.samples import CollectedCosts, Sample, workload_of_sample
 from dlrm_sharded.cost.compute import ComputeModel
-from dlrm_sharded.cost.features import (
-    DEVICE_WORK,
-    GROUP_COLUMNS,
-    Workload,
-    workload_of_plan,
-    workload_of_rows,
-)
+from dlrm_sharded.cost.features import DEVICE_WORK, GROUP_COLUMNS, work_of
 from dlrm_sharded.cost.learned_arrays import to_arrays
 from dlrm_sharded.cost.widest import crowding_terms, widest_terms, width_vectors
+from dlrm_sharded.cost.workload import Workload, workload_of_plan, workload_of_rows
 from dlrm_sharded.hardware.artifact import write_artifact
 from tests.unit.cost.hardware import MANIFEST, measured_plans
 from tests.unit.cost.plans import Planned, planned
@@ -47,7 +42,7 @@ def workload(*shards: tuple[int, float]) -> Workload:
 def test_thread_groups(num_cols: int, warps: float) -> None:
     """FBGEMM has groups of 8, 16 and 32 threads, and then of full warps; a thread has 4 columns."""
     of = workload((num_cols, 3000.0))
-    assert of.work(GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
+    assert work_of(of, GPU)[0, GPU.terms.index("id_warps")] == 3 * warps
     [[first, following]] = widest_terms(width_vectors(of), width_vectors(of))
     assert (first, following) == (3 * min(warps, 1), 3 * max(warps - 1, 0))
 

@@ -145,7 +145,7 @@ def test_other_kinds_and_collected_costs_are_no_models(folders: tuple[Path, Path
     (calibrated / "costs.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="no cost model of the kind 'learned'") as error:
         find_artifact(KIND, HARDWARE, "cpu")
-    assert "make calibrate" in str(error.value)
+    assert "dlrm-calibrate" in str(error.value)
     with pytest.raises(DataError) as error:
         find_artifact(POLICY, HARDWARE, "cpu")
     assert str(error.value) == (
@@ -178,13 +178,13 @@ WARNINGS = {
     "cost_model_of_other_device": (
         *(KIND, ON_GPU, "cuda", "sgd"),
         "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
-        "nothing about this device, and its exchanges follow from stated bandwidths; run `make "
-        "calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
+        "nothing about this device, and its exchanges follow from stated bandwidths; run "
+        "`dlrm-calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
     ),
     "cost_model_of_other_optimizer": (
         *(KIND, HARDWARE, "cpu", "adam"),
         "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
-        "may be wrong; run `make calibrate ARGS=collect.optimizer=adam`",
+        "may be wrong; run `dlrm-calibrate collect.optimizer=adam`",
     ),
     "policy_of_other_hardware": (
         *(POLICY, OTHER, "cpu", "sgd"),

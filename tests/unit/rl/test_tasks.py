@@ -72,14 +72,3 @@ def test_measured_histograms_are_those_of_their_batch_size_alone(tmp_path: Path)
     same, other = pool.sets
     assert {table.reuse_histogram for table in same.tables} == {MEASURED}
     assert MEASURED not in {table.reuse_histogram for table in other.tables}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_tables_of_two_pools_mixed(share: float) -> None:
-    first, second = (
-        TaskPool((random_tables(20, seed),), num_tables=4, world_size=2) for seed in (0, 1)
-    )
-    (found,) = first.mix(second, share).sets
-    from_second = {*found.tables} & {*second.sets[0].tables}
-    from_first = {*found.tables} & {*first.sets[0].tables}
-    assert (len(from_first), len(from_second)) == (20 - round(20 * share), round(20 * share))

@@ -146,7 +146,7 @@ def test_what_the_prices_are_worth_decides_the_advice():
     behind = {"autoshard": FIGURES["policies"]["autoshard"] | {"over_best_heuristic": 1.08}}
     steps = {"calibrate": far_off, "policies": behind, "benchmark": dearer}
     text = page([outcome(step, figures=figures) for step, figures in steps.items()])
-    assert "off by 23.0 %; `make calibrate MINUTES=10` refines" in text
+    assert "off by 23.0 %; `dlrm-calibrate minutes=10` refines" in text
     assert "`dlrm-train-policy policy=autoshard costs=predicted`" in text
     assert "1.040 times those of TorchRec's planner" in text
 

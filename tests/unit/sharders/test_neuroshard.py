@@ -22,9 +22,9 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.codecs import CodecTimes
-from dlrm_sharded.cost.features import Workload, workload_of_plan
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.neuroshard_paper import paper_cost_model
+from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.datasets.presets import dlrm_datasets_pool, draw_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision

@@ -13,9 +13,10 @@ from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.base import AdditiveCostModel
 from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.compute import CPU_HALF, READ_MB
-from dlrm_sharded.cost.features import DEVICE_WORK, workload_of_plan
+from dlrm_sharded.cost.features import DEVICE_WORK, work_of
 from dlrm_sharded.cost.learned import learned_cost_model
 from dlrm_sharded.cost.shapes import Shapes
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.explain.text import explain
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
@@ -97,7 +98,8 @@ def test_lookups_on_cpus_take_what_was_measured_there() -> None:
 def test_lookups_on_gpus_read_half() -> None:
     terms = DEVICE_WORK["cuda"].terms
     exact, found = (
-        workload_of_plan(plan, TASK).work(DEVICE_WORK["cuda"]) for plan in (PLAN, half(PLAN, "a"))
+        work_of(workload_of_plan(plan, TASK), DEVICE_WORK["cuda"])
+        for plan in (PLAN, half(PLAN, "a"))
     )
     np.testing.assert_array_equal(found[1:], exact[1:])
     ratio = dict(zip(terms, found[0] / exact[0], strict=True))
