@@ -11,14 +11,13 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError, check_path
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import read_json_object, write_json
-from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
 
 SETTINGS, MEASUREMENTS, LOCK = "settings.json", "measurements.jsonl", ".lock"
@@ -27,12 +26,9 @@ KIND = "dlrm_sharded simulation"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The form of a measurement in the file."""
-
-    key: str
-    values: dict[str, Any]
+def folder_of(out: Path, sharder: str) -> Path:
+    """Return the folder of a sharder's files."""
+    return out / re.sub(r"[^\w.=-]+", "_", sharder)
 
 
 class Store:
@@ -41,15 +37,18 @@ class Store:
     Args:
         settings: all that measurements depend on besides the shards of a rank; JSON.
 
+    Attributes:
+        folder: the folder.
+        settings: its settings, as JSON has them.
+
     Raises:
         ConfigError: the folder cannot be written, has other files, is in use by another process,
             or belongs to a simulation with other settings.
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
-        check_path("out", folder)
-        self.folder = Path(folder)
-        self._settings = json.loads(json.dumps(settings))
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.settings = json.loads(json.dumps(settings))
         self._prepare_folder()
         self._lock = locked(
             self.folder / LOCK,
@@ -69,7 +68,7 @@ class Store:
 
     def key(self, *parts: Any) -> str:
         """Return the key of a measurement: of the settings and of what was measured."""
-        text = json.dumps([self._settings, *parts], sort_keys=True)
+        text = json.dumps([self.settings, *parts], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def get(self, key: str) -> dict[str, Any] | None:
@@ -102,7 +101,7 @@ class Store:
 
     def _check_settings(self) -> None:
         """Refuse the folder of a simulation with other settings; write those of a new one."""
-        path, settings = self.folder / SETTINGS, {"kind": KIND, **self._settings}
+        path, settings = self.folder / SETTINGS, {"kind": KIND, **self.settings}
         if path.exists():
             try:
                 before = read_json_object(path, noun="settings")
@@ -124,5 +123,4 @@ class Store:
 
 def _measurement(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the key and the values of a line."""
-    line = read_form(fields, _Line, name="the measurement", may_have_others=True)
-    return line.key, line.values
+    return str(fields["key"]), dict(fields["values"])

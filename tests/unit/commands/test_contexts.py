@@ -7,13 +7,12 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from dlrm_sharded.advice.machines import TableMemory, cpu_machine
+from dlrm_sharded.commands.advise_config import question_of
 from dlrm_sharded.commands.hydra_app import CONF_DIR
 from dlrm_sharded.commands.sharders import context_here
 from dlrm_sharded.commands.simulated_cluster import build_cluster
 from dlrm_sharded.hardware.context import RunContext
-from dlrm_sharded.hardware.hardware import Hardware
-from dlrm_sharded.plans.task import Topology
+from dlrm_sharded.plans.task import ShardingTask, Topology
 
 ON_CPUS = Topology(2, 10**9, compute_device="cpu")
 
@@ -23,8 +22,12 @@ def of_plan() -> RunContext:
 
 
 def of_advice() -> RunContext:
-    memory = TableMemory(None, 0.7)
-    return cpu_machine("here", memory, Hardware("a CPU"), optimizer="sgd").context(ON_CPUS)
+    data = ["data=synthetic", "data.max_rows=100", "hardware=cpu", "ranks=1", "sharder=dim"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        question, _ = question_of(compose("advise", data), None)
+    case = question.cases[0]
+    assert isinstance(case.task, ShardingTask)
+    return question.context_of(case, case.task)
 
 
 def of_simulation() -> RunContext:
@@ -39,3 +42,11 @@ def test_the_version_of_fbgemm_here(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # so that they stay
     assert context_of().fbgemm == version("fbgemm-gpu-cpu")
+
+
+def test_advice_has_the_hardware_of_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    advised, planned = of_advice().hardware, of_plan().hardware
+    assert advised is not None
+    assert planned is not None
+    assert (advised.name, advised.fingerprint) == (planned.name, planned.fingerprint)

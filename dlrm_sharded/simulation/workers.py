@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dlrm_sharded.files.errors import UserError
+from dlrm_sharded.files.errors import InfeasibleTaskError, UserError
 
 T = TypeVar("T")
 
@@ -23,9 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why a function has no result: an error's message, or that its time was over."""
+    """The reason why a function has no result: an error's message, or that its time was over.
+
+    Args:
+        is_infeasible: whether the error says that no plan fits.
+    """
 
     message: str
+    is_infeasible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,15 @@ def _received(receiver: Connection, process: BaseProcess) -> tuple[Any, tuple[st
     return received
 
 
+def end_on_signals() -> None:
+    """Let signals end this fork at once; what the parent does on them is the parent's."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _run(sender: Connection, function: Callable[[], object]) -> None:
     """Send what a function returns; log nothing, as several processes would mix their lines."""
+    end_on_signals()
     warnings = _Warnings()
     logging.getLogger().handlers = [warnings]
     torch.set_num_threads(1)  # threads of the parent are not there
@@ -117,7 +130,7 @@ def _run(sender: Connection, function: Callable[[], object]) -> None:
     try:
         result = function()
     except UserError as error:
-        result = Refusal(str(error))
+        result = Refusal(str(error), isinstance(error, InfeasibleTaskError))
     except Exception as error:
         # a sharder of the user's may raise anything, and the others go on
         log.warning("%s", traceback.format_exc())
