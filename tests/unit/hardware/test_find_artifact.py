@@ -173,23 +173,23 @@ WARNINGS = {
     "cost_model_of_other_hardware": (
         *(KIND, OTHER, "cpu", "sgd"),
         f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
-        "reliable; run `make calibrate` (2 minutes) for a model of this hardware",
+        "reliable; run `dlrm-calibrate` (2 minutes) for a model of this hardware",
     ),
     "cost_model_of_older_files": (
         *(KIND, Hardware("cpu: x"), "cpu", "sgd"),
         f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
-        "reliable; run `make calibrate` (2 minutes) for a model of this hardware",
+        "reliable; run `dlrm-calibrate` (2 minutes) for a model of this hardware",
     ),
     "cost_model_of_other_device": (
         *(KIND, ON_GPU, "cuda", "sgd"),
         "the cost model is a prior, made on GPU A, and the run is on cpu: x: its computation says "
-        "nothing about this device, and its exchanges follow from stated bandwidths; run `make "
-        "calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
+        "nothing about this device, and its exchanges follow from stated bandwidths; run "
+        "`dlrm-calibrate` (2 minutes) for a model of this hardware, or plan with sharder=torchrec",
     ),
     "cost_model_of_other_optimizer": (
         *(KIND, HARDWARE, "cpu", "adam"),
         "the cost model belongs to the fused optimizer sgd, the run has adam: backward computation "
-        "may be wrong; run `make calibrate ARGS=collect.optimizer=adam`",
+        "may be wrong; run `dlrm-calibrate collect.optimizer=adam`",
     ),
     "policy_of_other_hardware": (
         *(POLICY, OTHER, "cpu", "sgd"),
