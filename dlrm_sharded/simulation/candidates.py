@@ -13,7 +13,7 @@ import torch
 
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.model import DenseModel
-from dlrm_sharded.dense.work import DenseWork
+from dlrm_sharded.dense.work_trace import DenseWork
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.hardware.context import RunContext
