@@ -14,7 +14,8 @@ from dlrm_sharded.plans.task import GIB, Topology
 from dlrm_sharded.ranks.host_memory import available_host_bytes
 from dlrm_sharded.ranks.process import num_cores
 
-CPU_NAMES = ("cpu", "here")
+CPU = "cpu"
+CPU_NAMES = (CPU, "here")
 """Names that users give to the CPUs of this machine."""
 
 
@@ -68,6 +69,11 @@ class Machine:
     @property
     def is_gpu(self) -> bool:
         return self.spec is not None
+
+    @property
+    def key(self) -> str:
+        """What it is called whatever the user calls it."""
+        return CPU if self.spec is None else self.spec.key
 
     @property
     def dense_error(self) -> float:
@@ -153,28 +159,22 @@ def with_prices(machines: Sequence[Machine], prices: Any) -> list[Machine]:
     if not isinstance(prices, Mapping):
         raise ConfigError(f"prices is {prices!r}; state a price for each GPU: prices.h100=2.5")
     stated = {name: price for name, price in prices.items() if price is not None}
+    if not stated:
+        return list(machines)
+    by_key: dict[str, list[float]] = {machine.key: [] for machine in machines}
     for name, price in stated.items():
         check_number(f"prices.{name}", price, above=True)
-        if not any(_is_called(machine, name) for machine in machines):
+        key = CPU if name in CPU_NAMES else named_gpu_spec(name, key="prices").key
+        if key not in by_key:
             raise ConfigError(
                 f"prices.{name} is stated, but hardware is "
                 f"{', '.join(machine.name for machine in machines)}; add {name} to hardware"
             )
-    if not stated:
-        return list(machines)
-    found = []
+        by_key[key].append(price)
     for machine in machines:
-        of_machine = [price for name, price in stated.items() if _is_called(machine, name)]
-        if len(of_machine) != 1:
-            missing = "is not set" if not of_machine else "is stated under several names"
+        if len(of_machine := by_key[machine.key]) != 1:
+            missing = "is stated under several names" if of_machine else "is not set"
             raise ConfigError(
                 f"prices.{machine.name} {missing}; state one price for each of hardware, or none"
             )
-        found.append(dataclasses.replace(machine, price=of_machine[0]))
-    return found
-
-
-def _is_called(machine: Machine, name: str) -> bool:
-    if machine.spec is None or name in CPU_NAMES:
-        return machine.spec is None and name in CPU_NAMES
-    return named_gpu_spec(name, key="prices") == machine.spec
+    return [dataclasses.replace(machine, price=by_key[machine.key][0]) for machine in machines]
