@@ -79,7 +79,8 @@ def question_of(cfg: DictConfig, of_file: AskedTask | None) -> tuple[Question, f
         cfg.optimizer if of_file is None else of_file.optimizer
     )
     of_tables = optimizer.embedding if task is None else task.known_optimizer
-    memory = TableMemory(**{key: cfg.topology[key] for key in TableMemory.__slots__})
+    node = cfg.topology
+    memory = TableMemory(node.memory_gib, node.memory_fraction, node.reserved_gib)
     machines = with_prices([machine_of(name, memory) for name in _hardware(cfg)], cfg.prices)
     sizes = _sizes(cfg.ranks)
     if len(sizes) == 1:

@@ -41,7 +41,7 @@ from dlrm_sharded.commands.simulated_cluster import (
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.cost.base import price
 from dlrm_sharded.dense.gpu_prices import DENSE_ERROR
-from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.files.json_files import folder_to_write, write_json
 from dlrm_sharded.files.provenance import device_name, versions
 from dlrm_sharded.plans.plan import with_precisions
@@ -113,7 +113,13 @@ def _simulate(
     write_json(out / "task.json", task.to_json())
     planned, failed = plans_of(planners, task, out)
     draw, source = ids_source(task, cluster.dataset, seed=cfg.seed)
-    dense = _dense(cluster, store)
+    with busy_neighbors(cluster.num_neighbors):
+        dense = _dense(cluster, store)
+        if gpu is None:
+            ids = drawn_ids(task, draw, num_batches=cluster.measure.num_batches)
+            times = _measure(cfg, cluster, planned, ids, store)
+        else:
+            times = [priced_ranks(entry.cost) for entry in planned]
     if cfg.spread != MEASURED:
         dense = dataclasses.replace(dense, spread=float(cfg.spread))
     priced = price(next(iter(planners.values())).cost_model, task)
@@ -128,11 +134,6 @@ def _simulate(
         seed=cfg.seed,
         sharing=cluster.sharing,
     )
-    if gpu is None:
-        ids = drawn_ids(task, draw, num_batches=cluster.measure.num_batches)
-        times = _measure(cfg, cluster, planned, ids, store)
-    else:
-        times = [priced_ranks(entry.cost) for entry in planned]
     workload = memory_workload(cluster)
     runs = [
         simulate(entry, ranks, equal_ranks, workload)
@@ -161,17 +162,12 @@ def _dense(cluster: SimulatedCluster, store: Store) -> DenseTimes:
     """Return the times of the dense part: priced, of the store, or measured."""
     if cluster.gpu is not None:
         return dense_times(cluster)
-    key = store.key("dense")
-    known = store.get(key)
-    if known is not None:
-        try:
-            return DenseTimes.from_json(known)
-        except DataError as error:
-            log.warning("the dense part is measured again: its times are damaged (%s)", error)
-    with busy_neighbors(cluster.num_neighbors):
-        times = dense_times(cluster)
-    store.put(key, times.to_json())
-    return times
+    return store.kept(
+        "the dense part",
+        ["dense"],
+        read=DenseTimes.from_json,
+        measure=lambda: dense_times(cluster),
+    )
 
 
 def _measure(
@@ -189,7 +185,7 @@ def _measure(
     )
     is_limited = cfg.measured_ranks == AUTO
     times = []
-    with busy_neighbors(cluster.num_neighbors), process_group() as rank:
+    with process_group() as rank:
         bench = RankBench(
             cluster.measure,
             rank.device,

@@ -36,19 +36,21 @@ PIXELS = 1600
 COMPUTE_LANE, EXCHANGE_LANE = (-0.45, 0.55), (0.12, 0.3)
 """Place and height of the lanes of a rank whose exchanges run beside its computation."""
 
-Window = tuple[float, float]
+SHOWN_STEPS = 4
+"""Steps in which the operations of the shown window are."""
 
 
 def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
     """Draw one step of all ranks, or two steps if they overlap, and how long each rank waits."""
     overlaps = EXCHANGE in {op.stream for op in run.timeline.operations}
-    window = shown_window(run.timeline, num_steps=2 if overlaps else 1)
-    length_ms = window[1] - window[0]
+    # the first step is left out, which begins with nothing under way
+    begin, end = (float(run.timeline.step_ends_ms[step]) for step in (0, 2 if overlaps else 1))
+    length_ms = end - begin
     world_size = run.timeline.world_size
     height = 3.2 + 0.24 * min(world_size, MAX_BARS)
     figure = Figure(figsize=(12, height), dpi=130, layout="constrained")
     axes, waits = figure.subplots(1, 2, width_ratios=(6, 1), sharey=True)
-    spans = _shown_spans(run.timeline, window)
+    spans = _shown_spans(run.timeline, begin, end)
     if world_size <= MAX_BARS:
         _draw_bars(axes, spans, overlaps=overlaps)
     else:
@@ -77,32 +79,12 @@ def plot_timeline(run: SimulatedRun, heading: str) -> Figure:
     return figure
 
 
-def shown_window(timeline: Timeline, *, num_steps: int) -> Window:
-    """Return the time of some steps after the first one, which begins with nothing under way."""
-    ends = timeline.step_ends_ms
-    if len(ends) <= num_steps:
-        return 0.0, float(ends[-1])
-    return float(ends[0]), float(ends[num_steps])
-
-
-def first_steps(timeline: Timeline, num_steps: int) -> Timeline:
-    """Return the first steps of a timeline."""
-    kept = slice(0, num_steps)
-    return Timeline(
-        timeline.operations,
-        timeline.arrival_ms[kept],
-        timeline.begin_ms[kept],
-        timeline.end_ms[kept],
-    )
-
-
-def _shown_spans(timeline: Timeline, window: Window) -> list[Span]:
+def _shown_spans(timeline: Timeline, begin: float, end: float) -> list[Span]:
     """Return what ranks do in a window, in ms since it began; reading batches is left out."""
     # a step that overlaps with the next one is still under way after the window's last step
-    begin, end = window
     return [
         dataclasses.replace(span, begin_ms=span.begin_ms - begin, end_ms=span.end_ms - begin)
-        for span in timeline_spans(first_steps(timeline, 4))
+        for span in timeline_spans(timeline, num_steps=SHOWN_STEPS)
         if span.stream in (COMPUTE, EXCHANGE) and span.end_ms > begin and span.begin_ms < end
     ]
 

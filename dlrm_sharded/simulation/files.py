@@ -14,7 +14,7 @@ from dlrm_sharded.files.json_files import replace_file, replaced_file, write_jso
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.plans.plan_report import plan_json
 from dlrm_sharded.simulation.choice import Choice
-from dlrm_sharded.simulation.figures import first_steps, plot_timeline
+from dlrm_sharded.simulation.figures import plot_timeline
 from dlrm_sharded.simulation.run import SimulatedRun
 from dlrm_sharded.simulation.simulation_text import summary
 from dlrm_sharded.simulation.store import folder_of
@@ -49,7 +49,7 @@ def write_simulation(
             per_host = run.task.topology.ranks_per_host
             write_trace(
                 folder / "trace.json.gz",
-                timeline_spans(first_steps(run.timeline, TRACED_STEPS)),
+                timeline_spans(run.timeline, num_steps=TRACED_STEPS),
                 rank_names={
                     rank: f"rank {rank} (host {rank // per_host})" for rank in range(len(run.ranks))
                 },

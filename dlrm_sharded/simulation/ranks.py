@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from dlrm_sharded.calibration.rank_bench import (
     with_measured,
 )
 from dlrm_sharded.calibration.samples import MAX_STAGE_MS
-from dlrm_sharded.files.errors import ConfigError, DataError, check_number
+from dlrm_sharded.files.errors import DataError, check_number
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count, NotNegative
 from dlrm_sharded.files.progress_bar import ProgressBar
@@ -121,28 +122,30 @@ class RankTimer:
         Raises:
             OutOfTimeError: it was stopped.
         """
+        return self._store.kept(
+            "a rank",
+            ["rank", shapes(shards), *([repeat] if repeat else [])],
+            read=stored_times,
+            measure=lambda: self._measured(shards, limit_s),
+        )
+
+    def _measured(self, shards: Sequence[Shard], limit_s: float) -> RankTimes:
         folded, ids = fold(shards, self._ids, limit_bytes=self._limit_bytes)
-        key = self._store.key("rank", shapes(shards), *([repeat] if repeat else []))
-        known = stored_times(self._store.get(key))
-        if known is not None:
-            return known
         started, waited_s = time.monotonic(), _core_wait_s()
         try:
             with time_limit(limit_s):
                 stages = self._bench.measure(folded, ids)
+            return RankTimes(
+                stages,
+                MEASURED,
+                num_folded=len(ids.unfolded),
+                seconds=round(time.monotonic() - started, 1),
+                core_wait_s=round(_core_wait_s() - waited_s, 2),
+            )
         finally:
             # modules are in reference cycles, and hold the ids of a rank until these are collected
             gc.collect()
             release_freed_memory()
-        times = RankTimes(
-            stages,
-            MEASURED,
-            num_folded=len(ids.unfolded),
-            seconds=round(time.monotonic() - started, 1),
-            core_wait_s=round(_core_wait_s() - waited_s, 2),
-        )
-        self._store.put(key, times.to_json())
-        return times
 
 
 @contextmanager
@@ -169,21 +172,21 @@ def _core_wait_s() -> float:
         return 0.0
 
 
-def stored_times(values: Mapping[str, Any] | None) -> RankTimes | None:
-    """Return a measurement of the store; None if it is missing or no measurement."""
-    if values is None:
-        return None
-    try:
-        others, times_ms = dict(values), {}
-        for stage in COMPUTE_STAGES:
-            times_ms[stage] = others.pop(f"{stage}_ms")
-            check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
-        others["stages"] = NO_COST.with_stages(times_ms).to_json()
-        times = read_form(others, RankTimes, name="the times of a rank")
-    except (LookupError, ConfigError, DataError) as error:
-        log.warning("a rank is measured again: its times are damaged (%s)", error)
-        return None
-    return times if times.origin == MEASURED else None
+def stored_times(values: Mapping[str, Any]) -> RankTimes:
+    """Return a measurement of the store.
+
+    Raises:
+        LookupError, ConfigError, DataError: a value is missing, or no measurement gives it.
+    """
+    others, times_ms = dict(values), {}
+    for stage in COMPUTE_STAGES:
+        times_ms[stage] = others.pop(f"{stage}_ms")
+        check_number(stage, times_ms[stage], most=MAX_STAGE_MS, above=True)
+    others["stages"] = NO_COST.with_stages(times_ms).to_json()
+    times = read_form(others, RankTimes, name="the times of a rank")
+    if times.origin != MEASURED:
+        raise DataError(f"its origin is {times.origin}")
+    return times
 
 
 def by_priority(candidates: Sequence[int], predicted: PlanCost, *, seed: int) -> list[int]:
@@ -229,37 +232,12 @@ def time_ranks(
         if shards:
             first_with.setdefault(shapes(shards), rank)
     order = by_priority(list(first_with.values()), predicted, seed=seed)[:count]
-    found: dict[int, list[RankTimes]] = {}
-    with ProgressBar(total=1.0, desc=planned.sharder, bar_format=BAR_FORMAT) as bar:
-        spent_s = 0.0
-
-        def measure(rank: int) -> None:
-            nonlocal spent_s
-            repeat = len(found.get(rank, ()))
-            must_be = not repeat and len(found) < MIN_MEASURED
-            limit_s = math.inf if must_be else seconds - spent_s
-            if limit_s <= 0:
-                raise OutOfTimeError
-            times = time_shards(by_rank[rank], repeat, limit_s)
-            found.setdefault(rank, []).append(times)
-            spent_s += times.seconds
-            bar.set_postfix_str(f"{len(found)} of up to {len(order)} ranks", refresh=False)
-            # either limit may end the measurements
-            done = max(len(found) / len(order), spent_s / seconds if seconds else 1.0)
-            bar.update(min(done, 1.0) - bar.n)
-
-        try:
-            for rank in order:
-                measure(rank)
-            for _ in order:  # at most twice the time, if all ranks are alike
-                if (slowest := _slowest_in_doubt(found)) is None:
-                    break
-                measure(slowest)
-        except OutOfTimeError:
-            log.info(
-                "%s: the time is over, and %d of up to %d ranks are measured",
-                *(planned.sharder, len(found), len(order)),
-            )
+    found = _measured_in_time(
+        order,
+        lambda rank, repeat, limit_s: time_shards(by_rank[rank], repeat, limit_s),
+        seconds=seconds,
+        name=planned.sharder,
+    )
     measured = {rank: _median(times) for rank, times in found.items()}
     ratios = _ratios(measured, predicted)
 
@@ -278,11 +256,56 @@ def time_ranks(
     return tuple(map(times_of, range(len(by_rank))))
 
 
+def _measured_in_time(
+    order: Sequence[int],
+    time_rank: Callable[[int, int, float], RankTimes],
+    *,
+    seconds: float,
+    name: str,
+) -> dict[int, list[RankTimes]]:
+    """Return the measurements of ranks in their order, as far as the time allows.
+
+    Args:
+        time_rank: measures a rank that has been measured so many times, within some seconds.
+    """
+    found: dict[int, list[RankTimes]] = {}
+    spent_s = 0.0
+    with ProgressBar(total=1.0, desc=name, bar_format=BAR_FORMAT) as bar:
+
+        def measure(rank: int) -> None:
+            nonlocal spent_s
+            repeat = len(found.get(rank, ()))
+            is_due = repeat == 0 and len(found) < MIN_MEASURED
+            limit_s = math.inf if is_due else seconds - spent_s
+            if limit_s <= 0:
+                raise OutOfTimeError
+            times = time_rank(rank, repeat, limit_s)
+            found.setdefault(rank, []).append(times)
+            spent_s += times.seconds
+            bar.set_postfix_str(f"{len(found)} of up to {len(order)} ranks", refresh=False)
+            # either limit may end the measurements
+            done = max(len(found) / len(order), spent_s / seconds if seconds else 1.0)
+            bar.update(min(done, 1.0) - bar.n)
+
+        try:
+            for rank in order:
+                measure(rank)
+            for _ in order:  # at most twice the time, if all ranks are alike
+                if (slowest := _slowest_in_doubt(found)) is None:
+                    break
+                measure(slowest)
+        except OutOfTimeError:
+            text = "%s: the time is over, and %d of up to %d ranks are measured"
+            log.info(text, name, len(found), len(order))
+    return found
+
+
 def _slowest_in_doubt(found: Mapping[int, Sequence[RankTimes]]) -> int | None:
     """Return a rank that is slowest in a stage by fewer than `MEASUREMENTS`; None if none is."""
-    medians = {rank: _median(times).stages for rank, times in found.items()}
     for stage in COMPUTE_STAGES:
-        slowest = max(medians, key=lambda rank: medians[rank].stage_ms(stage))
+        slowest = max(
+            found, key=lambda rank: median(times.stages.stage_ms(stage) for times in found[rank])
+        )
         if len(found[slowest]) < MEASUREMENTS:
             return slowest
     return None

@@ -12,11 +12,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.line_file import LineFile, changed_settings, locked
 
@@ -24,6 +24,16 @@ SETTINGS, MEASUREMENTS, LOCK = "settings.json", "measurements.jsonl", ".lock"
 KIND = "dlrm_sharded simulation"
 
 log = logging.getLogger(__name__)
+
+
+class Measurement(Protocol):
+    """Something that was measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of its line in the file."""
+
+
+M = TypeVar("M", bound=Measurement)
 
 
 def folder_of(out: Path, sharder: str) -> Path:
@@ -66,19 +76,32 @@ class Store:
     def __len__(self) -> int:
         return len(self._known)
 
-    def key(self, *parts: Any) -> str:
-        """Return the key of a measurement: of the settings and of what was measured."""
+    def kept(
+        self,
+        noun: str,
+        parts: Sequence[Any],
+        *,
+        read: Callable[[Mapping[str, Any]], M],
+        measure: Callable[[], M],
+    ) -> M:
+        """Return a measurement of the file, or make it and append it.
+
+        Args:
+            noun: what is measured, for messages.
+            parts: what was measured, as JSON; with the settings they are its key.
+            read: reads the values of a line; its error says that they are damaged.
+        """
         text = json.dumps([self.settings, *parts], sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """Return the values of a measurement; None if it has not been made."""
-        return self._known.get(key)
-
-    def put(self, key: str, values: Mapping[str, Any]) -> None:
-        """Append the values of a measurement to the file."""
-        self._known[key] = dict(values)
-        self._file.append({"key": key, "values": values})
+        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        if key in self._known:
+            try:
+                return read(self._known[key])
+            except (LookupError, ConfigError, DataError) as error:
+                log.warning("%s is measured again: its times are damaged (%s)", noun, error)
+        found = measure()
+        self._known[key] = found.to_json()
+        self._file.append({"key": key, "values": self._known[key]})
+        return found
 
     def close(self) -> None:
         """Unlock the folder."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dlrm_sharded.files.errors import ConfigError, DataError
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import COMPUTE_STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
@@ -79,13 +80,15 @@ def test_other_ranks_are_scaled_by_a_sample() -> None:
         {"bwd_compute_ms": 10**400},
         {"seconds": None},
         {"unknown": 1.0},
+        {"origin": "scaled"},
     ],
     ids=lambda change: str(change)[:40],
 )
 def test_times_that_no_measurement_gives_are_measured_again(change: dict[str, object]) -> None:
     fields = computed(3.0, 6.0, seconds=1.0).to_json()
     assert stored_times(fields) == computed(3.0, 6.0, seconds=1.0)
-    assert stored_times(fields | change) is None
+    with pytest.raises((LookupError, ConfigError, DataError)):
+        stored_times(fields | change)
 
 
 def test_equal_ranks_are_measured_once() -> None:
