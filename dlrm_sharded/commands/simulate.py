@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hydra
@@ -148,8 +148,7 @@ def _simulate(
         gpu=None if gpu is None else gpu.device_name,
         measured_on=measured_on,
     )
-    notes = [*cluster.notes, *([] if gpu else [source]), *_host_notes(cluster)]
-    notes.append(_spread_note(dense.spread))
+    notes = [*cluster.notes, *([] if gpu else [source]), *_notes(cluster, dense.spread)]
     write_simulation(
         out, heading=heading, notes=notes, settings=store.settings, runs=runs, failed=failed
     )
@@ -208,30 +207,26 @@ def _measure(
     return times
 
 
-def _host_notes(cluster: SimulatedCluster) -> list[str]:
-    """Say what the ranks of one host do to each other."""
-    notes = []
+def _notes(cluster: SimulatedCluster, spread: float) -> Iterator[str]:
+    """Yield what the ranks of one host do to each other, and how times vary."""
     if cluster.num_neighbors:
-        notes.append(
+        yield (
             f"{cluster.num_neighbors} other processes computed beside the measured rank, as the "
             "ranks of a host do (neighbors)"
         )
     if cluster.sharing is not None:
-        notes.append(
+        yield (
             f"the {cluster.sharing.ranks_per_host} ranks of a host share cores on which "
             f"{cluster.sharing.ranks_at_once:.3g} compute at full speed (host_cores); real ones "
             "take longer, as sharing is not without loss"
         )
-    return notes
-
-
-def _spread_note(spread: float) -> str:
     if spread == 0:
-        return "every step takes the same time on a rank (spread)"
-    return (
-        f"times vary by {100 * spread:.1f} % from step to step (spread), on every rank by itself, "
-        "so that ranks wait even under a balanced plan"
-    )
+        yield "every step takes the same time on a rank (spread)"
+    else:
+        yield (
+            f"times vary by {100 * spread:.1f} % from step to step (spread), on every rank by "
+            "itself, so that ranks wait even under a balanced plan"
+        )
 
 
 def _settings(cfg: DictConfig, cluster: SimulatedCluster) -> dict[str, Any]:

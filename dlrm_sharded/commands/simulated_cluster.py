@@ -40,8 +40,6 @@ TABLE_SHARE = 0.5
 
 MAX_NEIGHBORS = 256
 
-OVERLAPS = {"serial": SERIAL, "pipelined": PIPELINED}
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
@@ -205,12 +203,12 @@ def _core_sharing(host_cores: Any, topology: Topology) -> CoreSharing | None:
     return CoreSharing(topology.ranks_per_host, ranks_at_once)
 
 
-def _overlap(name: Any, compute_device: str) -> Overlap:
-    if name == "auto":
-        return SERIAL if compute_device == "cpu" else PIPELINED
-    if name not in OVERLAPS:
-        raise ConfigError(f"overlap is {name!r}; known: auto, {', '.join(OVERLAPS)}")
-    return OVERLAPS[name]
+def _overlap(name: str, compute_device: str) -> Overlap:
+    usual = SERIAL if compute_device == "cpu" else PIPELINED
+    known = {"auto": usual, "serial": SERIAL, "pipelined": PIPELINED}
+    if name not in known:
+        raise ConfigError(f"overlap is {name!r}; known: {', '.join(known)}")
+    return known[name]
 
 
 def memory_workload(cluster: SimulatedCluster) -> Workload:

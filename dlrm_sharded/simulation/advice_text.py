@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dlrm_sharded.files.markdown import markdown_table
 from dlrm_sharded.plans.task import GIB
@@ -23,6 +22,8 @@ MAX_REASON = 60
 """Characters of a reason in the table."""
 
 NOTHING = "-"
+
+CASE_TITLES = ("hardware", "ranks", "sharder", "batch")
 
 GROUP_LABELS = {
     "lookups": "lookups",
@@ -51,46 +52,32 @@ def table_lines(candidates: Sequence[Candidate], *, samples: float | None) -> li
     """
     if _is_one_machine(candidates):
         candidates = sorted(candidates, key=lambda c: c.step_ms if c.is_feasible else math.inf)
-    case_columns = {
-        "hardware": [c.case.machine.name for c in candidates],
-        "ranks": [f"{c.case.num_ranks}" for c in candidates],
-        "sharder": [c.case.sharder for c in candidates],
-        "batch": [f"{c.case.batch_size:,}" for c in candidates],
-    }
-    varying = {title: cells for title, cells in case_columns.items() if len(set(cells)) > 1}
-    if not varying:
-        varying = {title: case_columns[title] for title in ("hardware", "ranks", "sharder")}
-    figures = _figures(candidates, samples)
-    rows = zip(
-        *varying.values(),
-        map(fits_text, candidates),
-        *([cell(c) if c.is_feasible else NOTHING for c in candidates] for cell in figures.values()),
-        strict=True,
-    )
-    return markdown_table([*varying, "fits", *figures], rows)
+    rows = [_cells(candidate, samples) for candidate in candidates]
+    alike = [title for title in CASE_TITLES if len({row[title] for row in rows}) == 1]
+    if len(alike) == len(CASE_TITLES):
+        alike = ["batch"]
+    titles = [title for title in max(rows, key=len) if title not in alike]
+    return markdown_table(titles, ([row.get(title, NOTHING) for title in titles] for row in rows))
 
 
-def _figures(
-    candidates: Sequence[Candidate], samples: float | None
-) -> dict[str, Callable[[Candidate], str]]:
-    """Return what writes a figure of a candidate that has an outcome, by the title."""
+def _cells(candidate: Candidate, samples: float | None) -> dict[str, str]:
+    """Return the cells of a candidate by their titles; without an outcome it has no figures."""
+    case = candidate.case
+    case_cells = (case.machine.name, f"{case.num_ranks}", case.sharder, f"{case.batch_size:,}")
+    cells = dict(zip(CASE_TITLES, case_cells, strict=True)) | {"fits": fits_text(candidate)}
+    if not candidate.is_feasible:
+        return cells
     num_samples, unit = (samples, "epoch") if samples else (UNIT_SAMPLES, "10^9 samples")
-    figures: dict[str, Callable[[Candidate], str]] = {
-        "embeddings, ms": lambda c: f"{c.outcome.planned.cost.cost_ms:.2f}",
-        "step, ms": lambda c: f"{c.step_ms:.2f}",
-        "samples/s": lambda c: f"{c.samples_per_s:,.0f}",
-        "error, %": lambda c: _percent(c.outcome.step.error),
-        f"hours per {unit}": lambda c: f"{c.hours(num_samples):.3g}",
+    cells |= {
+        "embeddings, ms": f"{candidate.outcome.planned.cost.cost_ms:.2f}",
+        "step, ms": f"{candidate.step_ms:.2f}",
+        "samples/s": f"{candidate.samples_per_s:,.0f}",
+        "error, %": _percent(candidate.outcome.step.error),
+        f"hours per {unit}": f"{candidate.hours(num_samples):.3g}",
     }
-    if any(c.case.machine.price is not None for c in candidates):
-        figures[f"price per {unit}"] = lambda c: f"{c.price(num_samples):,.2f}"
-    for group in GROUPS:
-        figures[f"{group}, %"] = functools.partial(_share_text, group)
-    return figures
-
-
-def _share_text(group: str, candidate: Candidate) -> str:
-    return _percent(candidate.group_share(group))
+    if (price := candidate.price(num_samples)) is not None:
+        cells[f"price per {unit}"] = f"{price:,.2f}"
+    return cells | {f"{group}, %": _percent(candidate.group_share(group)) for group in GROUPS}
 
 
 def origin_lines(candidates: Sequence[Candidate]) -> list[str]:

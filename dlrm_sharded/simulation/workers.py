@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -34,11 +33,38 @@ class Refusal:
     is_infeasible: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    index: int
-    process: BaseProcess
-    ends: float
+class _Worker:
+    """A fork of this process that runs a function for some seconds."""
+
+    def __init__(self, index: int, function: Callable[[], object], limit_s: float) -> None:
+        context = multiprocessing.get_context("fork")  # a new process would load torch for seconds
+        self.index = index
+        self.receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(sender, function), daemon=True)
+        self._process.start()
+        sender.close()
+        self._limit_s = limit_s
+        self._ends = time.monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
+    def result(self) -> tuple[Any, tuple[str, ...]]:
+        """Return the result of the function and its warnings, or why it has none."""
+        if not self.receiver.poll():
+            return Refusal(f"it takes more than {self._limit_s:g} s"), ()
+        try:
+            received: tuple[Any, tuple[str, ...]] = self.receiver.recv()
+        except EOFError:
+            self._process.join()
+            return Refusal(f"its process ended with exit code {self._process.exitcode}"), ()
+        return received
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.receiver.close()
 
 
 def in_processes(
@@ -59,59 +85,27 @@ def in_processes(
     """
     results: dict[int, T | Refusal] = {}
     warned: set[str] = set()
-    running: dict[Connection, _Running] = {}
+    running: list[_Worker] = []
     waiting = list(enumerate(functions))[::-1]
     try:
         while waiting or running:
             while waiting and len(running) < num_workers:
-                receiver, started = _start(*waiting.pop(), limit_s)
-                running[receiver] = started
-            next_end = min(worker.ends for worker in running.values())
-            ready = wait(list(running), timeout=max(0.0, next_end - time.monotonic()))
-            for receiver, worker in list(running.items()):
-                if receiver not in ready and time.monotonic() < worker.ends:
-                    continue
-                result = Refusal(f"it takes more than {limit_s:g} s")
-                if receiver in ready:
-                    result, warnings = _received(receiver, worker.process)
-                    for warning in warnings:
-                        if warning not in warned:
-                            log.warning("%s", warning)
-                    warned.update(warnings)
-                results[worker.index] = result
-                _end(receiver, running.pop(receiver).process)
+                running.append(_Worker(*waiting.pop(), limit_s))
+            least_s = min(worker.left_s for worker in running)
+            ready = wait([worker.receiver for worker in running], timeout=least_s)
+            for worker in [w for w in running if w.receiver in ready or not w.left_s]:
+                results[worker.index], warnings = worker.result()
+                for warning in dict.fromkeys(warnings):
+                    if warning not in warned:
+                        log.warning("%s", warning)
+                warned.update(warnings)
+                running.remove(worker)
+                worker.end()
                 done(worker.index)
     finally:
-        for receiver, worker in running.items():
-            _end(receiver, worker.process)
+        for worker in running:
+            worker.end()
     return [results[index] for index in range(len(functions))]
-
-
-def _start(
-    index: int, function: Callable[[], object], limit_s: float
-) -> tuple[Connection, _Running]:
-    context = multiprocessing.get_context("fork")  # a new process would load torch for seconds
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(sender, function), daemon=True)
-    process.start()
-    sender.close()
-    return receiver, _Running(index, process, time.monotonic() + limit_s)
-
-
-def _end(receiver: Connection, process: BaseProcess) -> None:
-    process.kill()
-    process.join()
-    receiver.close()
-
-
-def _received(receiver: Connection, process: BaseProcess) -> tuple[Any, tuple[str, ...]]:
-    """Return the result of a function and its warnings, or why its process sent none."""
-    try:
-        received: tuple[Any, tuple[str, ...]] = receiver.recv()
-    except EOFError:
-        process.join()
-        return Refusal(f"its process ended with exit code {process.exitcode}"), ()
-    return received
 
 
 def end_on_signals() -> None:
