@@ -54,6 +54,9 @@ MIN_MEASURED = 4
 MEASUREMENTS = 3
 """Measurements of a rank that is the slowest one; their median counts."""
 
+AGAIN_S = 0.5
+"""Time after which a measurement that goes on is stopped again."""
+
 BAR_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 Shapes = tuple[tuple[Any, ...], ...]
@@ -156,7 +159,8 @@ def time_limit(limit_s: float) -> Iterator[None]:
         raise OutOfTimeError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit_s if limit_s < math.inf else 0)  # 0 for no alarm
+    # 0 sets no alarm; one that falls into a destructor is lost there, so another one follows
+    signal.setitimer(signal.ITIMER_REAL, limit_s if limit_s < math.inf else 0, AGAIN_S)
     try:
         yield
     finally:
