@@ -26,7 +26,6 @@ from benchmarks.figures import (
 )
 from benchmarks.planners import SHARDERS_TEXT, on_device, planner_of
 from benchmarks.priors import MLPERF_BATCH_SIZES, mlperf_task
-from dlrm_sharded.advice.workers import Refusal, in_processes
 from dlrm_sharded.datasets.benchmark_task import BenchmarkTask
 from dlrm_sharded.datasets.task_sets import TASK_SETS, scaling_task
 from dlrm_sharded.files.errors import InfeasibleTaskError, ShardingError
@@ -34,6 +33,7 @@ from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.hardware.gpus.gpu_specs import gpu_specs
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.sharders.planning import Planner
+from dlrm_sharded.simulation.workers import Refusal, in_processes
 from studies.parts import option
 from studies.processes import quiet
 from studies.study import Case, Row

@@ -10,6 +10,7 @@ from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import GIB, ShardingTask, Topology, with_optimizer
+from dlrm_sharded.simulation.workers import Refusal
 
 TASK = ShardingTask((Table("a", 1000, 16, 1.0),), Topology(2, 10**9), 64)
 FILES = {
@@ -53,9 +54,10 @@ def test_the_run_that_is_priced_is_the_one_that_is_advised(
     of_file = stated_task(cfg)
     question, _ = question_of(cfg, of_file)
     [case] = question.cases
-    task = question.task(case)
+    task = case.task
+    assert isinstance(task, ShardingTask)
     assert (task.topology.bytes_per_element, task.topology.optimizer_bytes_per_row) == memory
-    assert task.optimizer == case.machine.optimizer == optimizer
+    assert task.optimizer == question.context_of(case, task).optimizer == optimizer
     advised = same_in_run(of_file)
     assert " ".join(advised) == (overrides if in_run is None else in_run)
     assert of_file.note is None if note is None else note in (of_file.note or "")
@@ -73,10 +75,11 @@ def test_adam_is_for_gpus_whatever_the_file_is_for(composed):
         question_text = ["task=task.json", "sharder=dim", "ranks=1", *override]
         cfg = composed("advise", *question_text, "hardware=[h100,cpu]")
         question, _ = question_of(cfg, stated_task(cfg))
-        on_gpu, on_cpu = question.cases
-        assert question.task(on_gpu).optimizer == "adam"
-        with pytest.raises(ConfigError, match=r"fuses on CUDA only"):
-            question.task(on_cpu)
+        on_gpu, on_cpu = (case.task for case in question.cases)
+        assert isinstance(on_gpu, ShardingTask)
+        assert on_gpu.optimizer == "adam"
+        assert isinstance(on_cpu, Refusal)
+        assert "fuses on CUDA only" in on_cpu.message
 
 
 def test_every_optimizer_of_tables_has_a_file():
@@ -107,7 +110,9 @@ def test_host_memory_is_used_where_it_is_asked_for(composed, overrides, message)
     cfg = composed("advise", "task=task.json", "sharder=neuroshard", "ranks=2", *overrides)
     of_file = stated_task(cfg)
     if message is None:
-        assert question_of(cfg, of_file)[0].stated.host_memory_bytes == 9 * GIB
+        [case] = question_of(cfg, of_file)[0].cases
+        assert isinstance(case.task, ShardingTask)
+        assert case.task.topology.host_memory_bytes == 9 * GIB
         return
     with pytest.raises(ConfigError, match=message):
         question_of(cfg, of_file)

@@ -170,7 +170,7 @@ OTHER = with_cpu(with_probe(gather_gb_per_s=0.5), cores=8)
 PRIOR = "is a prior, made on cpu: x: "
 UNCALIBRATED = (
     f"the cost model {PRIOR}its times may be wrong by a factor, and its order of plans is less "
-    "reliable; run `make calibrate` (2 minutes) for a model of this hardware"
+    "reliable; run `dlrm-calibrate` (2 minutes) for a model of this hardware"
 )
 WARNINGS = {
     "cost_model_of_other_hardware": (KIND, OTHER, "cpu", "sgd", UNCALIBRATED),

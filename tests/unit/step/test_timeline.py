@@ -108,7 +108,11 @@ def test_an_exchange_behind_another_one_counts_as_exchange_and_not_as_waiting():
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_a_trace_has_a_row_for_every_stream_of_a_rank(tmp_path, name):
     timeline = _timeline(PIPELINED, num_steps=2)
-    write_trace(tmp_path / name, timeline_spans(timeline), rank_names={1: "rank 1: big"})
+    write_trace(
+        tmp_path / name,
+        timeline_spans(timeline, num_steps=timeline.num_steps),
+        rank_names={1: "rank 1: big"},
+    )
     assert [path.name for path in tmp_path.iterdir()] == [name]
     text = (tmp_path / name).read_bytes()
     events = json.loads(gzip.decompress(text) if name.endswith(".gz") else text)["traceEvents"]
