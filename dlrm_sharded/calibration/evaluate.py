@@ -14,7 +14,7 @@ from dlrm_sharded.calibration.samples import CRITICAL_PATH, Sample, workload_of_
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.workload import Workload
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.plans.plan_cost import DIRECTIONS, STAGES, PlanCost
 
 SHARD_COUNTS = {"1 shard": (1, 1), "2 to 8 shards": (2, 8), "9 to 40 shards": (9, 40)}
@@ -161,10 +161,12 @@ def repeatability_text(repeatability: Mapping[str, Mapping[str, float]]) -> str 
 
 def errors_table(errors: dict[str, dict[str, float]]) -> str:
     """Return a Markdown table with a row for each summary of `TimePairs`."""
-    formats = {"num": ".0f", "mape": ".1f", "median": ".1f", "p90": ".1f", "spearman": ".4f"}
-    rows = [
-        [name, *(format(row[key], digits) for key, digits in formats.items())]
-        for name, row in errors.items()
-    ]
-    titles = ["predicted", "plans or ranks", "MAPE, %", "median, %", "p90, %", "Spearman"]
-    return "\n".join(markdown_table(titles, rows))
+    columns = {
+        "num": Column("plans or ranks", ".0f"),
+        "mape": Column("MAPE, %", ".1f"),
+        "median": Column("median, %", ".1f"),
+        "p90": Column("p90, %", ".1f"),
+        "spearman": Column("Spearman", ".4f"),
+    }
+    rows = [[name, *(row[key] for key in columns)] for name, row in errors.items()]
+    return TextTable(["predicted", *columns.values()], rows).markdown()

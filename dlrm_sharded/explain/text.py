@@ -83,14 +83,14 @@ def halves(plan: ShardingPlan) -> str:
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
-        f"{value.num_assumed} tables have no measured reuse_histogram: by how skewed their "
-        f"accesses are, the plan costs {value.least_ms:.2f} to {value.most_ms:.2f} ms"
+        "by how skewed the accesses of tables without a reuse_histogram are, the plan costs "
+        f"{value.least_ms:.2f} to {value.most_ms:.2f} ms"
     )
     if value.gain is None:
         return text
     return (
-        f"{text}; a search that knows them finds plans that cost {100 * value.gain:.1f} % less, in "
-        "the mean (plan from data, or from the task.json of a run, to have them measured)"
+        f"{text}; a search that knows them finds plans that cost {100 * value.gain:.1f} % less "
+        "on average (plan from data, or from the task.json of a run, to have them measured)"
     )
 
 

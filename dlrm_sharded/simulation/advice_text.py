@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.simulation.candidates import GROUPS, Candidate
 from dlrm_sharded.simulation.choice import Choice
@@ -57,7 +57,8 @@ def table_lines(candidates: Sequence[Candidate], *, samples: float | None) -> li
     if len(alike) == len(CASE_TITLES):
         alike = ["batch"]
     titles = [title for title in max(rows, key=len) if title not in alike]
-    return markdown_table(titles, ([row.get(title, NOTHING) for title in titles] for row in rows))
+    table = TextTable(titles, [[row.get(title) for title in titles] for row in rows])
+    return table.markdown().splitlines()
 
 
 def _cells(candidate: Candidate, samples: float | None) -> dict[str, str]:

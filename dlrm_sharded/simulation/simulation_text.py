@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dlrm_sharded.explain.step_text import parts_text
-from dlrm_sharded.files.markdown import markdown_table
+from dlrm_sharded.files.text_table import TextTable
 from dlrm_sharded.plans.standing import Standing
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.simulation.ranks import MEASURED, MEASUREMENTS, SCALED
@@ -112,7 +112,7 @@ def comparison(runs: Sequence[SimulatedRun], failed: Mapping[str, str]) -> list[
         [name, f"no plan: {one_line(message)}", *[""] * (len(titles) - 2)]
         for name, message in failed.items()
     ]
-    return markdown_table(titles, rows)
+    return TextTable(titles, rows).markdown().splitlines()
 
 
 def _error_bar(error: float | None) -> str:

@@ -46,7 +46,7 @@ def summary_lines(steps: RecordedSteps, *, clock_uncertainty_ms: float) -> list[
         f"a traced step takes {found.step_ms:.2f} ms: "
         + ", ".join(f"{PART_LABELS[part]} {mean[part]:.2f}" for part in parts),
         f"ranks exchange for {exposed_ms:.2f} ms without computing, and wait for other ranks for "
-        f"{mean[WAITING]:.2f} ms in the mean; rank {int(waiting.argmax())} waits longest, "
+        f"{mean[WAITING]:.2f} ms on average; rank {int(waiting.argmax())} waits longest, "
         f"{waiting.max():.2f} ms",
     ]
     if clock_uncertainty_ms:
