@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_sharded.checkpoint import logical
-from dlrm_sharded.checkpoint.folder import checkpoints
-from dlrm_sharded.checkpoint.logical import Piece
+from dlrm_sharded.checkpoint.folder import checkpoint_path, checkpoints
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import (
     FILE_NAME,
     Manifest,
@@ -22,7 +22,9 @@ from dlrm_sharded.checkpoint.manifest import (
     check_parts,
     read_manifest,
 )
-from dlrm_sharded.checkpoint.restore import load_whole
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.restore import load_model, load_whole
+from dlrm_sharded.checkpoint.saver import Saver
 from dlrm_sharded.checkpoint.storage import PartReader
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
@@ -44,6 +46,24 @@ def test_everything_is_read_again(tmp_path: Path, rank: Rank) -> None:
     assert torch.equal(load_whole(manifest, "tables.t.weight"), TABLE)
     assert load_whole(manifest, "dense.over.bias").tolist() == [1.5, -2.0]
     assert float(load_whole(manifest, "optimizer.over.bias.step")) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"), [((0, 4, 6), [1.0, 5.0]), ((0, 2, 6), [1.0, 3.0]), ((0, 6), [14 / 6])]
+)
+def test_row_state_follows_the_column_bounds(
+    bounds: tuple[int, ...], expected: list[float], tmp_path: Path, rank: Rank
+) -> None:
+    name, values = "tables.t.momentum1", torch.tensor([[1.0, 5.0]]).repeat(10, 1)
+    saver = Saver(tmp_path, keep=1, background=False, rank=rank)
+    saver.save({name: LogicalTensor.whole(values)}, run_state())
+    saver.close()
+    pieces = [Piece((0, place), filled((10, 1))) for place in range(len(expected))]
+    state = LogicalTensor((10, len(expected)), torch.float32, tuple(pieces))
+    model = ModelState({}, {}, {}, {name: state}, {"t": bounds})
+    load_model(checked(checkpoint_path(tmp_path, 5)), model)
+    for piece, value in zip(pieces, expected, strict=True):
+        torch.testing.assert_close(piece.tensor, torch.full((10, 1), value))
 
 
 def test_large_pieces_become_many_parts(
