@@ -165,16 +165,18 @@ def reuse_histogram(ids: Tensor) -> tuple[float, ...]:
     return tuple(shares.tolist())
 
 
-def profiled_table(table: Table, ids: Tensor, *, num_samples: int) -> Table:
+def profiled_table(
+    name: str, num_embeddings: int, embedding_dim: int, *, ids: Tensor, num_samples: int
+) -> Table:
     """Return a table with the profile of these ids.
 
     Args:
         ids: [N], all ids of the table in `num_samples` samples.
     """
     return Table(
-        name=table.name,
-        num_embeddings=table.num_embeddings,
-        embedding_dim=table.embedding_dim,
+        name=name,
+        num_embeddings=num_embeddings,
+        embedding_dim=embedding_dim,
         pooling_factor=ids.numel() / num_samples,
         reuse_histogram=reuse_histogram(ids),
     )

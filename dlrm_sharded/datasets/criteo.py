@@ -83,8 +83,10 @@ class CriteoDataset:
         ids = torch.from_numpy(self._blocks.rows(0, self.batch_size).ids)
         return tuple(
             profiled_table(
-                Table(name, num_embeddings, self._embedding_dim, 1.0),
-                column,
+                name,
+                num_embeddings,
+                self._embedding_dim,
+                ids=column,
                 num_samples=self.batch_size,
             )
             for name, num_embeddings, column in zip(

@@ -101,8 +101,10 @@ class DlrmDatasets:
         """The tables with the profile of the first global batch."""
         return tuple(
             profiled_table(
-                table,
-                self._ids(table_id, 0, self.batch_size).long(),
+                table.name,
+                table.num_embeddings,
+                table.embedding_dim,
+                ids=self._ids(table_id, 0, self.batch_size).long(),
                 num_samples=self.batch_size,
             )
             for table, table_id in zip(self._unprofiled, self._table_ids, strict=True)

@@ -177,14 +177,16 @@ def dlrm_datasets_pool(seed: int = 0, num_tables: int = 856, embedding_dim: int 
     )
 
 
-def draw_tables(pool: Sequence[Table], *, num_tables: int, seed: int) -> Tables:
+def draw_tables(
+    pool: Sequence[Table], *, num_tables: int, dims: Sequence[int] = PAPER_DIMS, seed: int = 0
+) -> Tables:
     """Draw tables of the pool with replacement and give them random widths, as the papers do."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(len(pool), size=num_tables)
-    widths = rng.integers(len(PAPER_DIMS), size=num_tables)
+    widths = rng.integers(len(dims), size=num_tables)
     return tuple(
         dataclasses.replace(
-            pool[table], name=f"{pool[table].name}_{i:03d}", embedding_dim=PAPER_DIMS[width]
+            pool[table], name=f"{pool[table].name}_{i:03d}", embedding_dim=int(dims[width])
         )
         for i, (table, width) in enumerate(zip(drawn, widths, strict=True))
     )

@@ -130,8 +130,10 @@ class SyntheticDataset:
             )
         return tuple(
             profiled_table(
-                table,
-                torch.from_numpy(self.table_ids(table.name, "train", 0)[0]),
+                table.name,
+                table.num_embeddings,
+                table.embedding_dim,
+                ids=torch.from_numpy(self.table_ids(table.name, "train", 0)[0]),
                 num_samples=self.batch_size,
             )
             for table in self._unprofiled

@@ -83,8 +83,8 @@ def halves(plan: ShardingPlan) -> str:
 def profile_value_text(value: ProfileValue) -> str:
     """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
     text = (
-        "by how skewed the accesses of tables without a reuse_histogram are, the plan costs "
-        f"{value.least_ms:.2f} to {value.most_ms:.2f} ms"
+        f"accesses to {value.num_assumed} tables were not measured: by how skewed they are, the "
+        f"plan costs {value.least_ms:.2f} to {value.most_ms:.2f} ms"
     )
     if value.gain is None:
         return text

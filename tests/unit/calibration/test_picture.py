@@ -115,6 +115,8 @@ def test_a_run_that_others_contradict_is_named(
     [said] = [text for text in caplog.messages if "contradict" in text]
     assert f"1 of 7 runs in the journal {journal.path} is left out" in said
     assert "line 3 (" in said
+    corrected(before, [*RUNS[:6], *on_other_hardware(RUNS[6:7], 1e3)])
+    assert "contradict: run 7 (" in caplog.text
 
 
 def test_runs_correct_the_prior_of_a_gpu() -> None:

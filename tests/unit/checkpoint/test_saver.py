@@ -4,6 +4,7 @@ import errno
 import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Mapping
 from unittest.mock import Mock
@@ -99,11 +100,21 @@ def test_nothing_is_written_to_a_folder_that_was_lost(num_checks, background, tm
 
 
 def test_folder_that_cannot_be_made(tmp_path, rank):
+    """A poll reports it once it is known, and does not wait for it."""
     (tmp_path / "checkpoints").write_text("in the way")
-    saver = Saver(tmp_path, keep=1, background=True, rank=rank)
+    may_write = threading.Event()
+    saver = Saver(
+        tmp_path, keep=1, background=True, rank=rank, check_owner=lambda: may_write.wait(1)
+    )
     saver.save(STATE, run_state())
-    saver.close()
+    saver.poll()
+    assert saver.failure is None
+    may_write.set()
+    deadline = time.monotonic() + 60
+    while saver.failure is None and time.monotonic() < deadline:
+        saver.poll()
     assert "checkpoints" in str(saver.failure)
+    saver.close()
 
 
 def test_removed_folder_is_made_again(tmp_path, rank):

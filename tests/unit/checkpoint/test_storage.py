@@ -1,5 +1,6 @@
 """What is written is read again, in other pieces; what is damaged is recognized."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from dlrm_sharded.checkpoint import logical
 from dlrm_sharded.checkpoint.folder import checkpoints
-from dlrm_sharded.checkpoint.logical import Piece
+from dlrm_sharded.checkpoint.logical import LogicalTensor, Piece
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, Manifest, check_parts, read_manifest
-from dlrm_sharded.checkpoint.restore import load_whole
+from dlrm_sharded.checkpoint.model_state import ModelState
+from dlrm_sharded.checkpoint.restore import load_model, load_whole
 from dlrm_sharded.checkpoint.storage import read_pieces
 from dlrm_sharded.files.errors import CheckpointError
 from dlrm_sharded.ranks.distributed import Rank
@@ -36,6 +38,20 @@ def test_everything_is_read_again(tmp_path, rank):
     assert torch.equal(load_whole(manifest, "tables.t.weight"), TABLE)
     assert load_whole(manifest, "dense.over.bias").tolist() == [1.5, -2.0]
     assert float(load_whole(manifest, "optimizer.over.bias.step")) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"), [((0, 4, 6), [1.0, 5.0]), ((0, 2, 6), [1.0, 3.0]), ((0, 6), [14 / 6])]
+)
+def test_row_state_follows_the_column_bounds(bounds, expected, tmp_path, rank):
+    name, values = "tables.t.momentum1", torch.tensor([[1.0, 5.0]]).repeat(10, 1)
+    checkpoint = write(tmp_path, rank, state={name: LogicalTensor.whole(values)})
+    pieces = [Piece((0, place), torch.full((10, 1), math.nan)) for place in range(len(expected))]
+    state = LogicalTensor((10, len(expected)), torch.float32, tuple(pieces))
+    model = ModelState({}, {}, {}, {name: state}, {"t": bounds})
+    load_model(checked(checkpoint), model)
+    for piece, value in zip(pieces, expected, strict=True):
+        torch.testing.assert_close(piece.tensor, torch.full((10, 1), value))
 
 
 def test_large_pieces_become_many_parts(tmp_path, rank, monkeypatch):

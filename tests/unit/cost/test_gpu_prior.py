@@ -167,9 +167,16 @@ def test_figures_of_an_unknown_gpu() -> None:
     model = learned_cost_model(RunContext("cuda", Hardware("NVIDIA Z999")), gpu=figures)
     assert model.name == "GPU with stated figures"
     compute = gpu_compute(gpu_specs()["h100_sxm"], None)
-    np.testing.assert_allclose(
-        np.exp(model.compute.forward.biases[0][3]), 2 * np.exp(compute.forward.biases[0][3])
-    )
+    np.testing.assert_allclose(model.compute.widest_ms, 2 * compute.widest_ms)
+    ids, passes = (compute.device.terms.index(name) for name in ("ids", "id_sort_passes"))
+    for slow, fast in (
+        (model.compute.forward.biases[0][ids], compute.forward.biases[0][ids]),
+        (
+            model.compute.backward.biases[0][[ids, passes]],
+            compute.backward.biases[0][[ids, passes]],
+        ),
+    ):
+        np.testing.assert_allclose(np.exp(slow), 2 * np.exp(fast))
     with pytest.raises(ConfigError, match=r"cost_model\.gpu has the keys \['speed'\]"):
         learned_cost_model(RunContext("cuda"), gpu={"speed": 1})
 

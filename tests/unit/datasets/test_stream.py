@@ -145,7 +145,7 @@ def test_reuse_histogram(uses):
 
 def test_profile_is_of_the_ids():
     ids = torch.tensor([3, 3, 0, 9, 3, 1])
-    table = profiled_table(Table("t", 10, 8, 1.0), ids, num_samples=4)
+    table = profiled_table("t", 10, 8, ids=ids, num_samples=4)
     assert table.pooling_factor == 1.5
     assert table.reuse_histogram == reuse_histogram(ids)
     assert (table.name, table.num_embeddings, table.embedding_dim) == ("t", 10, 8)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,22 @@ from dlrm_sharded.checkpoint.logical import LogicalTensor
 from dlrm_sharded.files.errors import DivergenceError
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.progress import Progress
+from dlrm_sharded.training.result import peak_gib
 from tests.unit.checkpoint.cases import STATE, checkpoints_of_run
 
 TIMEOUT_S = 30.0
+
+
+def test_ranks_meet_twice_a_second(rank, monkeypatch):
+    clock = iter([0.0, 0.125, 0.625, 1.125])  # batches of 1/8 s; it is read at meetings only
+    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    ranks = meeting.Meeting(rank, every_s=0.0)  # a checkpoint is due at every meeting
+    saves = [ranks.after_batch(may_save=True).saves for _ in range(9)]
+    assert saves == [True, False, False, False] * 2 + [True]
+
+
+def test_the_peak_of_a_process_is_in_gib(rank):
+    assert 0.05 < peak_gib(rank) < 100
 
 
 def test_a_divergence_ends_an_evaluation(tmp_path, rank, monkeypatch):
